@@ -1,4 +1,4 @@
-"""The commands of `mend bench`: their arguments, and what they say of themselves."""
+"""The commands of `mend bench`: arguments and help."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks._rows import ROWS
-from benchmarks._run import Wanted, listing, run
+from benchmarks._run import ROWS, Wanted, listing, run
 from benchmarks.delay_sweep.command import HELP, delay_sweep_command
 from mend.tools.tape_commands import WithCommand
 

@@ -18,7 +18,6 @@ the first repeat, as freed memory may stay with the process). `bits` compares th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -26,7 +25,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks._common import RESULTS, parser_of
+
 GOAL = 0.99
 RESAMPLES = 2000
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -38,11 +38,7 @@ Ranks = list[Line]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.h200_table",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("h200_table", __doc__ or "")
     parser.add_argument("folder", type=Path, help="what h200 had as --out")
     parser.add_argument("--save", metavar="NAME", default="", help="also write results/NAME.*")
     options = parser.parse_args()

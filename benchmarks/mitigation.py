@@ -1,4 +1,4 @@
-"""benchmarks.mitigation: a rack becomes slow; what is left of the job's throughput? Prints a table.
+"""benchmarks.mitigation: the throughput that is left if a rack becomes slow. Prints a table.
 
     python -m benchmarks.mitigation --save
     python -m benchmarks.mitigation --causes link --save      as root, with /dev/net/tun, ip and tc
@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks._common import RackArgs, arguments, racks
+from benchmarks._common import RackArgs, changed, racks, read_options
 from mend import mend_init
 from mend.errors import MendError
 from mend.tools.demo_model import BYTES, SIZES, ByteGPT, loss_of
@@ -63,6 +63,16 @@ JOBS: dict[str, dict[str, Any]] = {
     "grace 30 s": {"grace_window_ms": GRACE_MS},
 }
 ARMS = ("nothing", "not waited for", "local_batch", "oracle")
+OPTIONS = {
+    "causes": ("compute,input", "what makes the rack slow"),
+    "factor": (4.0, "times slower"),
+    "healthy": (80, "steps before"),
+    "seconds": (15.0, "after it"),
+    "step_ms": (50.0, "of cause sleep"),
+    "size": (("small", *sorted(set(SIZES) - {"small"})), "of the model"),
+    "cores": (2, "of each rack"),
+    "mbit": (100, "of cause link"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ class Rates:
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("mitigation", __doc__, OPTIONS)
     print("\n".join(_head(options)))
     rows = []
     for cause, job, arm in arms(options.causes.split(",")):
@@ -106,19 +116,6 @@ def arms(causes: list[str]) -> list[tuple[str, str, str]]:
         if (job, arm) != ("lockstep", ARMS[1])
         and (cause != "link" or (job != "lockstep" and arm != "local_batch"))
     ]
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("mitigation", __doc__)
-    parser.add_argument("--causes", default="compute,input", help="(default compute,input)")
-    parser.add_argument("--factor", type=float, default=4.0, help="times slower (default 4)")
-    parser.add_argument("--healthy", type=int, default=80, help="steps before (default 80)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="behind it (default 15)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of cause sleep (default 50)")
-    parser.add_argument("--size", default="small", choices=sorted(SIZES), help="(default small)")
-    parser.add_argument("--cores", type=int, default=2, help="of each rack (default 2)")
-    parser.add_argument("--mbit", type=int, default=100, help="of cause link (default 100)")
-    return parser.parse_args()
 
 
 def _result(causes: str) -> str:
@@ -181,7 +178,7 @@ def rates(seen: dict[int, list[Behind]], since_s: float, until_s: float) -> Rate
 
 
 def _ran(options: argparse.Namespace, cause: str, job: str, arm: str) -> dict[int, list[Behind]]:
-    one = argparse.Namespace(**vars(options), cause=cause, job=job, arm=arm)
+    one = changed(options, cause=cause, job=job, arm=arm)
     with _network(one), racks(_rack, one, RACKS) as pipes:
         return {rack: pipe.recv() for rack, pipe in enumerate(pipes)}
 

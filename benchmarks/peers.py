@@ -1,18 +1,17 @@
-"""benchmarks.peers: the work of a row, done by libraries that do the same. Prints one JSON object.
+"""benchmarks.peers: the work of a row, done by other libraries. Prints one JSON object.
 
     python -m benchmarks.peers merge --parameters '{"numel": 20000000}'
 
-Who is not installed says so (`pip install -e .[peers]`), who fails says why in one line. Each runs
-in a process of its own, with the parameters that our row has just run with and, where the figure is
-a ratio, against the same limit as ours, measured in the same process. Read `note`: it says what the
-peer leaves out, or does besides. `mend bench run` asks for this by itself.
+A peer that is not installed (`pip install -e .[peers]`) is named as absent; one that fails gives
+its reason in one line. Each runs in a process of its own, with the parameters of our row and, where
+the figure is a ratio, against the same limit, measured in the same process. `note` says what the
+peer leaves out or does besides. `mend bench run` runs this by itself.
 
 `measured` is as in our row: a median, or the greatest where our row counts that.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -26,8 +25,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-from benchmarks._common import spread
-from benchmarks._rows import ROWS
+from benchmarks._common import parser_of, spread
+from benchmarks._run import ROWS, complaint_of
 
 ADAPTERS = {
     "tsugi-mend": "benchmarks._peer_tsugi_mend",
@@ -64,7 +63,13 @@ class Found:
 
 
 def main() -> None:
-    options = _options()
+    parser = parser_of("peers", __doc__ or "")
+    parser.add_argument("row", choices=[row.name for row in ROWS if row.peers])
+    parser.add_argument(
+        "--parameters", default="{}", metavar="JSON", help="those of the row (default: its own)"
+    )
+    parser.add_argument("--peer", choices=list(ADAPTERS), help="only this one, in this process")
+    options = parser.parse_args()
     asked = json.loads(options.parameters)
     if options.peer:
         adapter = importlib.import_module(ADAPTERS[options.peer])
@@ -74,20 +79,6 @@ def main() -> None:
     row = next(row for row in ROWS if row.name == options.row)
     found = {peer: measured(row.name, peer, options.parameters) for peer in row.peers}
     print(json.dumps(found, indent=1))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("row", choices=[row.name for row in ROWS if row.peers])
-    parser.add_argument(
-        "--parameters", default="{}", metavar="JSON", help="those of the row (default: its own)"
-    )
-    parser.add_argument("--peer", choices=list(ADAPTERS), help="only this one, in this process")
-    return parser.parse_args()
 
 
 def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
@@ -100,13 +91,8 @@ def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
     command += ["--parameters", parameters]
     # Files, not pipes, and a session of its own: what a peer leaves behind would hold a pipe open.
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complained,
-            start_new_session=True,
-        )
+        streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": complained}
+        process = subprocess.Popen(command, **streams, start_new_session=True)
         try:
             code = process.wait(PEER_S_MAX)
         except subprocess.TimeoutExpired:
@@ -125,8 +111,7 @@ def answer_of(said: str, complained: str, code: int) -> dict[str, Any]:
     for line in said.splitlines():
         if line.startswith(ANSWER):
             return dict(json.loads(line.removeprefix(ANSWER)))
-    lines = [line.strip() for line in complained.splitlines() if line.strip()]
-    return {"failed": lines[-1] if lines else f"exit status {code} without a word"}
+    return {"failed": complaint_of(complained, code)}
 
 
 if __name__ == "__main__":

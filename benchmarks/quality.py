@@ -1,4 +1,4 @@
-"""benchmarks.quality: does a model trained over a poor network end up as good? Makes a table and
+"""benchmarks.quality: compares losses of models trained with and without mend. Writes a table and
 plots.
 
     python -m benchmarks.quality --quick                 seconds; into runs/quality-quick
@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import quality_table
-from benchmarks._common import RESULTS, machine
+from benchmarks._common import RESULTS, machine, parser_of
 from benchmarks.quality_arms import (
     ARMS,
     CORE,
@@ -54,11 +54,11 @@ from benchmarks.quality_arms import (
     alone,
     data_parallel,
     diloco,
+    page,
     settle,
     text_hash,
     with_mend,
 )
-from benchmarks.quality_page import page
 from mend.errors import MendError, UsageError
 from mend.tools import demo_corpus
 from mend.tools.demo_corpus import Corpus
@@ -102,11 +102,7 @@ def main() -> None:
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """The options. `into` depends on `quick`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("quality", __doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a tiny model, 2 racks, 2 seeds")
     parser.add_argument("--table", action="store_true", help="run nothing; table and plots again")
     parser.add_argument("--racks", type=numbers, help="numbers of racks, as 2,4 (default 2,4)")
@@ -129,10 +125,10 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def numbers(said: str) -> list[int]:
-    found = [int(word) for word in said.split(",")]
-    if min(found) < 2:
+    counts = [int(word) for word in said.split(",")]
+    if min(counts) < 2:
         raise argparse.ArgumentTypeError("one rack has nobody to exchange with; at least 2")
-    return found
+    return counts
 
 
 def whole(said: str) -> int:
@@ -142,10 +138,11 @@ def whole(said: str) -> int:
 
 
 def arms(said: str) -> tuple[str, ...]:
-    for name in (found := tuple(said.split(","))):
+    names = tuple(said.split(","))
+    for name in names:
         if name not in ARMS:
             raise argparse.ArgumentTypeError(f"no arm {name!r}; there are {', '.join(ARMS)}")
-    return found
+    return names
 
 
 def cells(plan: Plan, options: argparse.Namespace) -> list[Cell]:

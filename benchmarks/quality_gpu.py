@@ -52,6 +52,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import quality_gpu_outer
+from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import (
     BETAS,
     CLIP_NORM,
@@ -329,11 +330,7 @@ def main() -> None:
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     outer = quality_gpu_outer.__doc__ or ""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality_gpu",
-        description=(__doc__ or "") + outer.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("quality_gpu", (__doc__ or "") + outer.partition("\n\n")[2])
     parser.add_argument("--size", choices=SIZES, default="tiny", help="parameters of a model")
     parser.add_argument("--racks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="starts and orders of the text")

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
@@ -336,20 +336,8 @@ class Outer:
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
-        pending = [
-            (
-                each.fragment,
-                each.apply_at,
-                each.racks,
-                each.steps,
-                each.own,
-                each.sent,
-                each.owed,
-                each.side,
-                each.factors,
-            )
-            for each in self._pending
-        ]
+        names = [field.name for field in fields(Pending)]
+        pending = [tuple(getattr(each, name) for name in names) for each in self._pending]
         return {
             "anchors": self.anchors, "momenta": self.momenta, "rounds": self.rounds,
             "marks": self._marks, "pending": pending, "residuals": self.residuals,

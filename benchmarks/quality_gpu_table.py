@@ -12,7 +12,6 @@ of three 4.3.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -22,6 +21,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
 from benchmarks.quality_gpu_outer import Arm, parsed
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
@@ -36,10 +36,7 @@ Losses = dict[str, dict[int, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality_gpu_table", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("quality_gpu_table", __doc__ or "")
     parser.add_argument("runs", type=Path, nargs="+", help="the JSON of quality_gpu --out")
     parser.add_argument("--out", type=Path, help="write the page there, too")
     options = parser.parse_args()

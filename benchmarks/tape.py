@@ -1,4 +1,4 @@
-"""benchmarks.tape: what a tape costs. Prints one JSON object.
+"""benchmarks.tape: the cost of a tape. Prints one JSON object.
 
     python -m benchmarks.tape --events 20000
 
@@ -14,14 +14,13 @@ loop. `bytes_per_event` and `bytes_per_round` are on disk, of all processes of t
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._common import arguments, limit, report
+from benchmarks._common import Goal, limit, read_options, report
 from mend.coordination.events import Effect, Event, Tick
 from mend.coordination.machines import Parts, machines_of
 from mend.sim import World
@@ -31,10 +30,11 @@ from mend.trace.format import Entry
 from mend.trace.writer import TapeWriter, handled, header_of
 from mend.types import MB, Member, Peer
 
-GOAL_US = 20.0
+GOAL = Goal("< 20 us per event", 20.0, "us", digits=2)
 US = 1000
 BURST, PAUSE_S = 200, 0.02
 """Some thousand events a second: a hundred times what a rank has."""
+OPTIONS = {"events": (20_000, "at least"), "repeats": (5, "of the job with and without a tape")}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Fed:
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("tape", __doc__, OPTIONS)
     fed, rounds = _job(options.events)
     without: list[float] = []
     with_tape: list[float] = []
@@ -72,24 +72,8 @@ def main() -> None:
         "bytes_per_event": round(size / events, 1),
         "bytes_per_round": round(size / max(1, rounds)),
     }
-    report(
-        "tape",
-        goal=f"< {GOAL_US:g} us per event",
-        values=added,
-        passed=statistics.median(added) < GOAL_US,
-        options=options,
-        unit="us",
-        beside=limit("a machine's own time per event", "us", [ns / US for ns in without], 2),
-        more=more,
-        digits=2,
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("tape", __doc__)
-    parser.add_argument("--events", type=int, default=20_000, help="at least (default 20000)")
-    parser.add_argument("--repeats", type=int, default=5, help="(default 5)")
-    return parser.parse_args()
+    plain = limit("a machine's own time per event", "us", [ns / US for ns in without], 2)
+    report("tape", GOAL, added, options, plain, more)
 
 
 def _job(events: int) -> tuple[list[Fed], int]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import quality, quality_arms, quality_page, quality_table
+from benchmarks import quality, quality_arms, quality_table
 from benchmarks.quality_arms import ARMS, CORE, Arm, Cell, Curve, Inner, Outer, Plan, windows_of
 from mend.errors import UsageError
 from mend.tools.demo_corpus import Corpus
@@ -147,7 +147,7 @@ def test_the_settings_of_an_arm() -> None:
     assert (taus["mend-blocking"], taus["mend-concurrent"], taus["page-tau-16"]) == (0, 8, 16)
     assert quality_arms.overlap_of(ARMS["mend-concurrent"], 16) == 4
     model, _ = quality_arms.fresh(cell("page-long"))
-    settings = quality_page.settings_of(ARMS["page-long"], cell("page-long"), model)
+    settings = quality_arms.settings_of(ARMS["page-long"], cell("page-long"), model)
     assert (settings.period, settings.overlap, len(settings.fragments)) == (8, 2, 4)
     parameters = sorted(index for part in settings.fragments for index in part)
     assert parameters == list(range(len(list(model.parameters()))))

@@ -107,7 +107,7 @@ def _numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def changed(options: argparse.Namespace, **values: object) -> argparse.Namespace:
+def with_options(options: argparse.Namespace, **values: object) -> argparse.Namespace:
     """A copy of the options with other or further values."""
     return argparse.Namespace(**{**vars(options), **values})
 

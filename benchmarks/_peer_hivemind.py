@@ -12,7 +12,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from benchmarks._common import RackArgs, Racks, noise
-from benchmarks.outer_sync import against_gloo, gloo_of, timed
+from benchmarks.outer_sync import against_gloo, gloo_of, time_turn
 from benchmarks.peers import Found
 
 REPEATS_MAX = 5
@@ -66,7 +66,7 @@ def _averaging(args: RackArgs) -> None:
             ("gloo", lambda: group.allreduce([buffer]).wait()),
             ("sync", average),
         ):
-            taken_s, _ = timed(group, turn)
+            taken_s, _ = time_turn(group, turn)
             if repeat:
                 found[name].append(taken_s)
     args.pipe.send(found)

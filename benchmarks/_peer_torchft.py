@@ -20,7 +20,7 @@ from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
 from benchmarks._common import Flat, RackArgs, Racks, noise
-from benchmarks.outer_sync import against_gloo, gloo_of, timed
+from benchmarks.outer_sync import against_gloo, gloo_of, time_turn
 from benchmarks.peers import Found
 from mend.tools.ports import LOOPBACK
 
@@ -133,7 +133,7 @@ def _syncing(args: RackArgs) -> None:
         model.parts[0].data.add_(move)
         buffer.fill_(1.0)
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken_s, _ = timed(group, turn)
+            taken_s, _ = time_turn(group, turn)
             if repeat:
                 found[name].append(taken_s)
     assert manager.current_step() >= args.options.repeats, "torchft did not commit every step"

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROW_S_MAX = 3600.0
 """No row takes longer; one that does is ended and has failed."""
 
-Found = dict[str, Any]
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +167,13 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
     """0: all rows were measured; 1: one failed to run. Raises ConfigError. `rows` are modules of
     `root`/benchmarks."""
     chosen = choose(rows, wanted.names)
-    results: list[Found] = []
+    results: list[Result] = []
     failed: dict[str, str] = {}
     aside = Console(stderr=True)
     for number, row in enumerate(chosen, 1):
         aside.print(f"[dim]{number}/{len(chosen)}[/dim] {row.name}: {escape(row.about)}")
         with aside.status("measuring"):
-            found, reason = _measured(root, row, wanted)
+            found, reason = _measure_row(root, row, wanted)
         if found is None:
             failed[row.name] = reason
             aside.print(f"  failed: {escape(reason)}")
@@ -191,7 +191,7 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
     return 1 if failed else 0
 
 
-def summary(results: Sequence[Found], failed: Mapping[str, str], *, quick: bool) -> Found:
+def summary(results: Sequence[Result], failed: Mapping[str, str], *, quick: bool) -> Result:
     """What --out holds; benchmarks/compare.py reads it."""
     return {
         "mend": VERSION,
@@ -221,22 +221,22 @@ def choose(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 # ------------------------------------------------------------------ running
 
 
-def _measured(root: Path, row: Row, wanted: Wanted) -> tuple[Found | None, str]:
+def _measure_row(root: Path, row: Row, wanted: Wanted) -> tuple[Result | None, str]:
     """(what the row found, with its peers), or (None, why not)."""
     arguments = row.quick.split() if wanted.quick else []
     began = time.monotonic()
-    found, reason = _asked(root, f"benchmarks.{row.name}", *arguments, *wanted.arguments)
+    found, reason = _run_module(root, f"benchmarks.{row.name}", *arguments, *wanted.arguments)
     if found is None:
         return None, reason
     found["took_s"] = round(time.monotonic() - began, 1)
     if wanted.peers and row.peers:
         parameters = json.dumps(found["parameters"])
-        peers, reason = _asked(root, "benchmarks.peers", row.name, "--parameters", parameters)
+        peers, reason = _run_module(root, "benchmarks.peers", row.name, "--parameters", parameters)
         found["peers"] = peers or {peer: {"failed": reason} for peer in row.peers}
     return found, ""
 
 
-def _asked(root: Path, module: str, *arguments: str) -> tuple[Found | None, str]:
+def _run_module(root: Path, module: str, *arguments: str) -> tuple[Result | None, str]:
     """The JSON object that a module prints, or why there is none."""
     package = Path(mend.__file__).parents[1]  # also where it is not installed
     paths = [str(root), str(package), os.environ.get("PYTHONPATH", "")]
@@ -251,7 +251,7 @@ def _asked(root: Path, module: str, *arguments: str) -> tuple[Found | None, str]
     if done.returncode:
         return None, complaint_of(done.stderr, done.returncode)
     try:
-        found: Found = json.loads(done.stdout)
+        found: Result = json.loads(done.stdout)
     except ValueError:
         return None, f"printed no JSON: {done.stdout[:80]!r}"
     return found, ""
@@ -276,7 +276,7 @@ def listing(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def table(results: Sequence[Found], failed: Mapping[str, str], *, judged: bool) -> Table:
+def table(results: Sequence[Result], failed: Mapping[str, str], *, judged: bool) -> Table:
     """A line per row and one below it for each peer that is installed."""
     shown = Table(box=None, pad_edge=False)
     for title in ("row", "measured", "limit, in the same run", "goal", ""):
@@ -305,7 +305,7 @@ def table(results: Sequence[Found], failed: Mapping[str, str], *, judged: bool) 
     return shown
 
 
-def figure(found: Found) -> str:
+def figure(found: Result) -> str:
     """Never a point: `0.91 us [0.85, 1.02]`, with `at most` where the greatest counts."""
     around = found["spread"]
     word = "" if found["measured"] == around["median"] else "at most "
@@ -314,7 +314,7 @@ def figure(found: Found) -> str:
     )
 
 
-def limit_text(found: Found) -> str:
+def limit_text(found: Result) -> str:
     beside = found["limit"]
     if beside is None:
         return ""

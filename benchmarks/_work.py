@@ -128,7 +128,7 @@ class Job:
 
 
 @contextlib.contextmanager
-def running(
+def run_racks(
     rack: Callable[[RackArgs], None],
     options: argparse.Namespace,
     count: int = 2,
@@ -143,11 +143,11 @@ def running(
         job.racks.close()
 
 
-def trained(
+def train_racks(
     rack: Callable[[RackArgs], None], options: argparse.Namespace, count: int
 ) -> dict[int, Seen]:
     """The last observation of each of `count` racks, `options.seconds` after the first merge."""
-    with running(rack, options, count) as job:
+    with run_racks(rack, options, count) as job:
         job.must(lambda seen: seen.commits > 0, "the first merge is made")
         job.run(options.seconds)
         return job.end()

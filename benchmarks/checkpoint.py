@@ -36,13 +36,13 @@ OPTIONS = {
 def main() -> None:
     options = read_options("checkpoint", __doc__, OPTIONS)
     torch.set_num_threads(1)
-    background_s, foreground_s = _taken(options.numel, options.repeats)
+    background_s, foreground_s = _measure(options.numel, options.repeats)
     plain = limit("one plain copy of the model", "s", copies_s(options.numel), 4)
     more = {"foreground_s": spread(foreground_s)}
     report("checkpoint", GOAL, background_s, options, plain, more)
 
 
-def _taken(numel: int, repeats: int) -> tuple[list[float], list[float]]:
+def _measure(numel: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds in the call, in the background and in the foreground."""
     weight = nn.Parameter(noise(numel, 1))
     halves = nn.ParameterList([weight[: numel // 2].detach(), weight[numel // 2 :].detach()])

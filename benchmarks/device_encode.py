@@ -76,11 +76,11 @@ def main() -> None:
     captures = _captures(anchor_N, residual_N, encoders)
     for repeat in range(options.repeats + 2):
         for name, (moved, run) in runs.items():
-            taken_s, _ = _timed(run)
+            taken_s, _ = _time(run)
             if repeat > 1:
                 speeds.setdefault(name, []).append(moved / taken_s / 1e9)
         for name, (_, capture) in captures.items():
-            taken_s, launch_s = _timed(capture)
+            taken_s, launch_s = _time(capture)
             if repeat > 1:
                 seconds.setdefault(name, []).append(taken_s * 1e3)
                 launches.setdefault(name, []).append(launch_s * 1e3)
@@ -133,7 +133,7 @@ def _captures(
     return found
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
+def _time(run: Callable[[], object]) -> tuple[float, float]:
     """Seconds until it is done, and until the call returned."""
     torch.cuda.synchronize()
     started = time.perf_counter()

@@ -81,13 +81,13 @@ def main() -> None:
     turns: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.passes):
         for turn in TURNS:
-            results = _ran(options, turn)
+            results = _run_turn(options, turn)
             for one, more in zip(turns.setdefault(turn, results), results, strict=True):
                 assert one.get("digest") == more.get("digest"), "equal rounds have equal results"
                 for key in ("spans", "lane", "interface") if one is not more else ():
                     one[key] += more[key]
     times = {
-        turn: [_took(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
+        turn: [_turn_s(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
         for turn, found in turns.items()
     }
     raw = statistics.median(times["gloo"])
@@ -103,7 +103,7 @@ def main() -> None:
     report("exchange", GOAL, of_gloo, options, plain, more, also=len(digests) == 1)
 
 
-def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
+def _run_turn(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
     """The result of every rack in a turn."""
     link, measure = Link.parse(options.link), not options.unmeasured
     if options.paced and turn == "gloo":
@@ -112,12 +112,12 @@ def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
         span = (0.0, 2 * (options.racks - 1) * share_s)
         return [{"spans": [span] * options.repeats, "lane": 0, "interface": 0}]
     if options.paced:
-        return _started(options, turn, [((), LOOPBACK)] * options.racks)
+        return _start_racks(options, turn, [((), LOOPBACK)] * options.racks)
     with links(link, racks=options.racks, witness=False, measure=measure) as net:
-        return _started(options, turn, [(site.prefix, site.host) for site in net.racks])
+        return _start_racks(options, turn, [(site.prefix, site.host) for site in net.racks])
 
 
-def _started(
+def _start_racks(
     options: argparse.Namespace, turn: str, sites: Sequence[tuple[Sequence[str], str]]
 ) -> list[dict[str, Any]]:
     """The result of every rack, each at its site: (prefix of its command, host)."""
@@ -179,7 +179,7 @@ def _pace(rate_bits: int) -> None:
     ReaderEnd.body = read  # type: ignore[method-assign]
 
 
-def _took(spans: Sequence[tuple[float, float]]) -> float:
+def _turn_s(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds of one turn; by rack (begun, ended), of the one clock of this machine."""
     return max(ended for _, ended in spans) - max(begun for begun, _ in spans)
 

@@ -44,13 +44,13 @@ from benchmarks._common import (
     LOOPBACK,
     Goal,
     RackArgs,
-    changed,
     limit,
     read_options,
     report,
     spreads,
+    with_options,
 )
-from benchmarks._work import JOB, Job, every_gap, running, work
+from benchmarks._work import JOB, Job, every_gap, run_racks, work
 from mend.tools.keys_command import create
 from mend.tools.ports import free_ports
 from mend.transport.bulk_client import BulkLane
@@ -121,7 +121,7 @@ def _job(options: argparse.Namespace, keys: str, figures: Figures) -> None:
     bystander = fork.Process(target=_bystander, args=args, daemon=True)
     bystander.start()
     try:
-        with running(_rack, changed(options, keys=keys, lane=lane)) as job:
+        with run_racks(_rack, with_options(options, keys=keys, lane=lane)) as job:
             targets = {"a bystander": tuple(beside), "the job": (job.racks.ports[0], lane)}
             job.must(lambda seen: seen.commits >= 4, "merges are made")
             ours.recv()

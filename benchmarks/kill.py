@@ -24,8 +24,8 @@ import statistics
 from itertools import pairwise
 from typing import Any
 
-from benchmarks._common import Goal, RackArgs, changed, limit, read_options, report, spread
-from benchmarks._work import JOB, Seen, every_gap, running, work
+from benchmarks._common import Goal, RackArgs, limit, read_options, report, spread, with_options
+from benchmarks._work import JOB, Seen, every_gap, run_racks, work
 from mend.engine.witness import detect_ns
 from mend.types import SECOND
 
@@ -55,7 +55,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for repeat in range(options.repeats):
         for case in cases:
-            found[case].append(_killed(options, case, (repeat + 0.5) / options.repeats))
+            found[case].append(_kill_one(options, case, (repeat + 0.5) / options.repeats))
     first = found[cases[0]]
     plain = limit("time-out behind which a rack is held for dead", "s", [DETECT_S])
     more = {"cases": {case: _summary(ones) for case, ones in found.items()}}
@@ -73,11 +73,11 @@ def _summary(ones: list[dict[str, Any]]) -> dict[str, object]:
     }
 
 
-def _killed(options: argparse.Namespace, case: str, phase: float) -> dict[str, Any]:
+def _kill_one(options: argparse.Namespace, case: str, phase: float) -> dict[str, Any]:
     """One kill, `phase` (0 to 1) of the way from one merge to the next."""
     count, witnessed, settings = CASES[case]
     dead = count - 1
-    with running(_rack, changed(options, settings=settings), count, witnessed) as job:
+    with run_racks(_rack, with_options(options, settings=settings), count, witnessed) as job:
         job.must(lambda seen: seen.rack == 0 and seen.commits >= MERGES_BEFORE, "merges are made")
         job.run(phase * options.gap * options.step_ms / 1e3)
         killed_s = job.kill(dead)

@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks._common import RackArgs, changed, racks, read_options
+from benchmarks._common import RackArgs, racks, read_options, with_options
 from mend import mend_init
 from mend.errors import MendError
 from mend.tools.demo_model import BYTES, SIZES, ByteGPT, loss_of
@@ -76,7 +76,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class Step:
     """Where a rack was behind a step. `at_s` is time.monotonic. `found`: the cause of a verdict on
     rack 2 in force, empty: there is none."""
 
@@ -99,7 +99,7 @@ def main() -> None:
     print("\n".join(_head(options)))
     rows = []
     for cause, job, arm in arms(options.causes.split(",")):
-        rows.append(row_of((cause, job, arm), _ran(options, cause, job, arm), options))
+        rows.append(row_of((cause, job, arm), _run_job(options, cause, job, arm), options))
         print(rows[-1], flush=True)
     if options.save:
         with open(_result(options.causes), "w", encoding="utf-8") as file:
@@ -142,7 +142,7 @@ def _head(options: argparse.Namespace) -> list[str]:
 
 
 def row_of(
-    arm: tuple[str, str, str], seen: dict[int, list[Behind]], options: argparse.Namespace
+    arm: tuple[str, str, str], seen: dict[int, list[Step]], options: argparse.Namespace
 ) -> str:
     """`arm`: cause, job, what is done."""
     onset_s = seen[SLOW][options.healthy - 1].at_s
@@ -154,10 +154,10 @@ def row_of(
         found = rates(seen, since_s, end_s)
         cells += [100 * found.tokens / before.tokens, 100 * found.rounds / before.rounds]
     told = [f"{cell:.0f} %" for cell in cells]
-    return "| " + " | ".join([*arm, *told, _found(seen, options.healthy)]) + " |"
+    return "| " + " | ".join([*arm, *told, _verdict(seen, options.healthy)]) + " |"
 
 
-def _found(seen: dict[int, list[Behind]], healthy: int) -> str:
+def _verdict(seen: dict[int, list[Step]], healthy: int) -> str:
     """When rack 2 itself (of a slow link: rack 0) had heard the first verdict, and all causes."""
     late = {rack: each[healthy:] for rack, each in seen.items()}
     causes = sorted({behind.found for each in late.values() for behind in each if behind.found})
@@ -167,7 +167,7 @@ def _found(seen: dict[int, list[Behind]], healthy: int) -> str:
     return f"{steps[0]} steps: {', '.join(causes)}" if steps else "no"
 
 
-def rates(seen: dict[int, list[Behind]], since_s: float, until_s: float) -> Rates:
+def rates(seen: dict[int, list[Step]], since_s: float, until_s: float) -> Rates:
     """Of steps that ended in this time; rounds as rack 0 saw them."""
     tokens = sum(
         each.taken for mine in seen.values() for each in mine if since_s < each.at_s <= until_s
@@ -177,8 +177,8 @@ def rates(seen: dict[int, list[Behind]], since_s: float, until_s: float) -> Rate
     return Rates(tokens / (until_s - since_s), made / (until_s - since_s))
 
 
-def _ran(options: argparse.Namespace, cause: str, job: str, arm: str) -> dict[int, list[Behind]]:
-    one = changed(options, cause=cause, job=job, arm=arm)
+def _run_job(options: argparse.Namespace, cause: str, job: str, arm: str) -> dict[int, list[Step]]:
+    one = with_options(options, cause=cause, job=job, arm=arm)
     with _network(one), racks(_rack, one, RACKS) as pipes:
         return {rack: pipe.recv() for rack, pipe in enumerate(pipes)}
 
@@ -288,7 +288,7 @@ def _rack(args: RackArgs) -> None:
     optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
     config = args.config(**_settings(options), **net)
     runtime = mend_init(work.model, config, optimizer)
-    seen, end_s, begun_s = list[Behind](), float("inf"), time.monotonic()
+    seen, end_s, begun_s = list[Step](), float("inf"), time.monotonic()
     try:
         while time.monotonic() < end_s:
             if len(seen) == options.healthy:
@@ -306,9 +306,7 @@ def _rack(args: RackArgs) -> None:
             optimizer.zero_grad()
             status = runtime.status()
             found = [slow.cause or "not validated" for slow in status.slow if slow.rack == SLOW]
-            seen.append(
-                Behind(time.monotonic(), taken, status.rounds_committed, "".join(found[:1]))
-            )
+            seen.append(Step(time.monotonic(), taken, status.rounds_committed, "".join(found[:1])))
     except MendError:  # in lockstep another rack has ended
         pass
     finally:

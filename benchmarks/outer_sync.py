@@ -133,7 +133,7 @@ def _rack(args: RackArgs) -> None:
         buffer.fill_(1.0)
         turns = [("gloo", all_reduce), ("mend", lambda: runtime.step(tokens=1))]
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken, cpu = timed(group, turn)
+            taken, cpu = time_turn(group, turn)
             if repeat:
                 found[name].append(taken)
                 found[f"{name}_cpu"].append(cpu)
@@ -146,7 +146,7 @@ def _rack(args: RackArgs) -> None:
     args.pipe.send(found)
 
 
-def timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
+def time_turn(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
     """(wall, CPU of all threads of this process), seconds."""
     group.allreduce([torch.zeros(1)]).wait()  # the barrier
     started, worked = time.perf_counter(), time.process_time()

@@ -50,7 +50,7 @@ class Found:
     better: Literal["lower", "higher"] = "lower"
     measure: Literal["median", "max"] = "median"
 
-    def told(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         around = spread(self.values)
         return {
             "measured": around[self.measure],
@@ -73,15 +73,15 @@ def main() -> None:
     asked = json.loads(options.parameters)
     if options.peer:
         adapter = importlib.import_module(ADAPTERS[options.peer])
-        print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).told()), flush=True)
+        print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).fields()), flush=True)
         # Some peers keep threads and child processes that nobody waits for.
         os._exit(0)
     row = next(row for row in ROWS if row.name == options.row)
-    found = {peer: measured(row.name, peer, options.parameters) for peer in row.peers}
+    found = {peer: measure_peer(row.name, peer, options.parameters) for peer in row.peers}
     print(json.dumps(found, indent=1))
 
 
-def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
+def measure_peer(row: str, peer: str, parameters: str) -> dict[str, object]:
     """One peer in a process of its own, as a part of the row's JSON."""
     try:
         version = metadata.version(peer)

@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[Cell, Corpus], dict[str, Any]]] = {
 
 
 def main() -> None:
-    options = parsed(sys.argv[1:])
+    options = parse_options(sys.argv[1:])
     options.into.mkdir(parents=True, exist_ok=True)
     kept = options.into / "quality.jsonl"
     try:
@@ -100,7 +100,7 @@ def main() -> None:
     print("wrote", ", ".join(str(path) for path in paths))
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
+def parse_options(words: Sequence[str]) -> argparse.Namespace:
     """The options. `into` depends on `quick`."""
     parser = parser_of("quality", __doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a tiny model, 2 racks, 2 seeds")

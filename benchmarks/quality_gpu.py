@@ -66,7 +66,7 @@ from benchmarks.quality_gpu_model import (
     sources,
     start,
 )
-from benchmarks.quality_gpu_outer import Outer, learning_rate, parsed
+from benchmarks.quality_gpu_outer import Outer, learning_rate, parse_arm
 from mend.tools.demo_corpus import Corpus
 
 ARMS = "dp,alone,merge,merge:lr=.7:mu=.9,merge:lr=1-.7:mu=.9:ramp=10"
@@ -104,7 +104,7 @@ class Bench:
 
     def __init__(self, plan: Plan, size: Size, corpus: Corpus, device: torch.device) -> None:
         self.plan, self.size = plan, size
-        self.arms = [parsed(each) for each in plan.arms]
+        self.arms = [parse_arm(each) for each in plan.arms]
         self.leaves, self.texts = leaves_of(size), Texts(corpus, size, device)
         self.seeds, self.step, self.curve = range(plan.seeds), 0, list[tuple[int, list[Any]]]()
         self.losses: Callable[..., Tensor] = functools.partial(losses, size, self.leaves)

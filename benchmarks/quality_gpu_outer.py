@@ -125,7 +125,7 @@ def _risen(rounds: Fraction, ramp: float) -> float:
     return min(float(rounds) / (float(rounds) + ramp), RAMP_END) / RAMP_END if ramp else 1.0
 
 
-def parsed(said: str) -> Arm:
+def parse_arm(said: str) -> Arm:
     """Raises ValueError that names the word that makes no sense."""
     kind, *words = said.split(":")
     kept: dict[str, Any] = {"kind": kind}

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
-from benchmarks.quality_gpu_outer import Arm, parsed
+from benchmarks.quality_gpu_outer import Arm, parse_arm
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 from mend.codec import codec_named, fragment_codec
 from mend.codec.powersgd import PowerSGD
@@ -46,7 +46,7 @@ def main() -> None:
     print(text)
 
 
-def joined(reports: Sequence[Report]) -> dict[str, list[Report]]:
+def group_runs(reports: Sequence[Report]) -> dict[str, list[Report]]:
     """Reports that compare, by what they have in common."""
     found: dict[str, list[Report]] = {}
     for report in reports:
@@ -75,23 +75,23 @@ def above(losses: Losses, said: str, base: str | None) -> Interval | None:
 def base_of(losses: Losses, arm: Arm) -> str | None:
     """What is written for: every rack in every round, lr 1, no momentum, tau 0, the same H."""
     plain = Arm(kind="merge", period=arm.period)
-    return next((said for said in losses if parsed(said) == plain), None)
+    return next((said for said in losses if parse_arm(said) == plain), None)
 
 
 def _without_codec(losses: Losses, said: str) -> str | None:
-    plain = replace(parsed(said), codec="none", feedback="buffer")
-    return next((other for other in losses if parsed(other) == plain), None)
+    plain = replace(parse_arm(said), codec="none", feedback="buffer")
+    return next((other for other in losses if parse_arm(other) == plain), None)
 
 
 def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
     """The same arm with racks that make the same share of the steps each, and as many in all. How
     offers are weighed makes no difference there."""
-    arm = parsed(said)
+    arm = parse_arm(said)
     mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks
     if arm.speed(0) == mean:
         return None
     for other in losses:
-        there = parsed(other)
+        there = parse_arm(other)
         in_step = replace(arm, speeds=there.speeds, weight="tokens", divisor="named")
         if len(set(there.speeds)) == 1 and there == in_step and abs(there.speed(0) - mean) < 0.001:
             return other
@@ -114,7 +114,7 @@ def bits_of(codec: str, size: Size) -> float:
     return sent / sum(leaf.numel for leaf in leaves)
 
 
-def shown(pct: Interval | None) -> str:
+def show_pct(pct: Interval | None) -> str:
     return signed(None if pct is None else asdict(pct))
 
 
@@ -123,13 +123,13 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     columns: dict[str, Callable[[str], str]] = {}
-    if any(len(parsed(said).speeds) > 1 for said in losses):
-        columns["above equal speeds, %"] = lambda said: shown(
+    if any(len(parse_arm(said).speeds) > 1 for said in losses):
+        columns["above equal speeds, %"] = lambda said: show_pct(
             above(losses, said, _at_equal_speeds(losses, said, plan["racks"]))
         )
-    if any(parsed(said).codec != "none" for said in losses):
-        columns["bits"] = lambda said: f"{bits_of(parsed(said).codec, SIZES[plan['size']]):.2f}"
-        columns["above no codec, %"] = lambda said: shown(
+    if any(parse_arm(said).codec != "none" for said in losses):
+        columns["bits"] = lambda said: f"{bits_of(parse_arm(said).codec, SIZES[plan['size']]):.2f}"
+        columns["above no codec, %"] = lambda said: show_pct(
             above(losses, said, _without_codec(losses, said))
         )
     lines = [
@@ -142,9 +142,9 @@ def table(reports: Sequence[Report]) -> list[str]:
     ]
     for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
-        plain = shown(above(losses, said, base_of(losses, parsed(said))))
-        parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
-        exchanges = parsed(said).exchanges
+        plain = show_pct(above(losses, said, base_of(losses, parse_arm(said))))
+        parallel = show_pct(above(losses, said, "dp" if "dp" in losses else None))
+        exchanges = parse_arm(said).exchanges
         more = [cell(said) if exchanges else "-" for cell in columns.values()]
         cells = [f"`{said}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
         lines.append("| " + " | ".join(cells) + " |")
@@ -164,7 +164,7 @@ def table(reports: Sequence[Report]) -> list[str]:
 
 
 def _order(said: str) -> tuple[Any, ...]:
-    arm = parsed(said)
+    arm = parse_arm(said)
     return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
 
 
@@ -188,7 +188,7 @@ def page(reports: Sequence[Report]) -> str:
         "arms: `python -m benchmarks.quality_gpu --help`.",
         "",
     ]
-    corners = sorted(joined(reports).values(), key=lambda group: _place(group[0]["plan"]))
+    corners = sorted(group_runs(reports).values(), key=lambda group: _place(group[0]["plan"]))
     tables = [line for group in corners for line in table(group)]
     return "\n".join([*head, *tables])
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks._common import Goal, RackArgs, copies_s, limit, read_options, report, spread
-from benchmarks._work import JOB, Seen, every_gap, running, work
+from benchmarks._work import JOB, Seen, every_gap, run_racks, work
 
 GOAL = Goal("< 0.1 s of the survivor's training", 0.1, "s")
 MERGES_BEFORE = 4
@@ -43,15 +43,15 @@ OPTIONS = {
 
 def main() -> None:
     options = read_options("rejoin", __doc__, OPTIONS)
-    found = [_rejoined(options) for _ in range(options.repeats)]
+    found = [_rejoin_one(options) for _ in range(options.repeats)]
     losses = [one["lost_s"] for one in found]
     plain = limit("one plain copy of the model", "s", copies_s(options.numel), 4)
     more = {key: spread([one[key] for one in found], 3) for key in found[0] if key != "lost_s"}
     report("rejoin", GOAL, losses, options, plain, more)
 
 
-def _rejoined(options: argparse.Namespace) -> dict[str, float]:
-    with running(_rack, options, with_witness=True) as job:
+def _rejoin_one(options: argparse.Namespace) -> dict[str, float]:
+    with run_racks(_rack, options, with_witness=True) as job:
         job.must(lambda seen: seen.commits >= MERGES_BEFORE, "merges are made")
         killed_s = job.kill(DEAD)
         job.must(lambda seen: DEAD not in seen.live, "rack 0 notices")
@@ -59,7 +59,7 @@ def _rejoined(options: argparse.Namespace) -> dict[str, float]:
         job.must(lambda seen: seen.commits >= heard + ALONE, "rack 0 merges alone")
         commits = max(seen.commits for seen in job.seen)
         restarted_s = job.start(DEAD)
-        job.must(lambda seen: joined(seen, commits), "rack 0 merges with the new rack 1")
+        job.must(lambda seen: has_joined(seen, commits), "rack 0 merges with the new rack 1")
         job.end()
     return outcome(job.seen, killed_s, restarted_s)
 
@@ -68,7 +68,7 @@ def _rack(args: RackArgs) -> None:
     work(args, args.options.step_ms, **every_gap(args.options))
 
 
-def joined(seen: Seen, commits: int) -> bool:
+def has_joined(seen: Seen, commits: int) -> bool:
     """Whether the survivor saw a merge that the new rack has a part in. Its status shows the newest
     merge of the former life until then, so it must be a later one than `commits`."""
     return seen.rack == SURVIVOR and seen.commits > commits and DEAD in seen.merged
@@ -85,7 +85,7 @@ def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, 
         1, start.step - alone[0].step
     )
     after = [one for one in survivor if one.at_s > restarted_s]
-    merge = next(one for one in after if joined(one, start.commits))
+    merge = next(one for one in after if has_joined(one, start.commits))
     during = [one for one in after if one.at_s <= merge.at_s]
     joined_rack = [one for one in seen if one.rack == DEAD and one.at_s > restarted_s]
     joiner = min(joined_rack, key=lambda one: one.began_s)

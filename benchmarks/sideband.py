@@ -104,14 +104,14 @@ def _others(pipe: Connection, options: argparse.Namespace) -> None:
             else:
                 _answer(sideband, options.frame_bytes)
         await asyncio.to_thread(pipe.recv)
-        await _ended(tasks)
+        await _cancel(tasks)
         for sideband in sidebands:
             sideband.close()
 
     asyncio.run(live())
 
 
-async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -138,7 +138,7 @@ async def _measure(
         took_s = loop.time() - since_s
         shares.append(100 * (time.process_time() - cpu_s) / took_s)
         rates.append((heard[0] - heard_before) / took_s)
-    await _ended(tasks)
+    await _cancel(tasks)
     sideband.close()
     return shares, rates
 

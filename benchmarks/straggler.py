@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks._common import Goal, RackArgs, changed, limit, read_options, report, spread
-from benchmarks._work import JOB, Seen, every_gap, trained, work
+from benchmarks._common import Goal, RackArgs, limit, read_options, report, spread, with_options
+from benchmarks._work import JOB, Seen, every_gap, train_racks, work
 from mend.coordination.grace import FLOOR_PCT
 
 RACKS, SLOW = 3, 2
@@ -70,7 +70,7 @@ def window_of(options: argparse.Namespace) -> float:
 
 def _run(options: argparse.Namespace, factor: float) -> dict[int, Seen]:
     """The last observation of every rack after so many seconds of training."""
-    return trained(_rack, changed(options, factor=factor), RACKS)
+    return train_racks(_rack, with_options(options, factor=factor), RACKS)
 
 
 def _rack(args: RackArgs) -> None:

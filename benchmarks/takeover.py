@@ -27,13 +27,13 @@ from benchmarks._common import (
     Flat,
     Goal,
     RackArgs,
-    changed,
     limit,
     noise,
     racks,
     read_options,
     report,
     spread,
+    with_options,
 )
 
 GOAL = Goal("merging again within 5 s, nothing lost, stall <= stall_max_s", 5.0, "s")
@@ -55,7 +55,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for _ in range(options.repeats):
         for wait_s in waits:
-            with racks(_rack, changed(options, stall_max_s=wait_s), RACKS) as pipes:
+            with racks(_rack, with_options(options, stall_max_s=wait_s), RACKS) as pipes:
                 found += [pipe.recv() for pipe in pipes[1:]]  # of the survivors
     gaps, lost = [one["gap_s"] for one in found], sum(one["lost"] for one in found)
     stalls = {w: [one["stall_ms"] for one in found if one["limit_s"] == w] for w in waits}

@@ -28,15 +28,15 @@ from benchmarks._common import (
     Flat,
     Goal,
     RackArgs,
-    changed,
     limit,
     noise,
     racks,
     read_options,
     report,
     spreads,
+    with_options,
 )
-from benchmarks._work import Seen, trained, work
+from benchmarks._work import Seen, train_racks, work
 
 SPEEDS = (1.0, 0.5, 0.25)
 BATCHES: dict[str, tuple[int, ...]] = {"equal": (1024, 1024, 1024), "batches": (1024, 4096, 512)}
@@ -60,8 +60,8 @@ def main() -> None:
     merged: dict[str, list[float]] = {name: [] for name in BATCHES}
     for _ in range(options.repeats):
         for name in BATCHES:
-            one = changed(options, job=name)
-            ended = trained(_rack, one, len(SPEEDS))
+            one = with_options(options, job=name)
+            ended = train_racks(_rack, one, len(SPEEDS))
             shares[name].append(share_pct(ended, _alone(one)))
             merged[name].append(min(100 * s.tokens_merged / s.tokens for s in ended.values()))
     values = [min(pair) for pair in zip(*shares.values(), strict=True)]

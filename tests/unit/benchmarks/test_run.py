@@ -144,7 +144,7 @@ def test_a_figure_is_never_a_bare_point() -> None:
 
 def test_peers_answer_in_one_line_or_say_why_not() -> None:
     found = peers.Found([1.0, 2.0, 9.0], "ms", "as it is", measure="max")
-    said = f"chatter\n{peers.ANSWER}{json.dumps(found.told())}\n"
+    said = f"chatter\n{peers.ANSWER}{json.dumps(found.fields())}\n"
     answer = peers.answer_of(said, "warnings\n", 0)
     assert (answer["measured"], answer["spread"]["median"], answer["samples"]) == (9.0, 2.0, 3)
     why = peers.answer_of("chatter\n", "Traceback\n  line\nRuntimeError: no peers found\n\n", 1)

@@ -1,5 +1,5 @@
-"""Where two recorded runs part: the step, and in it the first operator that makes different bits of
-equal ones. Pure: reads what recorder.py has written.
+"""Compares two recorded runs: finds the first step that differs, and in it the first operator that
+makes different bits of equal inputs. Pure: reads the records of recorder.py.
 
 Runs of one setting are compared entry by entry. Runs that cut the batch otherwise (microbatches,
 ranks) are compared row by row: a row is known by the bits that the model was given for it.
@@ -16,7 +16,7 @@ from mend.determinism.recorder import FORMAT, MODULE
 from mend.errors import UsageError
 
 PARTS = ("start", "losses", "gradients", "weights", "optimizer")
-"""Of a step, in the order in which they come to be."""
+"""Parts of a step, in the order of its computation."""
 
 ROW_DIGITS = 16
 """Of the hash of one row, in hexadecimal."""
@@ -32,7 +32,7 @@ RANDOM = ("rand", "normal", "uniform", "bernoulli", "dropout", "multinomial", "e
 
 @dataclass
 class Recording:
-    """What one rank wrote: its header, and by step its digests and its entries."""
+    """The records of one rank: its header, and its digests and entries by step."""
 
     header: dict[str, Any]
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Recording:
 
 
 Run = Sequence[Recording]
-"""Of all ranks, in their order."""
+"""Recordings of all ranks, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Where two runs part.
+    """Where two runs begin to differ.
 
     `part`: of PARTS, or "length" (one run made fewer steps). `name`: the first parameter that
     differs there. `operator`: empty where none was found, or none was looked for (`located` says

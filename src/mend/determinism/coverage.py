@@ -1,5 +1,5 @@
-"""Which operators keep bits at level shape. Sees every operator that the thread runs on CPU tensors
-of floating point; what it does not know to keep bits it counts, or refuses by name."""
+"""Watches the operators that a thread runs at level shape. Those on CPU tensors of floating point
+that are not known to keep bits are counted, or refused by name."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class unseen:
 
 
 def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its operators unseen()."""
+    """`function` inside unseen()."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with unseen():

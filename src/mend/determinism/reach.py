@@ -1,5 +1,5 @@
-"""Puts the functions of this room in the place of aten's for the CPU, through torch.library, so
-that modules, F.* and code that knows nothing of mend get them."""
+"""Registers the functions of this room as aten's operators for the CPU, through torch.library, so
+that modules, F.* and all other code use them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ REACHED = frozenset(WITH_GRADIENTS) | frozenset(BELOW)
 
 
 def put_in_place() -> Callable[[], None]:
-    """Register all of them for this process; returns what takes them away again.
+    """Register all of them for this process; returns a function that removes them.
 
     Raises NotDeterministic where torch's elementwise kernels do not keep what this rests on.
     """

@@ -1,9 +1,9 @@
-"""Digests of a training script that knows nothing of it: of every step, and of every operator of a
-chosen step. Sees modules and optimizers through torch's global hooks; changes no bit, draws no
-random number, and hands what it finds to a function.
+"""Records digests of an unchanged training script: of every step, and of every operator of a chosen
+step. Uses torch's global hooks; changes no bit, draws no random number, and hands its records to a
+function.
 
-A step is one call of any torch optimizer's step(). Entries of a step are in the order in which they
-happened; `compare` of comparison.py reads them.
+A step is one call of any torch optimizer's step(). Entries of a step are in the order of execution;
+`compare` of comparison.py reads them.
 """
 
 from __future__ import annotations

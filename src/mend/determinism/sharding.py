@@ -1,4 +1,4 @@
-"""Tensors of which ranks hold shares (DTensors of FSDP2 and of tensor parallelism), put together by
+"""Gathers tensors that are sharded over ranks (DTensors of FSDP2 and of tensor parallelism) with
 few collectives. Moves tensors through torch.distributed."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Share:
         )
 
     def of_rows(self, by_row: Tensor) -> Share:
-        """Of a tensor with one element for every row of the whole, whose first dimension is cut."""
+        """The share of a tensor with one element for every row of the whole."""
         rows = torch.Size((self.shape[0], self.shape[1:-1].numel()))
         return replace(self, local=by_row.view(self.local.shape[0], rows[1]), shape=rows)
 
@@ -67,7 +67,7 @@ def share_of(tensor: Tensor) -> Share | None:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, without history."""
+    """The elements that this rank holds, without history."""
     return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor
 
 

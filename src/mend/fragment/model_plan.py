@@ -37,8 +37,8 @@ class Cut(NamedTuple):
 
 
 class ModelPlan:
-    """What of a model is exchanged, and how it is cut. Keeps the model alive, so it is for the
-    start alone: whoever stays takes from it what it needs."""
+    """The exchanged parameters and moments of a model, and how they are cut. It keeps the model
+    alive, so it is used at the start only."""
 
     def __init__(
         self,

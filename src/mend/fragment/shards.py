@@ -1,5 +1,5 @@
-"""What a rank holds of every tensor, and what it owns of that. Reads the model; never peers,
-clocks, files.
+"""The elements that a rank holds of every tensor, and those that it owns. Reads the model; never
+peers, clocks, files.
 
 Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
 every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of
@@ -59,12 +59,12 @@ def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 class InPlace:
-    """Makes sure that what is read and written is what is trained. Holds no module alive.
+    """Checks that the parameters read and written are those trained. Holds no module alive.
 
     The FSDP2 modules of a model may be gathered when their shards are wanted: after a forward pass
     without grad the root stays so, its parameters are then plain tensors, and what is written to
     the shards is overwritten unseen. And a parameter may have been replaced, by a `fully_shard`
-    that came too late or by `load_state_dict(assign=True)`: nobody trains the old one any more.
+    that came too late or by `load_state_dict(assign=True)`: the old one is not trained any more.
     """
 
     def __init__(self, model: nn.Module) -> None:

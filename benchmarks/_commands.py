@@ -41,7 +41,7 @@ def run_command(
         typer.Option("--quick", help="Tiny sizes: does it run here? Goals are not judged."),
     ] = False,
     peers: Annotated[
-        bool, typer.Option(help="Let installed peers do the same work, each right behind the row.")
+        bool, typer.Option(help="Let installed peers do the same work, each right after the row.")
     ] = True,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was found here, as JSON.")

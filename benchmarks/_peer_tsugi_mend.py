@@ -73,8 +73,8 @@ def encode(asked: dict[str, Any]) -> Found:
         name: [4 * numel / 1e9 / _seconds(lambda run=run: run(delta)) for _ in range(REPEATS)]  # type: ignore[misc]
         for name, run in (("int8", int8_quantize_delta), ("int4", quant4_encode))
     }
-    told = ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in speeds.items())
-    return Found(speeds["int4"], "GB/s", f"{told}; int8 has no form to be sent", better="higher")
+    note = ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in speeds.items())
+    return Found(speeds["int4"], "GB/s", f"{note}; int8 has no form to be sent", better="higher")
 
 
 def sideband(asked: dict[str, Any]) -> Found:

@@ -144,7 +144,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to run. `arguments` are options of the one row that is named."""
+    """The arguments of a run. `arguments` are options of the one row that is named."""
 
     names: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
 
 
 def summary(results: Sequence[Result], failed: Mapping[str, str], *, quick: bool) -> Result:
-    """What --out holds; benchmarks/compare.py reads it."""
+    """The content of --out; benchmarks/compare.py reads it."""
     return {
         "mend": VERSION,
         "quick": quick,

@@ -12,7 +12,7 @@ ranks' checksums and digests on its way out. Racks train `--step-ms` per step an
 nothing else: a payload `--fetch-ms`, of which a rank pulls four at a time.
 
 `measured` is the CPU time of the coordinator, with the frames that it reads and writes, per virtual
-second behind the start, in percent of one core. `leader` is the same of the leader of rack 1 and
+second after the start, in percent of one core. `leader` is the same of the leader of rack 1 and
 `wire_mbit` what a rack and the coordinator say to each other, both ways together.
 """
 
@@ -292,7 +292,7 @@ class World:
 
 
 def _of_rank(report: RankReport, rank: int) -> RankReport:
-    """What another rank would say in its place."""
+    """The report of another rank in its place."""
     if rank == 0:
         return report
     parts = tuple(
@@ -304,7 +304,7 @@ def _of_rank(report: RankReport, rank: int) -> RankReport:
 
 
 def _of_all_ranks(report: Report, ranks: int) -> Report:
-    """What a leader would say that has heard all its ranks, and not the first one only."""
+    """The report of a leader that has heard all its ranks, and not the first one only."""
     offers = tuple(
         replace(offer, checksums=_checksums(offer.checksum(0), ranks)) for offer in report.offers
     )

@@ -1,4 +1,4 @@
-"""benchmarks.floods: commits per second of a job while somebody floods it. Prints one JSON object.
+"""benchmarks.floods: commits per second of a job under a flood. Prints one JSON object.
 
     python -m benchmarks.floods --repeats 3 --save
 
@@ -68,9 +68,9 @@ TOKEN = b"benchmarks.flood"
 KINDS = ("commits_per_second", "cpu", "floods_per_second")
 
 Ports = tuple[int, int]
-"""Of a sideband and of a lane."""
+"""Of a sideband and a lane."""
 Figures = dict[str, dict[str, list[float]]]
-"""What is measured -> phase -> of every repeat."""
+"""Kind of figure -> phase -> its value in every repeat."""
 
 
 def main() -> None:

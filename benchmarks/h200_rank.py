@@ -186,8 +186,8 @@ class Bench:
         return time.monotonic() - self.began + needed < self.options.budget_s
 
     def _agreed(self, name: str, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What rank 0 of rack 0 says, to all: the racks never take different cells."""
-        return self.meeting.decide(name, decide()) if self.decides else self.meeting.told(name)
+        """The decision of rank 0 of rack 0, on all ranks, so that no rack takes another cell."""
+        return self.meeting.decide(name, decide()) if self.decides else self.meeting.decision(name)
 
     # ------------------------------------------------------------------ one cell
 
@@ -216,7 +216,7 @@ class Bench:
         }  # fmt: skip
 
     def _join(self, index: int, cell: Cell) -> Any:
-        """What exchanges: has status() and abort()."""
+        """Start the exchange; the result has status() and abort()."""
         return mend.mend_init(self.model, self._config(index, cell), self.optimizer)
 
     def _train(self, cell: Cell, runtime: Any) -> tuple[list[Any], list[Tensor], Any]:
@@ -277,10 +277,10 @@ class Bench:
         )
 
     def _payload(self) -> dict[str, Any]:
-        said, where = self.options.payload, self.options.encode_on
-        if said in ("float32", "bfloat16"):
-            return {"payload_dtype": said, "encode_on": where}
-        return {"outer_step_compression_mode": said, "encode_on": where}
+        payload, where = self.options.payload, self.options.encode_on
+        if payload in ("float32", "bfloat16"):
+            return {"payload_dtype": payload, "encode_on": where}
+        return {"outer_step_compression_mode": payload, "encode_on": where}
 
     def _facts(self) -> dict[str, Any]:
         options = {k: v for k, v in vars(self.options).items() if k != "out"}
@@ -314,7 +314,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _exchanged(before: Any, after: Any) -> dict[str, Any]:
-    """What the runtime counted in the measured steps; `stall_ms_all` also in the warm-up."""
+    """Counts of the runtime in the measured steps; `stall_ms_all` includes the warm-up."""
     if after is None:
         return {}
     return {

@@ -7,7 +7,7 @@ table; --save NAME writes benchmarks/results/NAME.json and NAME.md.
 
 `measured` is the median over the repeats of (tokens per second of `concurrent`) / (of `none`) at
 the longest delay. tokens/s is that of all ranks together; a step takes as long as it took the
-slowest rank. Two 95 % intervals stand behind it: `steps` resamples the step times of all repeats
+slowest rank. Two 95 % intervals follow: `steps` resamples the step times of all repeats
 (2000 times, percentiles), `repeats` is Student's t over the repeats. `covered` says whether
 tau * t_step is at least the delay and one exchange that was measured alone; where it is not,
 `concurrent` has to wait by design. `stall_ms` is what the training thread waited in the measured
@@ -272,7 +272,7 @@ def _delay(row: Line) -> int:
 
 
 def markdown(found: Line) -> str:
-    """What stands in docs/benchmarks.md."""
+    """The table as in docs/benchmarks.md."""
     alone = found["exchange_ms"]
     head = (
         f"{found['device']}, {found['racks']} racks x {found['ranks']}, "
@@ -291,12 +291,12 @@ def markdown(found: Line) -> str:
         "",
     ]
     for bits in found["bits"]:
-        said = (
+        verdict = (
             "equal" if bits["equal"] else f"differ from step {bits['first_step_that_differs']} on"
         )
         lines.append(
             f"repeat {bits['repeat']}, delay {bits['delay_ms']} ms: losses of blocking and "
-            f"concurrent {said}"
+            f"concurrent {verdict}"
         )
     lines.append(f"the same losses in every repeat: {found['repeatable']}")
     return "\n".join(lines)

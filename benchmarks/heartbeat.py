@@ -112,7 +112,7 @@ async def _listen(options: argparse.Namespace) -> tuple[list[int], list[tuple[st
     try:
         with racks(_rank, options, count=1) as pipes:
             spans = await asyncio.to_thread(pipes[0].recv)
-            await asyncio.sleep(3 * HEARTBEAT_MS / 1e3)  # the frame behind the last merge
+            await asyncio.sleep(3 * HEARTBEAT_MS / 1e3)  # the frame after the last merge
             pipes[0].send("end")
     finally:
         listening.cancel()

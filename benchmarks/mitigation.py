@@ -21,9 +21,9 @@ and with a grace window of 30 s. What is done:
                     of a slow link: rounds do not wait for rack 2 (expected_learner_ids)
 
 Tokens (micro-batches of all racks) and rounds per second, in percent of those before the onset: of
-the whole time behind it, in which the rack has to be found, and of the last third. No rack can do
+the whole time after it, in which the rack has to be found, and of the last third. No rack can do
 more than its share: `ideal` tokens are (2 + 1 / factor) / 3, of a slow link all. `found`: the first
-verdict on rack 2, so many steps behind the onset, and the cause that was named.
+verdict on rack 2, so many steps after the onset, and the cause that was named.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Where a rack was behind a step. `at_s` is time.monotonic. `found`: the cause of a verdict on
+    """State of a rack after a step. `at_s` is time.monotonic. `found`: the cause of a verdict on
     rack 2 in force, empty: there is none."""
 
     at_s: float
@@ -153,17 +153,15 @@ def row_of(
     for since_s in (onset_s, end_s - (end_s - onset_s) / 3):
         found = rates(seen, since_s, end_s)
         cells += [100 * found.tokens / before.tokens, 100 * found.rounds / before.rounds]
-    told = [f"{cell:.0f} %" for cell in cells]
-    return "| " + " | ".join([*arm, *told, _verdict(seen, options.healthy)]) + " |"
+    shown = [f"{cell:.0f} %" for cell in cells]
+    return "| " + " | ".join([*arm, *shown, _verdict(seen, options.healthy)]) + " |"
 
 
 def _verdict(seen: dict[int, list[Step]], healthy: int) -> str:
-    """When rack 2 itself (of a slow link: rack 0) had heard the first verdict, and all causes."""
+    """Steps until rack 2 itself (of a slow link: rack 0) had the first verdict, and all causes."""
     late = {rack: each[healthy:] for rack, each in seen.items()}
-    causes = sorted({behind.found for each in late.values() for behind in each if behind.found})
-    steps = [
-        n for rack in (SLOW, 0) for n, behind in enumerate(late[rack], start=1) if behind.found
-    ]
+    causes = sorted({step.found for each in late.values() for step in each if step.found})
+    steps = [n for rack in (SLOW, 0) for n, step in enumerate(late[rack], start=1) if step.found]
     return f"{steps[0]} steps: {', '.join(causes)}" if steps else "no"
 
 
@@ -199,7 +197,7 @@ def _network(options: argparse.Namespace) -> Iterator[None]:
 
 
 class Work:
-    """What a rack trains, and how it becomes slow."""
+    """The training of a rack, and its slowdown."""
 
     def __init__(self, args: RackArgs) -> None:
         self.options, self.rack = args.options, args.rack
@@ -256,9 +254,9 @@ class Work:
 
 
 def _cores_of(rack: int, count: int) -> set[int]:
-    """Of this rack alone, where the machine has so many."""
-    there = sorted(os.sched_getaffinity(0))
-    return {there[(rack * count + n) % len(there)] for n in range(count)}
+    """Cores of this rack alone, where the machine has so many."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[(rack * count + n) % len(cores)] for n in range(count)}
 
 
 def _join(net: Net | None, rack: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ ANSWER = "benchmarks.peers answers: "
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a peer needed for the work of one row."""
+    """The figures of a peer for the work of one row."""
 
     values: Sequence[float]
     unit: str
@@ -74,7 +74,7 @@ def main() -> None:
     if options.peer:
         adapter = importlib.import_module(ADAPTERS[options.peer])
         print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).fields()), flush=True)
-        # Some peers keep threads and child processes that nobody waits for.
+        # Some peers leave threads and child processes running.
         os._exit(0)
     row = next(row for row in ROWS if row.name == options.row)
     found = {peer: measure_peer(row.name, peer, options.parameters) for peer in row.peers}
@@ -89,9 +89,9 @@ def measure_peer(row: str, peer: str, parameters: str) -> dict[str, object]:
         return {"absent": "pip install -e .[peers]"}
     command = [sys.executable, "-m", "benchmarks.peers", row, "--peer", peer]
     command += ["--parameters", parameters]
-    # Files, not pipes, and a session of its own: what a peer leaves behind would hold a pipe open.
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": complained}
+    # Files, not pipes, and a session of its own: a process left by a peer would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
         process = subprocess.Popen(command, **streams, start_new_session=True)
         try:
             code = process.wait(PEER_S_MAX)
@@ -101,17 +101,17 @@ def measure_peer(row: str, peer: str, parameters: str) -> dict[str, object]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said.seek(0)
-        complained.seek(0)
-        return {"version": version, **answer_of(said.read(), complained.read(), code)}
+        stdout.seek(0)
+        stderr.seek(0)
+        return {"version": version, **answer_of(stdout.read(), stderr.read(), code)}
 
 
-def answer_of(said: str, complained: str, code: int) -> dict[str, Any]:
+def answer_of(stdout: str, stderr: str, code: int) -> dict[str, Any]:
     """The JSON that the peer's process printed, or the last line of its complaint."""
-    for line in said.splitlines():
+    for line in stdout.splitlines():
         if line.startswith(ANSWER):
             return dict(json.loads(line.removeprefix(ANSWER)))
-    return {"failed": complaint_of(complained, code)}
+    return {"failed": complaint_of(stderr, code)}
 
 
 if __name__ == "__main__":

@@ -124,21 +124,21 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def numbers(said: str) -> list[int]:
-    counts = [int(word) for word in said.split(",")]
+def numbers(text: str) -> list[int]:
+    counts = [int(word) for word in text.split(",")]
     if min(counts) < 2:
         raise argparse.ArgumentTypeError("one rack has nobody to exchange with; at least 2")
     return counts
 
 
-def whole(said: str) -> int:
-    if int(said) < 1:
+def whole(text: str) -> int:
+    if int(text) < 1:
         raise argparse.ArgumentTypeError("at least 1")
-    return int(said)
+    return int(text)
 
 
-def arms(said: str) -> tuple[str, ...]:
-    names = tuple(said.split(","))
+def arms(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
     for name in names:
         if name not in ARMS:
             raise argparse.ArgumentTypeError(f"no arm {name!r}; there are {', '.join(ARMS)}")
@@ -232,7 +232,7 @@ def check_text(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def command(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> str:
-    """What makes these runs: not what was typed, which may be --table."""
+    """The commands that make these runs; the one that was typed may be --table."""
     if options.quick:
         return "python -m benchmarks.quality --quick"
     peak = rows[0]["plan"]["learning_rate"]

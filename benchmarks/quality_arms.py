@@ -325,17 +325,17 @@ def rack_of_mend(args: RackArgs) -> None:
 
 
 def with_mend(cell: Cell, corpus: Corpus) -> dict[str, Any]:
-    """Real processes, a real exchange. Raises EOFError when a rack died; it has said why."""
+    """Real processes, a real exchange. Raises EOFError when a rack died; it has results why."""
     with racks(rack_of_mend, (cell, corpus), cell.racks) as pipes:  # type: ignore[arg-type]
-        said = [pipe.recv() for pipe in pipes]
-    assert len({each["weights"] for each in said}) == 1, "the racks' merged models differ"
+        results = [pipe.recv() for pipe in pipes]
+    assert len({each["weights"] for each in results}) == 1, "the racks' merged models differ"
     return {
-        "loss": said[0]["points"][-1][1],
-        "curve": said[0]["points"],
-        "tokens": sum(each["tokens"] for each in said),
-        "weights": said[0]["weights"],
-        "rounds": said[0]["rounds"],
-        "stall_ms": [round(each["stall_ms"], 1) for each in said],
+        "loss": results[0]["points"][-1][1],
+        "curve": results[0]["points"],
+        "tokens": sum(each["tokens"] for each in results),
+        "weights": results[0]["weights"],
+        "rounds": results[0]["rounds"],
+        "stall_ms": [round(each["stall_ms"], 1) for each in results],
     }
 
 

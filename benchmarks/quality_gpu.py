@@ -25,7 +25,7 @@ goes on from it, to the same bits as one long run (tested on a CPU). A finished 
 again.
 
 How to read it: `losses` are nats per byte of the merged model (the mean of the racks' weights), by
-arm, look and seed; `closed` is that of the model behind mend's closing round, by arm and seed.
+arm, look and seed; `closed` is that of the model after mend's closing round, by arm and seed.
 quality_gpu_table compares: only runs on one text compare.
 
 Arms (--arms, comma-separated):
@@ -163,7 +163,7 @@ class Bench:
     # ---- training
 
     def advance(self) -> None:
-        """One step of all models, then what the outer rules do behind it."""
+        """One step of all models, then one of the outer rules."""
         self.step += 1
         text = self.texts.batch(self.seeds, self.step)
         self.train(text[None].expand(self.wide, *text.shape).flatten(0, 2))
@@ -221,8 +221,8 @@ class Bench:
         ]
 
     def _parts(self) -> Iterator[list[Tensor]]:
-        """What a step changes, [M, N]: weights and moments. The count of steps, by which AdamW
-        corrects its moments, is one for all models; it matters in the first hundred only."""
+        """The tensors that a step changes, [M, N]: weights and moments. The count of steps, by which
+        AdamW corrects its moments, is one for all models; it matters in the first hundred only."""
         for number, value in enumerate(self.values):
             state = self.optimizer.state[value]
             moments = [state[key] for key in ("exp_avg", "exp_avg_sq") if key in state]
@@ -255,7 +255,7 @@ class Bench:
         return total / len(batches)
 
     def close(self) -> list[list[float]]:
-        """The run ends; losses as in `look` behind mend's closing round."""
+        """The run ends; losses as in `look`, after mend's closing round."""
         for outer in self.outers.values():
             outer.close(self.step - self.plan.warm)
         return self.look()
@@ -284,7 +284,7 @@ class Bench:
         if (kept["plan"], kept["text"]) != (asdict(self.plan), self.texts.sha256):
             raise ValueError(f"{path} is of another plan or text; remove it, or name another --out")
         self.step, self.wide, self.curve = kept["step"], kept["wide"], kept["curve"]
-        if 0 < self.plan.warm <= self.step:  # behind the warm start
+        if 0 < self.plan.warm <= self.step:  # after the warm start
             firsts = [value.detach()[:: self.plan.racks] for value in self.values]
             self._take(firsts, self.wide)
             self._part()

@@ -31,7 +31,7 @@ def rank_of(codec: str) -> int:
 
 
 def sent(x_MN: Tensor, codec: str) -> Tensor:
-    """What the others decode. Equal to mend's own codec on the CPU, to the bit; on a GPU ties of
+    """x encoded and decoded. Equal to mend's own codec on the CPU, to the bit; on a GPU ties of
     topk may go another way."""
     if codec == "none":
         return x_MN
@@ -118,7 +118,7 @@ class LowRank:
         ]  # fmt: skip
 
     def sent(self, x_SRN: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What the others decode, and the factors (S, R, k, r) that they are sent."""
+        """x encoded and decoded, and the factors (S, R, k, r) that are sent."""
         if not self.bases:
             self._begin(x_SRN.device)
         side, y_SRN, factors = self.version % 2, x_SRN.bfloat16().float(), []

@@ -58,35 +58,35 @@ def group_runs(reports: Sequence[Report]) -> dict[str, list[Report]]:
 def losses_of(reports: Sequence[Report]) -> Losses:
     """A loss that was no number is infinite: that arm diverged."""
     return {
-        said: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
+        arm_text: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
         for report in reports
-        for said, looks in report["losses"].items()
+        for arm_text, looks in report["losses"].items()
     }
 
 
-def above(losses: Losses, said: str, base: str | None) -> Interval | None:
+def above(losses: Losses, arm_text: str, base: str | None) -> Interval | None:
     """Percent, paired by seed; None where there is nothing to compare with."""
-    if base is None or base == said:
+    if base is None or base == arm_text:
         return None
-    pct = paired_pct(losses[said], losses[base])
+    pct = paired_pct(losses[arm_text], losses[base])
     return t_interval(pct) if pct and all(map(math.isfinite, pct)) else None
 
 
 def base_of(losses: Losses, arm: Arm) -> str | None:
-    """What is written for: every rack in every round, lr 1, no momentum, tau 0, the same H."""
+    """The base of an arm: every rack in every round, lr 1, no momentum, tau 0, the same H."""
     plain = Arm(kind="merge", period=arm.period)
-    return next((said for said in losses if parse_arm(said) == plain), None)
+    return next((arm_text for arm_text in losses if parse_arm(arm_text) == plain), None)
 
 
-def _without_codec(losses: Losses, said: str) -> str | None:
-    plain = replace(parse_arm(said), codec="none", feedback="buffer")
+def _without_codec(losses: Losses, arm_text: str) -> str | None:
+    plain = replace(parse_arm(arm_text), codec="none", feedback="buffer")
     return next((other for other in losses if parse_arm(other) == plain), None)
 
 
-def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
+def _at_equal_speeds(losses: Losses, arm_text: str, racks: int) -> str | None:
     """The same arm with racks that make the same share of the steps each, and as many in all. How
     offers are weighed makes no difference there."""
-    arm = parse_arm(said)
+    arm = parse_arm(arm_text)
     mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks
     if arm.speed(0) == mean:
         return None
@@ -99,7 +99,7 @@ def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
 
 
 def bits_of(codec: str, size: Size) -> float:
-    """Of mend's own payloads, for all fragments of a model."""
+    """Bits per parameter of mend's own payloads, for all fragments of a model."""
     leaves, sent = leaves_of(size), 0.0
     for number in range(size.fragments):
         slots = [slot for leaf in leaves if leaf.fragment == number for slot in leaf.slots]
@@ -123,14 +123,16 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     columns: dict[str, Callable[[str], str]] = {}
-    if any(len(parse_arm(said).speeds) > 1 for said in losses):
-        columns["above equal speeds, %"] = lambda said: show_pct(
-            above(losses, said, _at_equal_speeds(losses, said, plan["racks"]))
+    if any(len(parse_arm(arm_text).speeds) > 1 for arm_text in losses):
+        columns["above equal speeds, %"] = lambda arm_text: show_pct(
+            above(losses, arm_text, _at_equal_speeds(losses, arm_text, plan["racks"]))
         )
-    if any(parse_arm(said).codec != "none" for said in losses):
-        columns["bits"] = lambda said: f"{bits_of(parse_arm(said).codec, SIZES[plan['size']]):.2f}"
-        columns["above no codec, %"] = lambda said: show_pct(
-            above(losses, said, _without_codec(losses, said))
+    if any(parse_arm(arm_text).codec != "none" for arm_text in losses):
+        columns["bits"] = lambda arm_text: (
+            f"{bits_of(parse_arm(arm_text).codec, SIZES[plan['size']]):.2f}"
+        )
+        columns["above no codec, %"] = lambda arm_text: show_pct(
+            above(losses, arm_text, _without_codec(losses, arm_text))
         )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
@@ -140,13 +142,13 @@ def table(reports: Sequence[Report]) -> list[str]:
         + " |",
         "|---|---|---|---|---|" + "---|" * len(columns),
     ]
-    for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
+    for arm_text, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
-        plain = show_pct(above(losses, said, base_of(losses, parse_arm(said))))
-        parallel = show_pct(above(losses, said, "dp" if "dp" in losses else None))
-        exchanges = parse_arm(said).exchanges
-        more = [cell(said) if exchanges else "-" for cell in columns.values()]
-        cells = [f"`{said}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
+        plain = show_pct(above(losses, arm_text, base_of(losses, parse_arm(arm_text))))
+        parallel = show_pct(above(losses, arm_text, "dp" if "dp" in losses else None))
+        exchanges = parse_arm(arm_text).exchanges
+        more = [cell(arm_text) if exchanges else "-" for cell in columns.values()]
+        cells = [f"`{arm_text}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
         lines.append("| " + " | ".join(cells) + " |")
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
     size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
@@ -163,9 +165,9 @@ def table(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def _order(said: str) -> tuple[Any, ...]:
-    arm = parse_arm(said)
-    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
+def _order(arm_text: str) -> tuple[Any, ...]:
+    arm = parse_arm(arm_text)
+    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, arm_text)
 
 
 def _inner(plan: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU MLP, each behind an RMSNorm and added to what went in."""
+    """Attention and a SwiGLU MLP, each after an RMSNorm and added to its input."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ OPTIONS = {"events": (20_000, "at least"), "repeats": (5, "of the job with and w
 
 @dataclass(frozen=True)
 class Fed:
-    """What one process was fed: machine, event, when."""
+    """The events that one process handled: machine, event, time."""
 
     parts: Parts
     entries: list[Entry]
@@ -137,11 +137,11 @@ def _put_ns(folder: Path) -> float:
 
 def _encode_ns(fed: list[Fed]) -> float:
     entries = [entry for one in fed for entry in one.entries]
-    told = [(e.machine, e.now_ns, e.event, e.effects) for e in entries]
+    records = [(e.machine, e.now_ns, e.event, e.effects) for e in entries]
     packer, begun_ns = form.Packer(), time.perf_counter_ns()
-    for start in range(0, len(told), 16):  # about what comes in 0.25 s
-        packer.chunk([form.record_of_entry(*one) for one in told[start : start + 16]])
-    return (time.perf_counter_ns() - begun_ns) / len(told)
+    for start in range(0, len(records), 16):  # about what comes in 0.25 s
+        packer.chunk([form.record_of_entry(*one) for one in records[start : start + 16]])
+    return (time.perf_counter_ns() - begun_ns) / len(records)
 
 
 def _say(kind: str, fields: dict[str, object]) -> None:

@@ -21,7 +21,7 @@ Beside each figure stands what the analytic line tau x step says.
 Blocking and concurrent must train the same: losses and digests are compared
 bit for bit, over all delays. Exit status 1 when they differ.
 
-[bold]Your own script[/bold] goes behind [bold]--[/bold]. It says MendConfig()
+[bold]Your own script[/bold] goes after [bold]--[/bold]. It says MendConfig()
 and leaves H, P, tau, delays and diagnostics_dir to MEND_*, calls
 runtime.count_tokens(n), and runtime.record(loss=loss.item()) if losses are to
 be compared. {seed} in an argument becomes the seed of the cell. Without a

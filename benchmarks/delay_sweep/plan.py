@@ -228,6 +228,6 @@ def command_of(sweep: Sweep, cell: Cell) -> tuple[str, ...]:
 
 
 def counted_from(sweep: Sweep, cell: Cell) -> int:
-    """First step that counts. The first merge is applied tau steps behind its capture; from then
+    """First step that counts. The first merge is applied tau steps after its capture; from then
     on every round costs what it costs."""
     return max(sweep.warm_up_steps, cell.overlap_steps)

@@ -106,7 +106,7 @@ class State:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Of the file, which is cut behind the last of them: what is appended begins a line."""
+    """The whole lines of the file. A torn last line is cut off, so that the next one is whole."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -118,6 +118,6 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _first_difference(old: Sweep, new: Sweep) -> str:
-    there, here = old.fields(), new.fields()
-    name = next(name for name in here if there.get(name) != here[name])
-    return f"{name} was {there.get(name)!r} and is {here[name]!r}"
+    before, now = old.fields(), new.fields()
+    name = next(name for name in now if before.get(name) != now[name])
+    return f"{name} was {before.get(name)!r} and is {now[name]!r}"

@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 def steps_of(config: mend.MendConfig, warm_up: int, rounds: int) -> int:
-    """Until `rounds` rounds were made behind the steps that do not count."""
+    """Steps until `rounds` rounds were made after those that do not count."""
     counted = rounds * gap_steps(config.fragments, config.sync_period_steps)
     return max(warm_up, config.tau) + counted
 

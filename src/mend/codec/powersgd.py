@@ -191,7 +191,7 @@ class LowRank:
 
 
 class Offered(NamedTuple):
-    """What a payload says. factors: per matrix float64 (r, k)."""
+    """Content of a payload. factors: per matrix float64 (r, k)."""
 
     base: int
     factors: list[Tensor]

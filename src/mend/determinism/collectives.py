@@ -29,7 +29,7 @@ except ImportError:  # an older torch: fix_fsdp says so
 Group = dist.ProcessGroup | None
 
 SMALL_BYTES = 1 << 16
-"""Of one rank; up to here it is the number of turns that takes the time."""
+"""Of one rank. Up to this size the time depends on the number of turns."""
 
 
 def all_reduce(tensor: Tensor, group: Group = None, *, mean: bool = False) -> None:
@@ -66,7 +66,7 @@ def reduce_scatter(
 
 
 def all_gather(tensor: Tensor, group: Group = None, dim: int = 0) -> Tensor:
-    """The ranks' tensors, of equal shapes, behind one another in rank order. A collective."""
+    """The ranks' tensors, of equal shapes, one after another in rank order. A collective."""
     ranks = dist.get_world_size(group)
     with unseen():
         moved = tensor.detach().movedim(dim, 0).contiguous()
@@ -116,7 +116,7 @@ ddp_hook.__annotations__ = {}
 
 
 class FixedReduceScatter(ReduceScatter):
-    """What FSDP2 takes in place of NCCL's or gloo's reduce_scatter."""
+    """A reduce_scatter for FSDP2 in place of NCCL's or gloo's."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

@@ -211,7 +211,7 @@ def _side_by_side(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Ite
 
 
 def _by_key(one: Run, other: Run, step: int) -> Iterator[_Pair]:
-    """What happened in all calls of all ranks at the n-th (direction, module, operator)."""
+    """The entries of all calls of all ranks at the n-th (direction, module, operator)."""
     runs = [_keyed(run, step) for run in (one, other)]
     for key, entries in runs[0].items():
         if key in runs[1]:
@@ -246,7 +246,7 @@ def _cut(rows: str) -> list[str]:
 
 
 class _Rows:
-    """Which row of one run is which of the other. Equal rows are taken in their order."""
+    """Matches the rows of one run to those of the other. Equal rows are taken in their order."""
 
     def __init__(self, one: list[str], other: list[str]) -> None:
         self.compared = self.skipped = 0

@@ -61,7 +61,7 @@ _EXACT = """
 """
 
 SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split())
-"""What adds nothing up, or adds element by element (laws.py)."""
+"""Operators that add nothing up, or add element by element (laws.py)."""
 
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""

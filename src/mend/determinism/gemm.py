@@ -23,16 +23,16 @@ from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
 LEAF_MAX = 128
-"""No BLAS seen so far cuts a K of 128; MKL on some EPYCs cuts 256, behind 192."""
+"""No BLAS seen so far cuts a K of 128; MKL on some EPYCs cuts 256, after 192."""
 
 LEAVES_MIN = 8
-"""Of what a linear sums over, where K allows: shards of 2, 4 and 8 ranks are whole subtrees."""
+"""Least leaves of a linear's sum, where K allows: shards of 2, 4 and 8 ranks are subtrees."""
 
 SIDE_MIN = 16
 """Rows and columns are padded to it: below, BLAS takes kernels for vectors, of another order."""
 
 ELEMENTS_MAX = 1 << 23
-"""Of leaves' products that exist at once; larger products are made in pieces."""
+"""Most elements of leaves' products at once; larger products are made in pieces."""
 
 SHAPES_MAX = 4096
 """Shapes whose check is remembered."""
@@ -89,8 +89,8 @@ def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
 def row_sums(x: Tensor) -> Tensor:
     """Sums over the last dimension, which stays, with size 1; fp32 for narrower floats.
 
-    Leaves at multiples of 128 (products with 1), zeros behind change nothing. For what no rank ever
-    has a share of: the features of a norm, the keys of a softmax.
+    Leaves at multiples of 128 (products with 1), trailing zeros change nothing. For dimensions that
+    are never sharded: the features of a norm, the keys of a softmax.
     """
     if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
         return tree_sum(x, -1).unsqueeze(-1)

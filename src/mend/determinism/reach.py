@@ -95,8 +95,8 @@ def put_in_place() -> Callable[[], None]:
 
 
 def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:
-    """What nn.MultiheadAttention and nn.Transformer call: it turns the batch into the second
-    dimension before it multiplies by weights."""
+    """In place of the function that nn.MultiheadAttention and nn.Transformer call: it moves the
+    batch to the second dimension before it multiplies by weights."""
     raise NotDeterministic(
         "nn.MultiheadAttention is not reached at level shape: its linear layers do not have the "
         "batch as their first dimension",

@@ -62,7 +62,7 @@ _LAST_SEQUENCE_NR = (1 << 64) - 1
 class Recorder:
     """Records the steps up to `last` (0: all), and every operator of steps `detail` (first, last).
 
-    `write` gets a header at once, then one record per step and entry. Behind step `last` the
+    `write` gets a header at once, then one record per step and entry. After step `last` the
     script is ended by SystemExit. Forked children (loader workers) record nothing.
     """
 
@@ -263,7 +263,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read, written = _arguments(func, args, kwargs)
         with self.aside():
             before = [self._hashes(each) for each in read]
-            # What is written as well as read counts as an input that somebody else may fill.
+            # What is written as well as read counts as an input that another operator may fill.
             changed = [] if name in OVERWRITES else [self._hashes(each) for each in written]
         result = func(*args, **kwargs)
         _wait_for(func, result)
@@ -331,7 +331,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def header() -> dict[str, Any]:
-    """What two runs should have in common."""
+    """Facts that two runs should have in common."""
     return {
         "format": FORMAT,
         "rank": int(os.environ.get("RANK", "0")),
@@ -359,7 +359,7 @@ def _arguments(
 
 
 def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What an operator is given beside tensors, as far as it is numbers."""
+    """The arguments of an operator that are numbers."""
 
     def text(value: Any) -> str:
         if isinstance(value, (list, tuple)):
@@ -380,7 +380,7 @@ def _wait_for(func: Any, result: Any) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Of nested lists, tuples and dicts, in order."""
+    """The tensors in nested lists, tuples and dicts, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ TOKENS = 1
 @dataclass(frozen=True, slots=True)
 class Cut(Order):
     """Of a layer that is cut. `sums_in`: over ranks forward (the inputs are cut), otherwise
-    backward (the outputs are). `fused`: layers that the outputs hold one behind another, each cut.
+    backward (the outputs are). `fused`: layers that the outputs hold one after another, each cut.
     `tokens_cut`: the uncut side is this rank's share of the tokens."""
 
     group: dist.ProcessGroup

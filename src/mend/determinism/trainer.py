@@ -58,7 +58,7 @@ class Verdict:
 
 
 class DeterministicTrainer(Closes):
-    """Trains `model` step by step under enable(seed, level), which it calls if nobody has.
+    """Trains `model` step by step under enable(seed, level), which it calls if it is not on.
 
     Every step begins with generators seeded from (seed, number of the step), so that a step's bits
     do not depend on what was drawn before it: a job that goes on from a checkpoint (set `steps`)

@@ -4,7 +4,7 @@ peers, clocks, files.
 Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
 every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of
 it, speaks for that slice between the racks, and gets the other slices from its replicas when a new
-anchor is applied. A box that nobody else holds is owned whole, and no rank ever sees more of the
+anchor is applied. A box without replicas is owned whole, and no rank ever sees more of the
 model than its own boxes.
 
 Legend: N elements of a vector.
@@ -115,14 +115,14 @@ def local_of(parameter: Tensor) -> Tensor:
 
 
 def bytes_held(tensor: Tensor) -> memoryview:
-    """What this rank holds of a tensor, as bytes in row-major order on the CPU."""
+    """The elements that this rank holds of a tensor, as bytes in row-major order on the CPU."""
     flat = local_of(tensor).cpu().contiguous().reshape(-1)
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
 
 
 def shard_of(name: str, parameter: Tensor) -> Shard:
-    """Which box of the tensor this rank holds. Raises ConfigError for a DTensor that is partial."""
+    """The box of the tensor that this rank holds. Raises ConfigError for a partial DTensor."""
     spread = as_dtensor(parameter)
     if spread is None:
         return Shard(tuple(parameter.shape), (0,) * parameter.dim())
@@ -178,8 +178,8 @@ def whole_of(parameter: Tensor) -> Tensor:
 
 
 def owned_by(layout: Layout, sharded: Container[str], ranks: int, rank: int) -> Owned:
-    """What a rank of so many owns, counted in the whole tensors: of those named in `sharded` its
-    rows, of all others its slice."""
+    """The elements that a rank of so many owns, counted in the whole tensors: its rows of those
+    named in `sharded`, its slice of all others."""
     spans = []
     for slot in layout.slots:
         if slot.name in sharded:
@@ -219,7 +219,7 @@ class Holding:
 
 
 def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Holding:
-    """What `rank` owns, from the boxes of all ranks of the rack: boxes[rank][slot].
+    """The elements that `rank` owns, from the boxes of all ranks of the rack: boxes[rank][slot].
 
     Raises ConfigError when the boxes of a tensor do not make up the whole.
     """

@@ -1,5 +1,5 @@
-"""What a rank owns of a fragment of the live model, as one flat fp32 vector. Runs on the training
-thread, between steps.
+"""The part of a fragment of the live model that a rank owns, as one flat fp32 vector. Runs on the
+training thread, between steps.
 
 Legend: N elements of the vector.
 """
@@ -124,7 +124,7 @@ class FragmentView:
                 yield held, slice(*span), slice(*place)
 
     def held(self) -> list[Tensor]:
-        """What the rank holds of every tensor, sharing its memory."""
+        """The elements that the rank holds of every tensor, sharing its memory."""
         return [local_of(parameter) for parameter in self._parameters]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:

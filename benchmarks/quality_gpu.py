@@ -221,7 +221,7 @@ class Bench:
         ]
 
     def _parts(self) -> Iterator[list[Tensor]]:
-        """The tensors that a step changes, [M, N]: weights and moments. The count of steps, by which
+        """The tensors that a step changes, [M, N]: weights and moments. The step count, by which
         AdamW corrects its moments, is one for all models; it matters in the first hundred only."""
         for number, value in enumerate(self.values):
             state = self.optimizer.state[value]

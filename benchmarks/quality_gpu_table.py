@@ -58,35 +58,35 @@ def group_runs(reports: Sequence[Report]) -> dict[str, list[Report]]:
 def losses_of(reports: Sequence[Report]) -> Losses:
     """A loss that was no number is infinite: that arm diverged."""
     return {
-        arm_text: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
+        name: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
         for report in reports
-        for arm_text, looks in report["losses"].items()
+        for name, looks in report["losses"].items()
     }
 
 
-def above(losses: Losses, arm_text: str, base: str | None) -> Interval | None:
+def above(losses: Losses, name: str, base: str | None) -> Interval | None:
     """Percent, paired by seed; None where there is nothing to compare with."""
-    if base is None or base == arm_text:
+    if base is None or base == name:
         return None
-    pct = paired_pct(losses[arm_text], losses[base])
+    pct = paired_pct(losses[name], losses[base])
     return t_interval(pct) if pct and all(map(math.isfinite, pct)) else None
 
 
 def base_of(losses: Losses, arm: Arm) -> str | None:
     """The base of an arm: every rack in every round, lr 1, no momentum, tau 0, the same H."""
     plain = Arm(kind="merge", period=arm.period)
-    return next((arm_text for arm_text in losses if parse_arm(arm_text) == plain), None)
+    return next((name for name in losses if parse_arm(name) == plain), None)
 
 
-def _without_codec(losses: Losses, arm_text: str) -> str | None:
-    plain = replace(parse_arm(arm_text), codec="none", feedback="buffer")
+def _without_codec(losses: Losses, name: str) -> str | None:
+    plain = replace(parse_arm(name), codec="none", feedback="buffer")
     return next((other for other in losses if parse_arm(other) == plain), None)
 
 
-def _at_equal_speeds(losses: Losses, arm_text: str, racks: int) -> str | None:
+def _at_equal_speeds(losses: Losses, name: str, racks: int) -> str | None:
     """The same arm with racks that make the same share of the steps each, and as many in all. How
     offers are weighed makes no difference there."""
-    arm = parse_arm(arm_text)
+    arm = parse_arm(name)
     mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks
     if arm.speed(0) == mean:
         return None
@@ -123,16 +123,14 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     columns: dict[str, Callable[[str], str]] = {}
-    if any(len(parse_arm(arm_text).speeds) > 1 for arm_text in losses):
-        columns["above equal speeds, %"] = lambda arm_text: show_pct(
-            above(losses, arm_text, _at_equal_speeds(losses, arm_text, plan["racks"]))
+    if any(len(parse_arm(name).speeds) > 1 for name in losses):
+        columns["above equal speeds, %"] = lambda name: show_pct(
+            above(losses, name, _at_equal_speeds(losses, name, plan["racks"]))
         )
-    if any(parse_arm(arm_text).codec != "none" for arm_text in losses):
-        columns["bits"] = lambda arm_text: (
-            f"{bits_of(parse_arm(arm_text).codec, SIZES[plan['size']]):.2f}"
-        )
-        columns["above no codec, %"] = lambda arm_text: show_pct(
-            above(losses, arm_text, _without_codec(losses, arm_text))
+    if any(parse_arm(name).codec != "none" for name in losses):
+        columns["bits"] = lambda name: f"{bits_of(parse_arm(name).codec, SIZES[plan['size']]):.2f}"
+        columns["above no codec, %"] = lambda name: show_pct(
+            above(losses, name, _without_codec(losses, name))
         )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
@@ -142,13 +140,13 @@ def table(reports: Sequence[Report]) -> list[str]:
         + " |",
         "|---|---|---|---|---|" + "---|" * len(columns),
     ]
-    for arm_text, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
+    for name, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
-        plain = show_pct(above(losses, arm_text, base_of(losses, parse_arm(arm_text))))
-        parallel = show_pct(above(losses, arm_text, "dp" if "dp" in losses else None))
-        exchanges = parse_arm(arm_text).exchanges
-        more = [cell(arm_text) if exchanges else "-" for cell in columns.values()]
-        cells = [f"`{arm_text}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
+        plain = show_pct(above(losses, name, base_of(losses, parse_arm(name))))
+        parallel = show_pct(above(losses, name, "dp" if "dp" in losses else None))
+        exchanges = parse_arm(name).exchanges
+        more = [cell(name) if exchanges else "-" for cell in columns.values()]
+        cells = [f"`{name}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
         lines.append("| " + " | ".join(cells) + " |")
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
     size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
@@ -165,9 +163,9 @@ def table(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def _order(arm_text: str) -> tuple[Any, ...]:
-    arm = parse_arm(arm_text)
-    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, arm_text)
+def _order(name: str) -> tuple[Any, ...]:
+    arm = parse_arm(name)
+    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, name)
 
 
 def _inner(plan: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -46,10 +46,7 @@ def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = No
     path = options.out / f"rack{rack}-rank{rank}.jsonl"
     try:
         with path.open("w", encoding="utf-8") as lines:
-            bench = (kind or Bench)(
-                options, meeting, (rack, rank, ranks), began, lines.write, lines.flush
-            )
-            bench.run()
+            (kind or Bench)(options, meeting, (rack, rank, ranks), began, lines).run()
         meeting.all_here("done")
     except BaseException as error:
         meeting.failed(error)
@@ -64,7 +61,7 @@ def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = No
 
 
 class Bench:
-    """The model, its start, and what is done with them."""
+    """The model, its start, and the cells that are run with it."""
 
     def __init__(
         self,
@@ -72,12 +69,11 @@ class Bench:
         meeting: Meeting,
         place: tuple[int, int, int],
         began: float,
-        write: Callable[[str], Any],
-        flush: Callable[[], None],
+        lines: TextIO,
     ) -> None:
         self.options, self.meeting, self.began = options, meeting, began
         self.rack, self.rank, self.ranks = place
-        self._write, self._flush = write, flush
+        self._lines = lines
         self.decides = self.rack == self.rank == 0
         self.plan = Plan(
             options.fragments, options.gap, options.gaps_measured, options.steps_max,
@@ -305,8 +301,7 @@ class Bench:
 
     def _line(self, fields: dict[str, Any]) -> None:
         """Written at once, so that a run that is cut short has told what it knew."""
-        self._write(json.dumps(fields) + "\n")
-        self._flush()
+        print(json.dumps(fields), file=self._lines, flush=True)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import RESULTS, parser_of
+from benchmarks.quality_table import t_interval
 
 GOAL = 0.99
 RESAMPLES = 2000
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t, two-sided, by number of values."""
 
 Line = dict[str, Any]
 Ranks = list[Line]
@@ -216,11 +215,10 @@ def _resampled(
 
 def _student(values: Sequence[float], digits: int = 1) -> tuple[float, float] | None:
     """None where one value says nothing about its spread."""
-    if len(values) not in T_95:
+    if len(values) < 2:
         return None
-    middle = statistics.fmean(values)
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return round(middle - half, digits), round(middle + half, digits)
+    interval = t_interval(values)
+    return round(interval.low, digits), round(interval.high, digits)
 
 
 # ---------------------------------------------------------------------- bits

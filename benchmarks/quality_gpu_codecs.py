@@ -139,10 +139,10 @@ class LowRank:
             return  # offers of the version before: the newest basis of that side stays
         share = torch.tensor(weights, device=factors[0].device)[:, None, None]
         merged = [(each * share).sum(1) for each in factors]
-        self.bases[self.version % 2] = [_orthonormal(_filled(each)) for each in merged]
+        self.bases[self.version % 2] = [_orthonormal(_fill_up(each)) for each in merged]
 
 
-def _filled(merged_Skr: Tensor) -> Tensor:
+def _fill_up(merged_Skr: Tensor) -> Tensor:
     """With enough of random directions to have r of them."""
     chance = torch.Generator().manual_seed(merged_Skr.shape[-2])
     noise = torch.rand(merged_Skr.shape[-2:], generator=chance).to(merged_Skr.device) * 2 - 1

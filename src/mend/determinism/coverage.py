@@ -142,7 +142,7 @@ class unseen:
         torch._C._set_deterministic_fill_uninitialized_memory(self._filled)
 
 
-def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` inside unseen()."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

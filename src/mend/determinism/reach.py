@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from mend.determinism import attention, chance, kernels, linear, norms
-from mend.determinism.coverage import hidden
+from mend.determinism.coverage import unwatched
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 
@@ -81,7 +81,7 @@ def put_in_place() -> Callable[[], None]:
             library.impl(name, function, "AutogradCPU")
             library.impl(name, function, "CPU")
         for name, function in BELOW.items():
-            library.impl(name, hidden(function), "CPU")
+            library.impl(name, unwatched(function), "CPU")
         for name in REACHED:
             library.impl(name, _refusal(name), "CUDA")
     attention_of_old = functional.multi_head_attention_forward

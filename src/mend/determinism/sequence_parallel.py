@@ -36,7 +36,7 @@ class SplitTokens(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = group_of(device_mesh)
-        module.register_forward_hook(lambda _, args, output: _split(output, group))
+        module.register_forward_hook(lambda _, args, output: _split_tokens(output, group))
         return module
 
 
@@ -45,7 +45,9 @@ class GatherTokens(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = group_of(device_mesh)
-        module.register_forward_pre_hook(lambda _, args: (_gathered(args[0], group), *args[1:]))
+        module.register_forward_pre_hook(
+            lambda _, args: (_gather_tokens(args[0], group), *args[1:])
+        )
         return module
 
 
@@ -129,13 +131,13 @@ class _Gather(torch.autograd.Function):
         return _own_share(grad, ctx.group), None
 
 
-def _split(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _split_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     refuse_tokens(x, dist.get_world_size(group))
     output: Tensor = _Split.apply(x, group)  # type: ignore[no-untyped-call]
     return output
 
 
-def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     _refuse(x)
     output: Tensor = _Gather.apply(x, group)  # type: ignore[no-untyped-call]
     return output

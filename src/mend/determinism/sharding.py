@@ -88,25 +88,25 @@ def whole_of(shares: Iterable[Share]) -> Iterator[Tensor]:
     for share in shares:
         numel = share.shape.numel() + sum(each.shape.numel() for each in some)
         if some and (numel > ELEMENTS_MAX or not _fit(some[0], share)):
-            yield from _gathered(some)
+            yield from _gather(some)
             some = []
         some.append(share)
     if some:
-        yield from _gathered(some)
+        yield from _gather(some)
 
 
 def _fit(one: Share, other: Share) -> bool:
     return one.group is other.group and one.local.dtype == other.local.dtype
 
 
-def _gathered(shares: Sequence[Share]) -> Iterator[Tensor]:
-    mine = torch.cat([_padded(share) for share in shares])
+def _gather(shares: Sequence[Share]) -> Iterator[Tensor]:
+    mine = torch.cat([_pad(share) for share in shares])
     parts_RN = all_gather(mine[None], shares[0].group)
     columns = torch.split(parts_RN, [share.each.numel() for share in shares], 1)
-    yield from map(assembled, shares, columns)
+    yield from map(assemble, shares, columns)
 
 
-def _padded(share: Share) -> Tensor:
+def _pad(share: Share) -> Tensor:
     """Flat, and as long as the first rank's: zeros where rows, or ends of rows, are missing."""
     missing = list(share.local.shape)
     missing[share.dim] = share.each[share.dim] - missing[share.dim]
@@ -115,7 +115,7 @@ def _padded(share: Share) -> Tensor:
     return share.local.reshape(-1)
 
 
-def assembled(share: Share, parts_RN: Tensor) -> Tensor:
+def assemble(share: Share, parts_RN: Tensor) -> Tensor:
     """The whole, of all ranks' parts, each flat and padded to the first's shape."""
     ranks, each, dim = len(parts_RN), share.each, share.dim
     parts = parts_RN.reshape(ranks, *each)

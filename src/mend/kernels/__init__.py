@@ -104,7 +104,7 @@ def _call_or_warn(make: Callable[[], Any]) -> Any:
         return None
 
 
-def _made(module: str, name: str, *arguments: str) -> Any:
+def _load(module: str, name: str, *arguments: str) -> Any:
     """What mend.kernels.MODULE.NAME makes; None without numba, or where it fails."""
     if not _numba_works():
         return None
@@ -114,35 +114,35 @@ def _made(module: str, name: str, *arguments: str) -> Any:
 @cache
 def block_kernels(codec: str) -> BlockKernels | None:
     """Those of the codec of this name, int8, int4, e3m0 or topk; None without numba."""
-    kernels: BlockKernels | None = _made("blocks", "kernels", codec)
+    kernels: BlockKernels | None = _load("blocks", "kernels", codec)
     return kernels
 
 
 @cache
 def delta_kernel() -> DeltaKernel | None:
     """None without numba."""
-    kernel: DeltaKernel | None = _made("offers", "delta")
+    kernel: DeltaKernel | None = _load("offers", "delta")
     return kernel
 
 
 @cache
 def squares_kernel() -> SquaresKernel | None:
     """None without numba."""
-    kernel: SquaresKernel | None = _made("offers", "squares")
+    kernel: SquaresKernel | None = _load("offers", "squares")
     return kernel
 
 
 @cache
 def offer_kernel(codec: str) -> OfferKernel | None:
     """That of one of the codecs above, or of bfloat16; None without numba."""
-    kernel: OfferKernel | None = _made("offers", "offer", codec)
+    kernel: OfferKernel | None = _load("offers", "offer", codec)
     return kernel
 
 
 @cache
 def product_kernels() -> ProductKernels | None:
     """None without numba."""
-    kernels: ProductKernels | None = _made("products", "kernels")
+    kernels: ProductKernels | None = _load("products", "kernels")
     return kernels
 
 

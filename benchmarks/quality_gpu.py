@@ -67,6 +67,7 @@ from benchmarks.quality_gpu_model import (
     start,
 )
 from benchmarks.quality_gpu_outer import Outer, learning_rate, parse_arm
+from benchmarks.quality_table import nulls
 from mend.tools.demo_corpus import Corpus
 
 ARMS = "dp,alone,merge,merge:lr=.7:mu=.9,merge:lr=1-.7:mu=.9:ramp=10"
@@ -374,14 +375,10 @@ def run(bench: Bench, part: Path, options: argparse.Namespace) -> bool:
     return True
 
 
-def finite(rows: list[list[float]]) -> list[list[float | None]]:
-    return [[each if math.isfinite(each) else None for each in row] for row in rows]
-
-
 def report(bench: Bench, device: torch.device) -> dict[str, Any]:
     """The run as one JSON object; a loss that is no number is null."""
     plan = bench.plan
-    looks = [(step, finite(rows)) for step, rows in bench.curve]
+    looks = [(step, nulls(rows)) for step, rows in bench.curve]
     return {
         "name": "quality_gpu",
         "plan": plan.basis,
@@ -397,7 +394,7 @@ def report(bench: Bench, device: torch.device) -> dict[str, Any]:
             said: [rows[number] for _, rows in looks] for number, said in enumerate(plan.arms)
         },
         # by arm: by seed
-        "closed": dict(zip(plan.arms, finite(bench.close()), strict=True)),
+        "closed": dict(zip(plan.arms, nulls(bench.close()), strict=True)),
         "command": " ".join(["python -m benchmarks.quality_gpu", *sys.argv[1:]]),
     }
 

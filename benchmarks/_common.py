@@ -80,26 +80,23 @@ def read_options(name: str, doc: str, wanted: Mapping[str, Option]) -> argparse.
     parser = parser_of(name, doc)
     parser.add_argument("--save", action="store_true", help="also write to benchmarks/results")
     for key, (default, text) in wanted.items():
-        flag, told = f"--{key.replace('_', '-')}", text or argparse.SUPPRESS
+        more: dict[str, Any] = {"default": default, "type": type(default)}
+        shown = f"{text} (default {default})" if text else argparse.SUPPRESS
         if default is False:
-            parser.add_argument(flag, action="store_true", help=told)
+            more, shown = {"action": "store_true"}, text
         elif isinstance(default, list):
-            shown = f"{text} (default {','.join(map(str, default))})"
-            parser.add_argument(flag, type=_numbers, default=default, help=shown)
+            more, shown = {"default": default, "type": _numbers}, f"{text} (default {default})"
         elif isinstance(default, Mapping):
-            parser.add_argument(flag, default=",".join(default), help=f"{text} (default: all)")
+            more, shown = {"default": ",".join(default)}, f"{text} (default: all)"
         elif isinstance(default, tuple):
+            more = {"default": default[0], "choices": default}
             shown = f"{text} (default {default[0]})"
-            parser.add_argument(flag, choices=default, default=default[0], help=shown)
-        else:
-            shown = f"{text} (default {default})" if text else told
-            parser.add_argument(flag, type=type(default), default=default, help=shown)
+        parser.add_argument(f"--{key.replace('_', '-')}", help=shown, **more)
     options = parser.parse_args()
     for key, (known, _) in wanted.items():
         given = getattr(options, key)
         if isinstance(known, Mapping) and (unknown := set(given.split(",")) - set(known)):
-            first = sorted(unknown)[0]
-            parser.error(f"--{key}: {first!r} is none of {', '.join(known)}")
+            parser.error(f"--{key}: {min(unknown)!r} is none of {', '.join(known)}")
     return options
 
 

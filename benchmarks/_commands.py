@@ -1,4 +1,4 @@
-"""The commands of `mend bench`: their arguments, and what they say of themselves."""
+"""The commands of `mend bench`: arguments and help."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks._rows import ROWS
-from benchmarks._run import Wanted, listing, run
+from benchmarks._run import ROWS, Wanted, listing, run
 from benchmarks.delay_sweep.command import HELP, delay_sweep_command
 from mend.tools.tape_commands import WithCommand
 
@@ -42,7 +41,7 @@ def run_command(
         typer.Option("--quick", help="Tiny sizes: does it run here? Goals are not judged."),
     ] = False,
     peers: Annotated[
-        bool, typer.Option(help="Let installed peers do the same work, each right behind the row.")
+        bool, typer.Option(help="Let installed peers do the same work, each right after the row.")
     ] = True,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all that was found here, as JSON.")

@@ -1,10 +1,10 @@
-"""benchmarks._common: what the benchmarks share: arguments, statistics, one JSON object, two racks.
+"""Shared parts of the benchmarks: options, timing, statistics, the JSON result, racks as processes.
 
 Every benchmark prints {name, goal, better, unit, measured, spread, samples, limit, pass,
-parameters, machine, command} and what is special to it. `measured` is a median, where the goal is
-no maximum; `spread` names the quartiles and the extremes of so many `samples` around it. `limit` is
-what the machine gave to something plainer in the same run (memcpy, one socket, a step without
-mend), so that a figure can be read on another machine; null where there is nothing of the kind.
+parameters, machine, command} and its own fields. `measured` is the median, or the maximum where the
+goal is one; `spread` gives the quartiles and extremes of the `samples`. `limit` is the figure of
+something plainer on the same machine in the same run (memcpy, one socket, a step without mend), so
+that results of two machines can be compared; null where there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -39,18 +39,99 @@ JOB = "benchmark"
 COPIES = 5
 _TILE = 1 << 20
 
+Option = tuple[Any, str]
+"""Default and help."""
 
-def arguments(name: str, doc: str) -> argparse.ArgumentParser:
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`text` says it: the `measure` of the values has the `bound`, in `unit`. `digits`: to which
+    the values are rounded in the result."""
+
+    text: str
+    bound: float
+    unit: str
+    better: Literal["lower", "higher"] = "lower"
+    measure: Literal["median", "max"] = "median"
+    digits: int = 3
+
+    def is_met(self, values: Sequence[float]) -> bool:
+        figure = max(values) if self.measure == "max" else statistics.median(values)
+        return figure <= self.bound if self.better == "lower" else figure >= self.bound
+
+
+def parser_of(name: str, doc: str) -> argparse.ArgumentParser:
     """A parser whose --help is the module's docstring."""
-    parser = argparse.ArgumentParser(
+    return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--save", action="store_true", help=f"also write the JSON to benchmarks/results/{name}.json"
-    )
-    return parser
+
+
+def read_options(name: str, doc: str, wanted: Mapping[str, Option]) -> argparse.Namespace:
+    """The options of a benchmark, from the command line; every benchmark has --save.
+
+    `wanted`: name -> (default, help). The default decides what an option accepts: False makes it a
+    flag, a list whole numbers separated by commas, a mapping some of its keys separated by commas
+    (all by default), a tuple one of its elements (the first by default), anything else one value of
+    its type. An empty help hides the option.
+    """
+    parser = parser_of(name, doc)
+    parser.add_argument("--save", action="store_true", help="also write to benchmarks/results")
+    for key, (default, text) in wanted.items():
+        more: dict[str, Any] = {"default": default, "type": type(default)}
+        shown = f"{text} (default {default})" if text else argparse.SUPPRESS
+        if default is False:
+            more, shown = {"action": "store_true"}, text
+        elif isinstance(default, list):
+            more, shown = {"default": default, "type": _numbers}, f"{text} (default {default})"
+        elif isinstance(default, Mapping):
+            more, shown = {"default": ",".join(default)}, f"{text} (default: all)"
+        elif isinstance(default, tuple):
+            more = {"default": default[0], "choices": default}
+            shown = f"{text} (default {default[0]})"
+        parser.add_argument(f"--{key.replace('_', '-')}", help=shown, **more)
+    options = parser.parse_args()
+    for key, (known, _) in wanted.items():
+        given = getattr(options, key)
+        if isinstance(known, Mapping) and (unknown := set(given.split(",")) - set(known)):
+            parser.error(f"--{key}: {min(unknown)!r} is none of {', '.join(known)}")
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def with_options(options: argparse.Namespace, **values: object) -> argparse.Namespace:
+    """A copy of the options with other or further values."""
+    return argparse.Namespace(**{**vars(options), **values})
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], object]],
+    repeats: int,
+    before: Callable[[], object] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds of each run in each repeat. All runs take turns in every repeat, so that a
+    disturbance of the machine meets all of them; a first repeat warms up and is not counted.
+    `before` is called before each run and is not timed."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(repeats + 1):
+        for name, run in runs.items():
+            if before is not None:
+                before()
+            started = time.perf_counter()
+            run()
+            if repeat:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratios(values: Iterable[float], bases: Iterable[float]) -> list[float]:
+    """values / bases, pair by pair."""
+    return [value / base for value, base in zip(values, bases, strict=True)]
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
@@ -64,12 +145,17 @@ def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
     return {key: round(value, digits) for key, value in named.items()}
 
 
+def spreads(values: Mapping[str, Sequence[float]], digits: int = 3) -> dict[str, object]:
+    """The spread of each entry."""
+    return {name: spread(each, digits) for name, each in values.items()}
+
+
 def machine() -> dict[str, object]:
-    """What the figures depend on; nothing that says whose machine it is."""
+    """The machine that the figures depend on, without a name or an owner."""
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": round(_meminfo("MemTotal") / 1e9, 1),
+        "memory_gb": round(proc_bytes("meminfo", "MemTotal") / 1e9, 1),
         "load_1min": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -77,50 +163,41 @@ def machine() -> dict[str, object]:
     }
 
 
-def free_bytes() -> int:
-    """Memory that can be taken without swapping."""
-    return _meminfo("MemAvailable")
-
-
 def limit(what: str, unit: str, values: Sequence[float], digits: int = 3) -> dict[str, object]:
-    """What the same machine gave to something plainer, in the same run."""
+    """The figure of something plainer, on the same machine in the same run."""
     return {"what": what, "unit": unit, **spread(values, digits)}
 
 
 def report(
     name: str,
-    *,
-    goal: str,
+    goal: Goal,
     values: Sequence[float],
-    passed: bool,
     options: argparse.Namespace,
+    plain: Mapping[str, object] | None,
     more: Mapping[str, object],
-    unit: str,
-    beside: Mapping[str, object] | None,
-    better: Literal["lower", "higher"] = "lower",
-    measure: str = "median",
-    digits: int = 3,
+    *,
+    also: bool = True,
 ) -> None:
-    """Print the JSON, and keep it where --save was given. `measure`: which of the spread counts;
-    `beside`: the limit of this run."""
-    around = spread(values, digits)
+    """Print the result as JSON, and write it to RESULTS with --save. `plain`: the limit of this
+    run; `more`: fields of this benchmark alone; `also`: further conditions to pass."""
+    around = spread(values, goal.digits)
     parameters = {key: value for key, value in vars(options).items() if key != "save"}
-    found = {
+    result = {
         "name": name,
-        "goal": goal,
-        "better": better,
-        "unit": unit,
-        "measured": around[measure],
+        "goal": goal.text,
+        "better": goal.better,
+        "unit": goal.unit,
+        "measured": around[goal.measure],
         "spread": around,
         "samples": len(values),
-        "limit": beside,
-        "pass": passed,
+        "limit": plain,
+        "pass": goal.is_met(values) and also,
         **more,
         "parameters": parameters,
         "machine": machine(),
         "command": " ".join([f"python -m benchmarks.{name}", *sys.argv[1:]]),
     }
-    text = json.dumps(found, indent=1)
+    text = json.dumps(result, indent=1)
     print(text)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
@@ -128,21 +205,17 @@ def report(
 
 
 def noise(numel: int, seed: int) -> Tensor:
-    """fp32, cheap at any size; no benchmark depends on the values."""
+    """fp32 values of a repeated random tile: cheap at any size."""
     tile = torch.randn(min(_TILE, numel), generator=torch.Generator().manual_seed(seed))
     return tile.repeat(-(-numel // tile.numel()))[:numel].contiguous()
 
 
 def copies_s(numel: int) -> list[float]:
-    """Seconds of one plain copy of so many fp32 elements, by one thread; of several."""
+    """Seconds of COPIES plain copies of `numel` fp32 elements by one thread."""
     torch.set_num_threads(1)
-    model, found = noise(numel, 1), []
-    out = torch.zeros_like(model)
-    for _ in range(COPIES):
-        began_s = time.perf_counter()
-        out.copy_(model)
-        found.append(time.perf_counter() - began_s)
-    return found
+    model = noise(numel, 1)
+    copy = torch.zeros_like(model)
+    return take_turns({"copy": lambda: copy.copy_(model)}, COPIES)["copy"]
 
 
 class Flat(nn.Module):
@@ -162,7 +235,7 @@ class Flat(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class RackArgs:
-    """What a rack's process is started with. `folder` is empty and shared by all of them."""
+    """Arguments of a rack's process. `folder` starts empty and is shared by all racks."""
 
     pipe: Connection
     rack: int
@@ -172,9 +245,8 @@ class RackArgs:
     witness_addr: str
 
     def config(self, **settings: Any) -> MendConfig:
-        """Settings of this rack, on loopback unless `settings` name its peers; no MEND_* of whoever
-        runs the benchmark. Without a ramp: what is measured is a round as it is for most of a
-        run."""
+        """Settings of this rack, on loopback unless `settings` name its peers. MEND_* of the shell
+        are ignored. There is no ramp, so that a round is measured as it is for most of a run."""
         for key in [key for key in os.environ if key.startswith("MEND_")]:
             del os.environ[key]
         peers = {rack: f"tcp://{LOOPBACK}:{port}" for rack, port in enumerate(self.ports)}
@@ -190,8 +262,8 @@ class RackArgs:
 
 class Racks:
     """One job on loopback: a process per rack, and a witness if wanted. A rack can be killed and
-    started again. `pipes` leads to the newest life of each. `parents`: racks start processes of
-    their own, as some peers do; then a killed benchmark leaves them behind."""
+    started again; `pipes` lead to the newest process of each. `parents`: racks start processes of
+    their own, as some peers do; those survive a benchmark that is killed."""
 
     def __init__(
         self,
@@ -203,7 +275,7 @@ class Racks:
     ) -> None:
         self._target, self._options, self.count = target, options, count
         self._parents = parents
-        # One process imports torch, and all others are its forks: they start in no time.
+        # One process imports torch, and all others are its forks, which start at once.
         self._spawn = multiprocessing.get_context("forkserver")
         self._spawn.set_forkserver_preload(["benchmarks._work"])
         *self.ports, extra = free_ports(count + 1)
@@ -214,9 +286,13 @@ class Racks:
         self._witness: Any = None
         self._witness_addr = f"tcp://{LOOPBACK}:{extra}" if with_witness else ""
         if with_witness:
-            args = (self._witness_addr, count)
-            self._witness = self._spawn.Process(target=_witness, args=args, daemon=True)
+            args = (self._witness_addr, count, JOB)
+            self._witness = self._spawn.Process(target=witness.run, args=args, daemon=True)
             self._witness.start()
+
+    def start_all(self) -> list[Connection]:
+        """Start every rack; returns their pipes."""
+        return [self.start(rack) for rack in range(self.count)]
 
     def start(self, rack: int) -> Connection:
         ours, theirs = self._spawn.Pipe()
@@ -231,11 +307,11 @@ class Racks:
         return ours
 
     def pid(self, rack: int) -> int:
-        """Of its newest life."""
+        """Process id of the rack's newest process."""
         return int(self._newest[rack].pid)
 
     def kill(self, rack: int) -> float:
-        """SIGKILL. Returns when it was sent, by time.monotonic."""
+        """Send SIGKILL; returns the time.monotonic() of it."""
         at_s = time.monotonic()
         self._newest[rack].kill()
         self._newest[rack].join()
@@ -243,7 +319,7 @@ class Racks:
 
     def close(self) -> None:
         for pipe in self.pipes.values():
-            pipe.close()  # who still waits for a word finds its end
+            pipe.close()  # a rack that waits for a message gets an end of file
         for process in self._processes:
             process.join(END_S)
             if process.is_alive():
@@ -262,17 +338,13 @@ def racks(
     """Start `target` in a process per rack; gives a pipe to each. Ends them on the way out."""
     job = Racks(target, options, count)
     try:
-        yield [job.start(rack) for rack in range(count)]
+        yield job.start_all()
     finally:
         job.close()
 
 
-def _witness(address: str, count: int) -> None:
-    """The process of the witness."""
-    witness.run(address, count, JOB)
-
-
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Model name of the CPU, or the architecture where the kernel gives none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -280,8 +352,9 @@ def _cpu() -> str:
     return platform.machine()
 
 
-def _meminfo(key: str) -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def proc_bytes(file: str, key: str) -> int:
+    """A line of /proc/FILE that is given in kB, in bytes; 0 where the kernel has no such line."""
+    for line in Path("/proc", file).read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) * 1024
-    raise KeyError(key)
+    return 0

@@ -1,4 +1,4 @@
-"""benchmarks._peer_hivemind: the work of our rows, done by hivemind 1.1.12, where it has it."""
+"""Rows of the benchmarks that hivemind 1.1.12 can do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hivemind.utils import get_dht_time
 
 from benchmarks._common import RackArgs, Racks, noise
-from benchmarks.outer_sync import gloo_of, timed
+from benchmarks.outer_sync import against_gloo, gloo_of, time_turn
 from benchmarks.peers import Found
 
 REPEATS_MAX = 5
@@ -31,11 +31,8 @@ def outer_sync(asked: dict[str, Any]) -> Found:
     job.start(1)
     for pipe in job.pipes.values():
         pipe.send(address)
-    found = [pipe.recv() for pipe in job.pipes.values()]
-    gloo, sync = ([max(both) for both in zip(*(f[key] for f in found), strict=True)]
-                  for key in ("gloo", "sync"))  # fmt: skip
-    ratios = [ours / raw for ours, raw in zip(sync, gloo, strict=True)]
-    return Found(ratios, "x gloo", "average only: no outer step, no digest; matchmaking not timed")
+    *_, times = against_gloo([pipe.recv() for pipe in job.pipes.values()], "sync")
+    return Found(times, "x gloo", "average only: no outer step, no digest; matchmaking not timed")
 
 
 def _averaging(args: RackArgs) -> None:
@@ -69,7 +66,7 @@ def _averaging(args: RackArgs) -> None:
             ("gloo", lambda: group.allreduce([buffer]).wait()),
             ("sync", average),
         ):
-            taken_s, _ = timed(group, turn)
+            taken_s, _ = time_turn(group, turn)
             if repeat:
                 found[name].append(taken_s)
     args.pipe.send(found)

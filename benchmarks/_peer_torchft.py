@@ -1,4 +1,4 @@
-"""benchmarks._peer_torchft: the work of our rows, done by torchft 0.2.0, where it has it."""
+"""Rows of the benchmarks that torchft 0.2.0 can do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 os.environ.setdefault("RUST_LOG", "error")  # several lines per step otherwise
 
-# Behind the line above, which it needs.
+# After the line above, which it needs.
 import torch
 from torch.distributed import TCPStore
 from torchft.coordination import LighthouseServer
@@ -20,7 +20,7 @@ from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo
 
 from benchmarks._common import Flat, RackArgs, Racks, noise
-from benchmarks.outer_sync import gloo_of, timed
+from benchmarks.outer_sync import against_gloo, gloo_of, time_turn
 from benchmarks.peers import Found
 from mend.tools.ports import LOOPBACK
 
@@ -33,14 +33,9 @@ def outer_sync(asked: dict[str, Any]) -> Found:
     numel, repeats = asked.get("numel", 50_331_648), asked.get("repeats", 15)
     with_lighthouse = _lighthouse(2)
     options = argparse.Namespace(numel=numel, repeats=repeats, lighthouse=with_lighthouse[1])
-    job = Racks(_syncing, options, 2)
-    for rack in range(2):
-        job.start(rack)
-    found = [pipe.recv() for pipe in job.pipes.values()]
-    gloo, sync = ([max(both) for both in zip(*(f[key] for f in found), strict=True)]
-                  for key in ("gloo", "sync"))  # fmt: skip
-    ratios = [ours / raw for ours, raw in zip(sync, gloo, strict=True)]
-    return Found(ratios, "x gloo", "DiLoCo, sync_every 1, one fragment, SGD lr 1 outside")
+    results = [pipe.recv() for pipe in Racks(_syncing, options, 2).start_all()]
+    *_, times = against_gloo(results, "sync")
+    return Found(times, "x gloo", "DiLoCo, sync_every 1, one fragment, SGD lr 1 outside")
 
 
 def kill(asked: dict[str, Any]) -> Found:
@@ -49,8 +44,7 @@ def kill(asked: dict[str, Any]) -> Found:
     for _ in range(asked.get("repeats", 5)):
         lighthouse = _lighthouse(1)
         job = Racks(_committing, _training(asked, lighthouse[1], 1.0), 2)
-        for rack in range(2):
-            job.start(rack)
+        job.start_all()
         for _ in range(MERGES_BEFORE):
             job.pipes[0].recv()
         killed_s, merged_s = job.kill(1), None
@@ -84,7 +78,7 @@ def _lighthouse(least: int) -> tuple[LighthouseServer, str]:
 
 
 def _training(asked: dict[str, Any], lighthouse: str, factor: float) -> argparse.Namespace:
-    """What groups that train by sleeping are given."""
+    """Options of groups that train by sleeping."""
     wanted = {"numel": 1 << 16, "gap": 8, "step_ms": 25.0}
     found = {key: asked.get(key, default) for key, default in wanted.items()}
     return argparse.Namespace(**found, lighthouse=lighthouse, factor=factor)
@@ -94,9 +88,7 @@ def _pace_s(asked: dict[str, Any], factor: float) -> float:
     """Seconds per step of the first group, from its first merge on."""
     lighthouse = _lighthouse(1)
     job = Racks(_committing, _training(asked, lighthouse[1], factor), 3)
-    for rack in range(3):
-        job.start(rack)
-    for pipe in job.pipes.values():
+    for pipe in job.start_all():
         pipe.recv()
     began_s, began = job.pipes[0].recv()
     ended_s, ended = began_s, began
@@ -141,7 +133,7 @@ def _syncing(args: RackArgs) -> None:
         model.parts[0].data.add_(move)
         buffer.fill_(1.0)
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken_s, _ = timed(group, turn)
+            taken_s, _ = time_turn(group, turn)
             if repeat:
                 found[name].append(taken_s)
     assert manager.current_step() >= args.options.repeats, "torchft did not commit every step"
@@ -150,7 +142,7 @@ def _syncing(args: RackArgs) -> None:
 
 
 def _committing(args: RackArgs) -> None:
-    """Says when each merge was committed, and behind which step."""
+    """Send when each merge was committed, and after which step."""
     torch.set_num_threads(1)
     model = Flat(args.options.numel, 1)
     manager, _store = _manager(args, 1)

@@ -1,4 +1,4 @@
-"""benchmarks._peer_tsugi_mend: the work of our rows, done by tsugi-mend 0.1.5, where it has it.
+"""Rows of the benchmarks that tsugi-mend 0.1.5 can do.
 
 It is a library of parts: there is no data plane and no whole outer step to be timed.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import resource
 import statistics
 import threading
 import time
@@ -74,8 +73,8 @@ def encode(asked: dict[str, Any]) -> Found:
         name: [4 * numel / 1e9 / _seconds(lambda run=run: run(delta)) for _ in range(REPEATS)]  # type: ignore[misc]
         for name, run in (("int8", int8_quantize_delta), ("int4", quant4_encode))
     }
-    told = ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in speeds.items())
-    return Found(speeds["int4"], "GB/s", f"{told}; int8 has no form to be sent", better="higher")
+    note = ", ".join(f"{name} {statistics.median(each):.2f}" for name, each in speeds.items())
+    return Found(speeds["int4"], "GB/s", f"{note}; int8 has no form to be sent", better="higher")
 
 
 def sideband(asked: dict[str, Any]) -> Found:
@@ -94,9 +93,9 @@ def sideband(asked: dict[str, Any]) -> Found:
         await asyncio.sleep(1)
         shares = []
         for _ in range(asked.get("runs", 3)):
-            began_s, cpu_s = time.perf_counter(), _cpu_s()
+            began_s, cpu_s = time.perf_counter(), time.process_time()
             await asyncio.sleep(asked.get("seconds", 10))
-            shares.append(100 * (_cpu_s() - cpu_s) / (time.perf_counter() - began_s))
+            shares.append(100 * (time.process_time() - cpu_s) / (time.perf_counter() - began_s))
         await band.stop()
         return shares
 
@@ -149,11 +148,6 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def _sideband(port: int, peers: list[int], every_ms: int) -> Sideband:
     addresses = tuple(f"tcp://{LOOPBACK}:{peer}" for peer in peers)
     return Sideband(f"rank-{port}", "here", f"tcp://{LOOPBACK}:{port}", addresses, every_ms, 1.0)
@@ -170,7 +164,7 @@ def _others(pipe: Connection, ports: list[int], every_ms: int) -> None:
 
 
 def _provider(parts: list[LearnerFragment]) -> Callable[[], asyncio.Queue[LearnerFragment]]:
-    """What its outer step asks for fragments: all of them are there at once."""
+    """The source of fragments of its outer step, with all of them at once."""
 
     def give() -> asyncio.Queue[LearnerFragment]:
         queue: asyncio.Queue[LearnerFragment] = asyncio.Queue()

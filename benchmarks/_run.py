@@ -1,4 +1,4 @@
-"""Runs rows of the benchmarks one after another; one table of all.
+"""Runs rows of the benchmarks one after another, and prints one table of all.
 
 Starts a process per row and one for its peers, reads the JSON they print, writes files.
 """
@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 
 import mend
-from benchmarks._rows import ROWS, Row
 from mend.errors import ConfigError
 from mend.types import VERSION
 
@@ -28,12 +27,124 @@ ROOT = Path(__file__).resolve().parents[1]
 ROW_S_MAX = 3600.0
 """No row takes longer; one that does is ended and has failed."""
 
-Found = dict[str, Any]
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A benchmark: a module beside this one that prints one JSON object."""
+
+    name: str
+    about: str
+    quick: str
+    """Arguments that make it run in seconds, and its figures worthless."""
+    peers: tuple[str, ...] = ()
+    """Distributions that can do the same work."""
+    other: str = ""
+    """Another name that people look for."""
+
+
+ROWS = (
+    Row(
+        "merge",
+        "mean + outer step + digest of 2, 4, 8 racks, against memcpy",
+        quick="--numel 50000 --racks 2 --threads 2 --repeats 2",
+        peers=("tsugi-mend",),
+    ),
+    Row(
+        "encode",
+        "delta, check, codec, checksum of an offer, against memcpy",
+        quick="--numel 50000 --repeats 2",
+        peers=("tsugi-mend",),
+    ),
+    Row(
+        "lane",
+        "pull of 512 MB over loopback, with and without keys, against one raw socket",
+        quick="--megabytes 2 --repeats 2",
+    ),
+    Row(
+        "floods",
+        "commits of a job under floods, beside the same floods at a bystander",
+        quick="--repeats 1 --seconds 0.3 --floods garbage",
+    ),
+    Row(
+        "sideband",
+        "CPU of 100 ms heartbeats with 8 peers",
+        quick="--seconds 1 --runs 1 --peers 1",
+        peers=("tsugi-mend",),
+    ),
+    Row(
+        "control",
+        "the coordinator of 8 racks of 72 ranks, of a core",
+        quick="--racks 2 --ranks 2 --fragments 2 --seconds 1",
+    ),
+    Row(
+        "hooks",
+        "what mend adds to a step in which nothing is due",
+        quick="--steps 10 --blocks 3",
+        peers=("tsugi-mend",),
+    ),
+    Row(
+        "tape",
+        "what a tape adds to an event on the loop thread",
+        quick="--events 500 --repeats 2",
+    ),
+    Row(
+        "heartbeat",
+        "largest gap between heartbeats during merges of 4 x 100M",
+        quick="--numel 50000 --members 2 --merges 1",
+        peers=("tsugi-mend",),
+    ),
+    Row(
+        "stall",
+        "capture + apply of an overlapped round on the training thread",
+        quick="--numel 20000 --fragments 2 --gap 3 --overlap 2 --rounds 2 --step-ms 10",
+    ),
+    Row(
+        "outer_sync",
+        "one blocking outer step of 201 MB, against gloo's all_reduce",
+        quick="--numel 300000 --repeats 2 --fragments 2 --momentum 0.5",
+        peers=("torchft", "hivemind"),
+    ),
+    Row(
+        "straggler",
+        "a rack 15 times slower: what the fast ones lose per round",
+        quick="--repeats 1 --seconds 2 --step-ms 10 --factor 4",
+        peers=("torchft",),
+    ),
+    Row(
+        "unequal",
+        "tokens per second of racks of the speeds 1 : .5 : .25, against each alone",
+        quick="--repeats 1 --seconds 1 --step-ms 5 --period 16 --overlap 4 --numel 20000",
+    ),
+    Row(
+        "kill",
+        "kill -9 of one rack of two: the survivor's next merge",
+        quick="--repeats 1 --cases three --step-ms 10 --wait-s 3",
+        peers=("torchft",),
+    ),
+    Row(
+        "checkpoint",
+        "a checkpoint in the background: what training waits",
+        quick="--numel 100000 --repeats 2",
+    ),
+    Row(
+        "rejoin",
+        "a killed rack is started again: the survivor's stall",
+        quick="--repeats 1 --numel 20000 --step-ms 10 --fragments 2",
+    ),
+    Row(
+        "takeover",
+        "kill -9 of the rack that coordinates: merging again, nothing lost",
+        quick="--repeats 1 --steps 150 --kill-at 20 --step-ms 20 --stall-max-s 0",
+        other="coordinator-kill",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to run. `arguments` are options of the one row that is named."""
+    """The arguments of a run. `arguments` are options of the one row that is named."""
 
     names: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -56,13 +167,13 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
     """0: all rows were measured; 1: one failed to run. Raises ConfigError. `rows` are modules of
     `root`/benchmarks."""
     chosen = choose(rows, wanted.names)
-    results: list[Found] = []
+    results: list[Result] = []
     failed: dict[str, str] = {}
     aside = Console(stderr=True)
     for number, row in enumerate(chosen, 1):
         aside.print(f"[dim]{number}/{len(chosen)}[/dim] {row.name}: {escape(row.about)}")
         with aside.status("measuring"):
-            found, reason = _measured(root, row, wanted)
+            found, reason = _measure_row(root, row, wanted)
         if found is None:
             failed[row.name] = reason
             aside.print(f"  failed: {escape(reason)}")
@@ -80,8 +191,8 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
     return 1 if failed else 0
 
 
-def summary(results: Sequence[Found], failed: Mapping[str, str], *, quick: bool) -> Found:
-    """What --out holds; benchmarks/compare.py reads it."""
+def summary(results: Sequence[Result], failed: Mapping[str, str], *, quick: bool) -> Result:
+    """The content of --out; benchmarks/compare.py reads it."""
     return {
         "mend": VERSION,
         "quick": quick,
@@ -110,22 +221,22 @@ def choose(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 # ------------------------------------------------------------------ running
 
 
-def _measured(root: Path, row: Row, wanted: Wanted) -> tuple[Found | None, str]:
+def _measure_row(root: Path, row: Row, wanted: Wanted) -> tuple[Result | None, str]:
     """(what the row found, with its peers), or (None, why not)."""
     arguments = row.quick.split() if wanted.quick else []
     began = time.monotonic()
-    found, reason = _asked(root, f"benchmarks.{row.name}", *arguments, *wanted.arguments)
+    found, reason = _run_module(root, f"benchmarks.{row.name}", *arguments, *wanted.arguments)
     if found is None:
         return None, reason
     found["took_s"] = round(time.monotonic() - began, 1)
     if wanted.peers and row.peers:
         parameters = json.dumps(found["parameters"])
-        peers, reason = _asked(root, "benchmarks.peers", row.name, "--parameters", parameters)
+        peers, reason = _run_module(root, "benchmarks.peers", row.name, "--parameters", parameters)
         found["peers"] = peers or {peer: {"failed": reason} for peer in row.peers}
     return found, ""
 
 
-def _asked(root: Path, module: str, *arguments: str) -> tuple[Found | None, str]:
+def _run_module(root: Path, module: str, *arguments: str) -> tuple[Result | None, str]:
     """The JSON object that a module prints, or why there is none."""
     package = Path(mend.__file__).parents[1]  # also where it is not installed
     paths = [str(root), str(package), os.environ.get("PYTHONPATH", "")]
@@ -138,13 +249,18 @@ def _asked(root: Path, module: str, *arguments: str) -> tuple[Found | None, str]
     except subprocess.TimeoutExpired:
         return None, f"no result within {ROW_S_MAX:g} s"
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return None, lines[-1] if lines else f"exit status {done.returncode} without a word"
+        return None, complaint_of(done.stderr, done.returncode)
     try:
-        found: Found = json.loads(done.stdout)
+        found: Result = json.loads(done.stdout)
     except ValueError:
         return None, f"printed no JSON: {done.stdout[:80]!r}"
     return found, ""
+
+
+def complaint_of(stderr: str, code: int) -> str:
+    """The last line of a process that failed, or its exit status."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {code} without a word"
 
 
 # ------------------------------------------------------------------ tables
@@ -160,7 +276,7 @@ def listing(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def table(results: Sequence[Found], failed: Mapping[str, str], *, judged: bool) -> Table:
+def table(results: Sequence[Result], failed: Mapping[str, str], *, judged: bool) -> Table:
     """A line per row and one below it for each peer that is installed."""
     shown = Table(box=None, pad_edge=False)
     for title in ("row", "measured", "limit, in the same run", "goal", ""):
@@ -189,7 +305,7 @@ def table(results: Sequence[Found], failed: Mapping[str, str], *, judged: bool) 
     return shown
 
 
-def figure(found: Found) -> str:
+def figure(found: Result) -> str:
     """Never a point: `0.91 us [0.85, 1.02]`, with `at most` where the greatest counts."""
     around = found["spread"]
     word = "" if found["measured"] == around["median"] else "at most "
@@ -198,7 +314,7 @@ def figure(found: Found) -> str:
     )
 
 
-def limit_text(found: Found) -> str:
+def limit_text(found: Result) -> str:
     beside = found["limit"]
     if beside is None:
         return ""

@@ -1,14 +1,15 @@
-"""benchmarks._work: racks that train by sleeping, and a stream of what they see.
+"""benchmarks._work: racks that train by sleeping, and a stream of their observations.
 
-The benchmarks of failures start these, kill some, and read from the stream when who was merged.
-A step sleeps, so that two cores are enough for several racks: what is measured is waiting.
+The benchmarks of failures start these, kill some, and read from the stream which racks were merged
+when. A step sleeps, so that two cores are enough for several racks: they measure waiting.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -16,16 +17,24 @@ from typing import Any
 import torch
 
 import mend
-from benchmarks._common import Flat, RackArgs, Racks, noise
+from benchmarks._common import Flat, Option, RackArgs, Racks, noise
 
 END = "end"
 LOST_S = 120.0
 """No benchmark waits longer for something that must come."""
 
+JOB: dict[str, Option] = {
+    "numel": (1 << 16, "fp32 elements"),
+    "fragments": (2, "P"),
+    "gap": (8, "steps between merges"),
+    "step_ms": (25.0, "of training"),
+}
+"""Options of a job of these racks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rack saw behind a step in which a merge, a loss or its own end came. `at_s` is
+    """State of a rack after a step in which a merge, a loss or its own end came. `at_s` is
     time.monotonic, which all processes of a machine share."""
 
     rack: int
@@ -36,7 +45,7 @@ class Seen:
     """Racks of the newest merge."""
     live: tuple[int, ...]
     stall_ms: float
-    """What its training has waited so far."""
+    """Waited by its training so far."""
     mend_ms: float
     """All wall time inside mend so far: captures and applies, too."""
     longest_ms: float
@@ -48,7 +57,7 @@ class Seen:
     began_s: float = 0.0
     """When its first step began."""
     init_s: float = 0.0
-    """What mend_init took."""
+    """Duration of mend_init."""
     last: bool = False
 
 
@@ -60,23 +69,28 @@ class Job:
     seen: list[Seen] = field(default_factory=list)
     over: set[int] = field(default_factory=set)
 
-    def until(self, there: Callable[[Seen], bool], timeout_s: float) -> Seen | None:
-        """The first thing seen from now on that fits; None when it does not come in time."""
+    def until(self, wanted: Callable[[Seen], bool], timeout_s: float) -> Seen | None:
+        """The first observation from now on that fits; None if none comes in time."""
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             for seen in self._read(left_s):
-                if there(seen):
+                if wanted(seen):
                     return seen
         return None
 
-    def must(self, there: Callable[[Seen], bool], what: str) -> Seen:
-        seen = self.until(there, LOST_S)
+    def run(self, seconds: float) -> None:
+        """Let the racks train on."""
+        self.until(lambda _: False, seconds)
+
+    def must(self, wanted: Callable[[Seen], bool], what: str) -> Seen:
+        """As `until`; raises RuntimeError after LOST_S."""
+        seen = self.until(wanted, LOST_S)
         if seen is None:
             raise RuntimeError(f"it never came that {what}; last seen: {self.seen[-3:]}")
         return seen
 
     def end(self) -> dict[int, Seen]:
-        """The last word of every rack that lives."""
+        """End the racks; returns the last observation of each."""
         for rack in set(self.racks.pipes) - self.over:
             self.racks.pipes[rack].send(END)
         while set(self.racks.pipes) - self.over:
@@ -85,13 +99,13 @@ class Job:
         return {seen.rack: seen for seen in self.seen if seen.last}
 
     def kill(self, rack: int) -> float:
-        """When it was killed. What it said and was not read yet is lost with it."""
+        """Returns when it was killed. Its observations that were not read yet are lost."""
         at_s = self.racks.kill(rack)
         self.over.add(rack)
         return at_s
 
     def start(self, rack: int) -> float:
-        """When it was started."""
+        """Returns when it was started."""
         at_s = time.monotonic()
         self.racks.start(rack)
         self.over.discard(rack)
@@ -113,24 +127,43 @@ class Job:
             yield seen
 
 
-def trained(
-    rack: Callable[[RackArgs], None], options: argparse.Namespace, count: int
-) -> dict[int, Seen]:
-    """The last word of each of `count` racks, `options.seconds` after the first merge."""
-    job = Job(Racks(rack, options, count))
+@contextlib.contextmanager
+def run_racks(
+    rack: Callable[[RackArgs], None],
+    options: argparse.Namespace,
+    count: int = 2,
+    with_witness: bool = False,
+) -> Iterator[Job]:
+    """A job of `count` racks, each started as `rack`; closed on the way out."""
+    job = Job(Racks(rack, options, count, with_witness))
     try:
-        for number in range(count):
-            job.start(number)
-        job.must(lambda seen: seen.commits > 0, "the first merge is made")
-        job.until(lambda _: False, options.seconds)
-        return job.end()
+        job.racks.start_all()
+        yield job
     finally:
         job.racks.close()
 
 
+def train_racks(
+    rack: Callable[[RackArgs], None], options: argparse.Namespace, count: int
+) -> dict[int, Seen]:
+    """The last observation of each of `count` racks, `options.seconds` after the first merge."""
+    with run_racks(rack, options, count) as job:
+        job.must(lambda seen: seen.commits > 0, "the first merge is made")
+        job.run(options.seconds)
+        return job.end()
+
+
+def every_gap(options: argparse.Namespace) -> dict[str, int]:
+    """Settings for a capture every `options.gap` steps, applied half a gap later."""
+    return {
+        "sync_period_steps": options.gap * options.fragments,
+        "overlap_steps": options.gap // 2,
+    }
+
+
 def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) -> None:
-    """The process of a rack: train until told to end, and say what is seen. Leaves at once then,
-    so that what was not merged by that time is not. `tokens`: of a step."""
+    """The process of a rack: train until told to end, and send observations. It leaves at once
+    then, without merging the rest. `tokens`: of a step."""
     # As torchrun sets it for several processes: two teams of threads on the cores of one machine
     # wait for each other's turns, and a copy of 80 MB then takes seconds.
     torch.set_num_threads(1)
@@ -142,7 +175,17 @@ def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) ->
     init_s = time.monotonic() - begins_s
     parameters = list(model.parameters())
     began_s = time.monotonic()
-    told: tuple[object, ...] = ()
+
+    def seen_of(now: mend.Status, **more: Any) -> Seen:
+        return Seen(
+            rack=args.rack, at_s=time.monotonic(), step=now.step, commits=now.rounds_committed,
+            merged=now.racks_merged, live=now.racks_live, stall_ms=now.stall_ms_total,
+            tokens=now.tokens, tokens_merged=now.ledger.merged,
+            dropped=now.rounds_missed.get("offer dropped: too old", 0), init_s=init_s,
+            began_s=began_s, **more,
+        )  # fmt: skip
+
+    last: tuple[object, ...] = ()
     mend_ms = longest_ms = 0.0
     step = 0
     while not args.pipe.poll():
@@ -154,38 +197,10 @@ def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) ->
         took_ms = (time.perf_counter() - trained) * 1e3
         mend_ms, longest_ms = mend_ms + took_ms, max(longest_ms, took_ms)
         now = runtime.status()
-        if (now.rounds_committed, now.racks_live) != told:
-            told = (now.rounds_committed, now.racks_live)
-            args.pipe.send(_seen(args.rack, now, mend_ms, longest_ms, (init_s, began_s)))
+        if (now.rounds_committed, now.racks_live) != last:
+            last = (now.rounds_committed, now.racks_live)
+            args.pipe.send(seen_of(now, mend_ms=mend_ms, longest_ms=longest_ms))
             longest_ms = 0.0
-    args.pipe.send(
-        _seen(args.rack, runtime.status(), mend_ms, longest_ms, (init_s, began_s), last=True)
-    )
+    now = runtime.status()
+    args.pipe.send(seen_of(now, mend_ms=mend_ms, longest_ms=longest_ms, last=True))
     runtime.abort()
-
-
-def _seen(
-    rack: int,
-    now: mend.Status,
-    mend_ms: float,
-    longest_ms: float,
-    begun: tuple[float, float],
-    last: bool = False,
-) -> Seen:
-    return Seen(
-        rack=rack,
-        at_s=time.monotonic(),
-        step=now.step,
-        commits=now.rounds_committed,
-        merged=now.racks_merged,
-        live=now.racks_live,
-        stall_ms=now.stall_ms_total,
-        mend_ms=mend_ms,
-        longest_ms=longest_ms,
-        tokens=now.tokens,
-        tokens_merged=now.ledger.merged,
-        dropped=now.rounds_missed.get("offer dropped: too old", 0),
-        init_s=begun[0],
-        began_s=begun[1],
-        last=last,
-    )

@@ -1,4 +1,4 @@
-"""benchmarks.checkpoint: how long does a checkpoint hold up training? Prints one JSON object.
+"""benchmarks.checkpoint: how long a checkpoint holds up training. Prints one JSON object.
 
     python -m benchmarks.checkpoint
     python -m benchmarks.checkpoint --numel 150000000 --repeats 4
@@ -14,8 +14,6 @@ copy of the model.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -24,39 +22,27 @@ import torch
 from torch import nn
 
 import mend
-from benchmarks._common import arguments, copies_s, limit, noise, report, spread
+from benchmarks._common import Goal, copies_s, limit, noise, read_options, report, spread
 from mend.tools.ports import free_ports
 
-GOAL_S = 0.1
+GOAL = Goal("< 0.1 s of training", 0.1, "s")
 STEPS_BETWEEN = 5
+OPTIONS = {
+    "repeats": (4, "checkpoints of each kind"),
+    "numel": (10_000_000, "fp32 elements; 10000000 are 40 MB"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("checkpoint", __doc__, OPTIONS)
     torch.set_num_threads(1)
-    background_s, foreground_s = _taken(options.numel, options.repeats)
-    report(
-        "checkpoint",
-        goal=f"< {GOAL_S:g} s of training",
-        values=background_s,
-        passed=statistics.median(background_s) < GOAL_S,
-        options=options,
-        unit="s",
-        beside=limit("one plain copy of the model", "s", copies_s(options.numel), 4),
-        more={"foreground_s": spread(foreground_s)},
-    )
+    background_s, foreground_s = _measure(options.numel, options.repeats)
+    plain = limit("one plain copy of the model", "s", copies_s(options.numel), 4)
+    more = {"foreground_s": spread(foreground_s)}
+    report("checkpoint", GOAL, background_s, options, plain, more)
 
 
-def _options() -> argparse.Namespace:
-    parser = arguments("checkpoint", __doc__)
-    parser.add_argument("--repeats", type=int, default=4, help="(default 4)")
-    parser.add_argument(
-        "--numel", type=int, default=10_000_000, help="fp32 elements (default 10000000 = 40 MB)"
-    )
-    return parser.parse_args()
-
-
-def _taken(numel: int, repeats: int) -> tuple[list[float], list[float]]:
+def _measure(numel: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds in the call, in the background and in the foreground."""
     weight = nn.Parameter(noise(numel, 1))
     halves = nn.ParameterList([weight[: numel // 2].detach(), weight[numel // 2 :].detach()])

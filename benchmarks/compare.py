@@ -27,7 +27,7 @@ SAMPLES_MIN = 8
 """Below, quartiles are hardly more than two of the samples."""
 
 MACHINE = ("cpu", "cores", "system")
-"""What makes it another machine. Versions of torch and Python may be why something has drifted."""
+"""Fields that identify a machine. Versions of torch and Python may be why something has drifted."""
 
 LOAD_MAX = 0.5
 """Load per core above which a note says that the machine was busy."""
@@ -134,8 +134,8 @@ def refuse_other_machines(old: dict[str, Found], new: dict[str, Found]) -> None:
 
 def line_of(name: str, old: Found | None, new: Found | None) -> Line:
     if old is None or new is None:
-        there = "only in NEW" if old is None else "only in OLD"
-        return Line(name, figure(old), figure(new), "", there)
+        side = "only in NEW" if old is None else "only in OLD"
+        return Line(name, figure(old), figure(new), "", side)
     differing = differences(old["parameters"], new["parameters"])
     if differing:
         return Line(name, figure(old), figure(new), "", f"not compared: {differing}")
@@ -168,8 +168,8 @@ def worse_by(old: Found, new: Found) -> float:
 
 def better_is_higher(found: Found) -> bool:
     """Results from before `better` was noted have it in their goal."""
-    said = found.get("better", "higher" if found["goal"].startswith(">") else "lower")
-    return bool(said == "higher")
+    default = "higher" if found["goal"].startswith(">") else "lower"
+    return bool(found.get("better", default) == "higher")
 
 
 def interval(found: Found) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""benchmarks.determinism: what level shape costs a training step. Prints one JSON object.
+"""benchmarks.determinism: the cost of level shape in a training step. Prints one JSON object.
 
     python -m benchmarks.determinism --width 64 --rows 8 --tokens 32
     python -m benchmarks.determinism --width 256 --layers 4 --rows 8 --tokens 128 --blocks 12
@@ -12,8 +12,6 @@ a busy machine slows both.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,17 +19,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks._common import arguments, limit, report, spread
+from benchmarks._common import Goal, limit, ratios, read_options, report, spreads
 from mend.determinism import DeterministicTrainer, enable
 from tests.unit.determinism.llama import WORDS, Llama, loss_of
 
-GOAL = 3.0
+GOAL = Goal("<= 3 times a plain step", 3.0, "times", digits=2)
 SEED = 18
 CLIP = 1.0
+OPTIONS = {
+    "width": (64, "of the model"),
+    "layers": (2, "of the model"),
+    "rows": (8, "of a batch"),
+    "tokens": (32, "of a row"),
+    "threads": (1, "of torch"),
+    "steps": (5, "steps of a block"),
+    "blocks": (30, "pairs of blocks; one more warms up"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("determinism", __doc__, OPTIONS)
     torch.set_num_threads(options.threads)
     took: dict[str, list[float]] = {"plain": [], "shape": []}
     makes = {"plain": _plain, "shape": _shape}
@@ -40,32 +47,10 @@ def main() -> None:
             taken_ms = makes[name](options)
             if block:
                 took[name].append(taken_ms)
-    ratios = [shape / plain for plain, shape in zip(took["plain"], took["shape"], strict=True)]
-    report(
-        "determinism",
-        goal=f"<= {GOAL:g} times a plain step",
-        values=ratios,
-        passed=statistics.median(ratios) <= GOAL,
-        options=options,
-        unit="times",
-        beside=limit("the same step of plain torch", "ms", took["plain"], 2),
-        more={"step_ms": {name: spread(values, 2) for name, values in took.items()}},
-        digits=2,
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("determinism", __doc__)
-    parser.add_argument("--width", type=int, default=64, help="of the model (default 64)")
-    parser.add_argument("--layers", type=int, default=2, help="of the model (default 2)")
-    parser.add_argument("--rows", type=int, default=8, help="of a batch (default 8)")
-    parser.add_argument("--tokens", type=int, default=32, help="of a row (default 32)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of a block (default 5)")
-    parser.add_argument(
-        "--blocks", type=int, default=30, help="pairs of blocks; one more warms up (default 30)"
-    )
-    return parser.parse_args()
+    times = ratios(took["shape"], took["plain"])
+    plain = limit("the same step of plain torch", "ms", took["plain"], 2)
+    more = {"step_ms": spreads(took, 2)}
+    report("determinism", GOAL, times, options, plain, more)
 
 
 def _plain(options: Any) -> float:
@@ -96,7 +81,7 @@ def _training(options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Tensor]:
 
 
 def _timed_ms(step: Callable[[], object], steps: int) -> float:
-    """CPU time of a step, behind one that makes the optimizer's state."""
+    """CPU time of a step, after one that makes the optimizer's state."""
     step()
     started_ns = time.process_time_ns()
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""benchmarks.device_encode: what an offer costs where a GPU encodes it. Prints one JSON object.
+"""benchmarks.device_encode: the cost of an offer that a GPU encodes. Prints one JSON object.
 
     python -m benchmarks.device_encode --numel 100000000
 
@@ -20,7 +20,6 @@ one, and the bytes that cross the bus.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks._common import arguments, limit, noise, report, spread
+from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread
 from mend.codec import codec_named
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder
 from mend.engine.numerics import keeps_in_weights
@@ -40,10 +39,15 @@ from mend.fragment.shards import replicated
 GOAL = 0.6
 TENSOR_NUMEL = 1 << 22
 SCALE = 1e-3
+OPTIONS = {
+    "numel": (100_000_000, "fp32 elements"),
+    "codecs": (dict.fromkeys(ON_DEVICE), "codecs to measure"),
+    "repeats": (9, "two more warm up"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("device_encode", __doc__, OPTIONS)
     device = torch.device("cuda")
     numel = options.numel
     anchor_N = noise(numel, 1).to(device)
@@ -72,56 +76,39 @@ def main() -> None:
     captures = _captures(anchor_N, residual_N, encoders)
     for repeat in range(options.repeats + 2):
         for name, (moved, run) in runs.items():
-            taken_s, _ = _timed(run)
+            taken_s, _ = _time(run)
             if repeat > 1:
                 speeds.setdefault(name, []).append(moved / taken_s / 1e9)
         for name, (_, capture) in captures.items():
-            taken_s, launch_s = _timed(capture)
+            taken_s, launch_s = _time(capture)
             if repeat > 1:
                 seconds.setdefault(name, []).append(taken_s * 1e3)
                 launches.setdefault(name, []).append(launch_s * 1e3)
     copy = speeds.pop("copy")
     kernels = {name: speeds[f"{name} kernel"] for name in encoders}
     slowest = min(kernels, key=lambda name: statistics.median(kernels[name]))
-    shares = [a / b for a, b in zip(kernels[slowest], copy, strict=True)]
-    report(
-        "device_encode",
-        goal=f">= {GOAL} of the speed of a copy ({slowest})",
-        values=shares,
-        passed=statistics.median(shares) >= GOAL,
-        options=options,
-        unit="of a copy",
-        better="higher",
-        beside=limit("copy on the device", "GB/s", copy, 0),
-        more={
-            "gpu": torch.cuda.get_device_name(),
-            "variants": {
-                name: {
-                    "GBps": spread(speed, 0),
-                    "of_copy": spread([a / b for a, b in zip(speed, copy, strict=True)]),
-                }
-                for name, speed in speeds.items()
-            },
-            "captures": {
-                name: {
-                    "ms": spread(seconds[name], 2),
-                    "launch_ms": spread(launches[name], 3),
-                    "bus_bytes": captures[name][0],
-                }
-                for name in captures
-            },
+    shares = ratios(kernels[slowest], copy)
+    goal = Goal(f">= {GOAL} of the speed of a copy ({slowest})", GOAL, "of a copy", better="higher")
+    plain = limit("copy on the device", "GB/s", copy, 0)
+    more = {
+        "gpu": torch.cuda.get_device_name(),
+        "variants": {
+            name: {
+                "GBps": spread(speed, 0),
+                "of_copy": spread(ratios(speed, copy)),
+            }
+            for name, speed in speeds.items()
         },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("device_encode", __doc__)
-    parser.add_argument(
-        "--numel", type=int, default=100_000_000, help="fp32 elements (default 100000000)"
-    )
-    parser.add_argument("--codecs", default=",".join(ON_DEVICE), help="(default: all of them)")
-    parser.add_argument("--repeats", type=int, default=9, help="two more warm up (default 9)")
-    return parser.parse_args()
+        "captures": {
+            name: {
+                "ms": spread(seconds[name], 2),
+                "launch_ms": spread(launches[name], 3),
+                "bus_bytes": captures[name][0],
+            }
+            for name in captures
+        },
+    }
+    report("device_encode", goal, shares, options, plain, more)
 
 
 def _captures(
@@ -146,7 +133,7 @@ def _captures(
     return found
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
+def _time(run: Callable[[], object]) -> tuple[float, float]:
     """Seconds until it is done, and until the call returned."""
     torch.cuda.synchronize()
     started = time.perf_counter()

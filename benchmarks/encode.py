@@ -1,14 +1,14 @@
-"""benchmarks.encode: what a delta costs to make and to encode. Prints one JSON object.
+"""benchmarks.encode: the cost of making and encoding a delta. Prints one JSON object.
 
     python -m benchmarks.encode --numel 50000000
 
 One thread. Variants take turns in every repeat, so that a disturbance of the machine meets all:
 
-NAME offer  all that a worker does for an offer with this codec: anchor - snapshot, the check for
-            NaN and Inf, the codec, the residual where the codec loses something, the checksum
-NAME again  the same of a later round, to whose delta the residual of the one before is added
+NAME offer  all work for an offer with this codec: anchor - snapshot, the check for NaN and Inf,
+            the codec, the residual where the codec is lossy, the checksum
+NAME again  the same in a later round, which adds the residual of the one before to its delta
 NAME codec  the codec alone
-NAME decode the way back, of the whole vector (of powersgd the factors are read once, as in a merge)
+NAME decode decoding of the whole vector (powersgd reads its factors once, as in a merge)
 memcpy      torch's copy_ of the same elements
 
 `numba` says whether codecs were compiled (`pip install 'mend-torch[fast]'`) or run by torch.
@@ -23,13 +23,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks._common import arguments, limit, noise, report, spread
+from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import Codec, codec_named
 from mend.engine.numerics import Numerics
 from mend.kernels import block_kernels
@@ -43,14 +42,19 @@ GOALS = {
 }  # fmt: skip
 """GB/s of input, one thread."""
 MATRIX = (1024, 4096)
-"""Of which the delta consists, for a codec that has to know it."""
+"""Shape of the delta's matrices, for codecs that depend on it."""
 SCALE = 1e-3
 SPARE = 3
 """Large vectors that are kept from offer to offer, as a rank keeps them from round to round."""
+OPTIONS = {
+    "numel": (50_000_000, "fp32 elements"),
+    "codecs": (GOALS, "codecs to measure"),
+    "repeats": (9, "one more warms up"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("encode", __doc__, OPTIONS)
     torch.set_num_threads(1)
     speeds = _speeds(options, 4 * options.numel / 1e9)
     memcpy = speeds.pop("memcpy")
@@ -60,39 +64,19 @@ def main() -> None:
     }
     name = min(judged, key=lambda name: statistics.median(judged[name]) / GOALS[name])
     least = judged[name]
-    report(
-        "encode",
-        goal=f">= {GOALS[name]:g} GB/s, 1 thread ({name})",
-        values=least,
-        passed=statistics.median(least) >= GOALS[name],
-        options=options,
-        unit="GB/s",
-        better="higher",
-        beside=limit("memcpy, 1 thread", "GB/s", memcpy, 2),
-        more={
-            "numba": block_kernels("int8") is not None,
-            "variants": {
-                name: {
-                    "GBps": spread(speed, 2),
-                    "of_memcpy": spread([a / b for a, b in zip(speed, memcpy, strict=True)]),
-                }
-                for name, speed in speeds.items()
-            },
+    goal = Goal(f">= {GOALS[name]:g} GB/s, 1 thread ({name})", GOALS[name], "GB/s", better="higher")
+    plain = limit("memcpy, 1 thread", "GB/s", memcpy, 2)
+    more = {
+        "numba": block_kernels("int8") is not None,
+        "variants": {
+            name: {
+                "GBps": spread(speed, 2),
+                "of_memcpy": spread(ratios(speed, memcpy)),
+            }
+            for name, speed in speeds.items()
         },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("encode", __doc__)
-    parser.add_argument(
-        "--numel", type=int, default=50_000_000, help="fp32 elements (default 50000000)"
-    )
-    parser.add_argument("--codecs", default=",".join(GOALS), help="(default: all of them)")
-    parser.add_argument("--repeats", type=int, default=9, help="one more warms up (default 9)")
-    options = parser.parse_args()
-    if unknown := set(options.codecs.split(",")) - set(GOALS):
-        parser.error(f"--codecs: {sorted(unknown)[0]!r} is none of {', '.join(GOALS)}")
-    return options
+    }
+    report("encode", goal, least, options, plain, more)
 
 
 def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[float]]:
@@ -115,17 +99,11 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
             runs[f"{name} again"] = partial(_offer, numerics, codec, snapshot, residual, anchor)
         runs[f"{name} codec"] = partial(codec.encode, delta)
         runs[f"{name} decode"] = partial(codec.decode, codec.encode(delta), 0, options.numel, out)
-    speeds: dict[str, list[float]] = {name: [] for name in runs}
-    for repeat in range(options.repeats + 1):
-        for name, run in runs.items():
-            snapshot.copy_(trained)  # an offer is made in the snapshot's memory
-            started = time.perf_counter()
-            run()
-            if repeat:
-                speeds[name].append(gigabytes / (time.perf_counter() - started))
+    # An offer is made in the snapshot's memory.
+    seconds = take_turns(runs, options.repeats, before=lambda: snapshot.copy_(trained))
     for numerics in parts:
         numerics.close()
-    return speeds
+    return {name: [gigabytes / s for s in each] for name, each in seconds.items()}
 
 
 def _owned(numel: int) -> Owned:

@@ -45,93 +45,82 @@ import torch.distributed as dist
 import xxhash
 
 import mend
-from benchmarks._common import LOOPBACK, Flat, arguments, limit, noise, report, spread
+from benchmarks._common import LOOPBACK, Flat, Goal, limit, noise, read_options, report, spreads
 from mend.tools.links import Link, links
 from mend.transport.bulk_link import HolderEnd, ReaderEnd
 from mend.transport.bulk_wire import read_exactly
 
-GOAL = 1.15
+GOAL = Goal("<= 1.15 x gloo's all_reduce", 1.15, "x gloo")
 PIECE_BYTES = 16 << 10
 """Sent and taken at once by a paced lane."""
 TURNS = ("gloo", "mesh", "sharded")
 PORT, GLOO_PORT = 21_900, 29_400
 END_S = 240.0
 COUNTER = Path("/sys/class/net/mend0/statistics/rx_bytes")
+OPTIONS = {
+    "racks": (4, "processes"),
+    "numel": (5_000_000, "fp32 elements; 5000000 are 20 MB"),
+    "repeats": (5, "rounds of each"),
+    "passes": (1, "of all in turns"),
+    "unmeasured": (False, "do not measure the link first"),
+    "link": ("100mbit,2ms", "of a rack"),
+    "paced": (False, "no namespaces; see above"),
+    # of a rack's own process
+    "rack": (-1, ""),
+    "turn": ("", ""),
+    "hosts": ("", ""),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("exchange", __doc__, OPTIONS)
     if options.rack >= 0:
-        print(json.dumps(_rack(options)))
+        torch.set_num_threads(1)
+        print(json.dumps(_gloo(options) if options.turn == "gloo" else _mend(options)))
         return
     turns: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.passes):
         for turn in TURNS:
-            found = _ran(options, turn)
-            for one, more in zip(turns.get(turn, []), found, strict=False):
-                _join(one, more)
-            turns.setdefault(turn, found)
+            results = _run_turn(options, turn)
+            for one, more in zip(turns.setdefault(turn, results), results, strict=True):
+                assert one.get("digest") == more.get("digest"), "equal rounds have equal results"
+                for key in ("spans", "lane", "interface") if one is not more else ():
+                    one[key] += more[key]
     times = {
-        turn: [_took(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
+        turn: [_turn_s(spans) for spans in zip(*(one["spans"] for one in found), strict=True)]
         for turn, found in turns.items()
     }
     raw = statistics.median(times["gloo"])
-    ratios = [each / raw for each in times["sharded"]]
+    of_gloo = [each / raw for each in times["sharded"]]
     digests = {one["digest"] for turn in TURNS[1:] for one in turns[turn]}
-    shares = {turn: _payloads(options, found) for turn, found in turns.items()}
-    passed = statistics.median(ratios) <= GOAL and len(digests) == 1
-    report(
-        "exchange",
-        goal=f"<= {GOAL} x gloo's all_reduce",
-        values=ratios,
-        passed=passed,
-        options=options,
-        unit="x gloo",
-        beside=limit(_beside(options), "s", times["gloo"]),
-        more={
-            "seconds": {turn: spread(each, 3) for turn, each in times.items()},
-            "payloads": shares,
-            "digests": len(digests),
-        },
-    )
+    base = "a ring at the rate, computed" if options.paced else "gloo all_reduce"
+    plain = limit(base, "s", times["gloo"])
+    more = {
+        "seconds": spreads(times),
+        "payloads": {turn: _payloads(options, found) for turn, found in turns.items()},
+        "digests": len(digests),
+    }
+    report("exchange", GOAL, of_gloo, options, plain, more, also=len(digests) == 1)
 
 
-def _beside(options: argparse.Namespace) -> str:
-    return "a ring at the rate, computed" if options.paced else "gloo all_reduce"
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("exchange", __doc__)
-    parser.add_argument("--racks", type=int, default=4, help="(default 4)")
-    parser.add_argument("--numel", type=int, default=5_000_000, help="fp32 (default 5M, 20 MB)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each (default 5)")
-    parser.add_argument("--passes", type=int, default=1, help="of all in turns (default 1)")
-    parser.add_argument("--unmeasured", action="store_true", help="do not measure the link first")
-    parser.add_argument("--link", default="100mbit,2ms", help="of a rack (default 100mbit,2ms)")
-    parser.add_argument("--paced", action="store_true", help="no namespaces; see above")
-    parser.add_argument("--rack", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--turn", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--hosts", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def _ran(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
-    """One word of every rack."""
+def _run_turn(options: argparse.Namespace, turn: str) -> list[dict[str, Any]]:
+    """The result of every rack in a turn."""
     link, measure = Link.parse(options.link), not options.unmeasured
     if options.paced and turn == "gloo":
-        return [
-            {"spans": [(0.0, _ring_s(options, link))] * options.repeats, "lane": 0, "interface": 0}
-        ]
+        # Least time of a ring of the racks to sum fp32, in 2 (R - 1) turns of 1 / R.
+        share_s = 32 * options.numel / options.racks / link.rate_bits + link.rtt_ms / 2000
+        span = (0.0, 2 * (options.racks - 1) * share_s)
+        return [{"spans": [span] * options.repeats, "lane": 0, "interface": 0}]
     if options.paced:
-        return _started(options, turn, [((), LOOPBACK)] * options.racks)
+        return _start_racks(options, turn, [((), LOOPBACK)] * options.racks)
     with links(link, racks=options.racks, witness=False, measure=measure) as net:
-        return _started(options, turn, [(site.prefix, site.host) for site in net.racks])
+        return _start_racks(options, turn, [(site.prefix, site.host) for site in net.racks])
 
 
-def _started(
+def _start_racks(
     options: argparse.Namespace, turn: str, sites: Sequence[tuple[Sequence[str], str]]
 ) -> list[dict[str, Any]]:
-    """One word of every rack, each at its site: (what begins its command, host)."""
+    """The result of every rack, each at its site: (prefix of its command, host)."""
     names = ("racks", "numel", "repeats", "link")
     asked = [f"--{name}={getattr(options, name)}" for name in names]
     asked += ["--paced"] if options.paced else []
@@ -145,18 +134,12 @@ def _started(
         for rack, (prefix, _) in enumerate(sites)
     ]  # fmt: skip
     try:
-        said = [child.communicate(timeout=END_S)[0] for child in started]
+        outputs = [child.communicate(timeout=END_S)[0] for child in started]
     finally:
         for child in started:
             child.kill()
             child.wait()
-    return [json.loads(words) for words in said]
-
-
-def _ring_s(options: argparse.Namespace, link: Link) -> float:
-    """What a ring of the racks needs at least to sum fp32, in 2 (R - 1) turns of 1 / R."""
-    turns = 2 * (options.racks - 1)
-    return turns * (32 * options.numel / options.racks / link.rate_bits + link.rtt_ms / 2000)
+    return [json.loads(output) for output in outputs]
 
 
 class Pace:
@@ -196,14 +179,7 @@ def _pace(rate_bits: int) -> None:
     ReaderEnd.body = read  # type: ignore[method-assign]
 
 
-def _join(one: dict[str, Any], more: dict[str, Any]) -> None:
-    """What a rack has said in a later pass, to what it has said before."""
-    assert one.get("digest") == more.get("digest"), "equal rounds have equal results"
-    for key in ("spans", "lane", "interface"):
-        one[key] += more[key]
-
-
-def _took(spans: Sequence[tuple[float, float]]) -> float:
+def _turn_s(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds of one turn; by rack (begun, ended), of the one clock of this machine."""
     return max(ended for _, ended in spans) - max(begun for begun, _ in spans)
 
@@ -213,11 +189,6 @@ def _payloads(options: argparse.Namespace, found: list[dict[str, Any]]) -> dict[
     payload = 4 * options.numel * options.repeats * options.passes
     kinds = ("lane", "interface")
     return {f"of_{k}": round(max(one[k] for one in found) / payload, 4) for k in kinds}
-
-
-def _rack(options: argparse.Namespace) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return _gloo(options) if options.turn == "gloo" else _mend(options)
 
 
 def _gloo(options: argparse.Namespace) -> dict[str, Any]:

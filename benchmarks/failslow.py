@@ -14,7 +14,6 @@ step. The racks come in fours; a rack that is slow from the start is found by it
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -24,8 +23,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
+from benchmarks._common import RESULTS, read_options
 from mend.detector import DetectorOptions, OwnPast, PeerComparison
 
 GROUP = 4
@@ -36,7 +35,7 @@ BEFORE = 100
 WITHIN = 10
 FOUND_GOAL = 0.99
 FALSE_GOAL = 0.1
-RESULT = Path(__file__).parent / "results" / "failslow.md"
+OPTIONS = {"series": (1_000, "of each kind"), "workers": (1, "processes")}
 
 Series = list[list[float]]
 """[rack][step] -> step time per token."""
@@ -61,30 +60,14 @@ def _healthy(one: Callable[[random.Random], list[float]]) -> Callable[[random.Ra
 
 
 def _slowed(
-    chance: random.Random, factors: list[float], noise: Callable[..., list[float]]
-) -> Series:
-    return [[x * f for x, f in zip(noise(chance, len(factors)), factors, strict=True)]]
+    factors: list[float], noise: Callable[..., list[float]] = jitter
+) -> Callable[[random.Random], Series]:
+    """One rack whose steps take so many times as long."""
 
+    def draw(chance: random.Random) -> Series:
+        return [[x * f for x, f in zip(noise(chance, len(factors)), factors, strict=True)]]
 
-def _lasting(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * BEFORE + [2.0] * 60, jitter)
-
-
-def _lasting_quiet(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * BEFORE + [1.2] * 60, partial(jitter, sigma=0.01))
-
-
-def _lasting_in_tails(chance: random.Random) -> Series:
-    return _slowed(chance, [1.0] * BEFORE + [2.0] * 60, heavy)
-
-
-RAMP_STEPS, RAMP_TO = 200, 4.0
-RAMP_PASSES = math.ceil(0.1 * RAMP_STEPS / (RAMP_TO - 1))
-
-
-def _ramp(chance: random.Random) -> Series:
-    rise = [1.0 + (RAMP_TO - 1) * (k + 1) / RAMP_STEPS for k in range(RAMP_STEPS)]
-    return _slowed(chance, [1.0] * BEFORE + rise, jitter)
+    return draw
 
 
 def _from_start(chance: random.Random) -> Series:
@@ -106,29 +89,38 @@ def _bursts(chance: random.Random) -> list[float]:
 
 def heavy(chance: random.Random, steps: int = STEPS) -> list[float]:
     """Student t with 2 degrees of freedom in log time, and 1 step of 100 three times as long."""
-    found = []
+    times = []
     for _ in range(steps):
         t = chance.gauss(0, 1) / math.sqrt(chance.gammavariate(1.0, 1.0))
-        found.append(math.exp(min(0.05 * t, 3.0)) * (3.0 if chance.random() < 0.01 else 1.0))
-    return found
+        times.append(math.exp(min(0.05 * t, 3.0)) * (3.0 if chance.random() < 0.01 else 1.0))
+    return times
 
 
 def _drifting(chance: random.Random) -> list[float]:
     """Sequence lengths that wander between 512 and 2048 and vary by the batch. A twentieth of the
     time of a mean step does not depend on them."""
-    where, found = chance.uniform(512, 2048), []
+    where, times = chance.uniform(512, 2048), []
     for x in jitter(chance):
         where = min(max(where * math.exp(chance.gauss(0.0, 0.02)), 512), 2048)
         tokens = where * chance.uniform(0.85, 1.15)
-        found.append((0.05 * 1024 + tokens) * x / tokens)
-    return found
+        times.append((0.05 * 1024 + tokens) * x / tokens)
+    return times
 
+
+RAMP_STEPS, RAMP_TO = 200, 4.0
+RAMP_PASSES = math.ceil(0.1 * RAMP_STEPS / (RAMP_TO - 1))
+HEALTHY = [1.0] * BEFORE
+TWICE = [*HEALTHY, *[2.0] * 60]
+FIFTH = [*HEALTHY, *[1.2] * 60]
+RAMP = [*HEALTHY, *(1.0 + (RAMP_TO - 1) * (k + 1) / RAMP_STEPS for k in range(RAMP_STEPS))]
 
 KINDS = (
-    Kind("lasting slowdown to 2x", _lasting, BEFORE),
-    Kind("lasting slowdown to 1.2x, 1 % jitter", _lasting_quiet, BEFORE),
-    Kind("lasting slowdown to 2x, heavy tails", _lasting_in_tails, BEFORE),
-    Kind("ramp to 4x over 200 steps", _ramp, BEFORE + RAMP_PASSES),
+    Kind("lasting slowdown to 2x", _slowed(TWICE), BEFORE),
+    Kind(
+        "lasting slowdown to 1.2x, 1 % jitter", _slowed(FIFTH, partial(jitter, sigma=0.01)), BEFORE
+    ),
+    Kind("lasting slowdown to 2x, heavy tails", _slowed(TWICE, heavy), BEFORE),
+    Kind("ramp to 4x over 200 steps", _slowed(RAMP), BEFORE + RAMP_PASSES),
     Kind("2x slow from the start", _from_start, 0),
     Kind("5 % jitter", _healthy(jitter)),
     Kind("+30 % on every outer-sync step", _healthy(_sync)),
@@ -168,15 +160,8 @@ def unverified(series: Series) -> Named:
             slow = changed
 
 
-def window_z(series: Series) -> Named:
-    return _z(series, own=False)
-
-
-def tsugi(series: Series) -> Named:
-    return _z(series, own=True)
-
-
-def _z(series: Series, own: bool) -> Named:
+def z_score(series: Series, own: bool) -> Named:
+    """More than 3 deviations above the mean of a window; `own`: it has the newest step in it."""
     for rack, times in enumerate(series):
         window: deque[float] = deque(maxlen=64)
         for step, sample in enumerate(times):
@@ -197,8 +182,8 @@ UNVERIFIED = "mend, not verified"
 DETECTORS: dict[str, Callable[[Series], Named]] = {
     "mend": mend,
     UNVERIFIED: unverified,
-    "z-score, 64 before": window_z,
-    "tsugi-mend, as described": tsugi,
+    "z-score, 64 before": partial(z_score, own=False),
+    "tsugi-mend, as described": partial(z_score, own=True),
 }
 
 # ------------------------------------------------------------------ scores
@@ -296,13 +281,7 @@ def table(scores: dict[tuple[int, str], Score], series: int, cost_us: float) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--series", type=int, default=1_000)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
-    options = parser.parse_args()
+    options = read_options("failslow", __doc__, OPTIONS)
     jobs = [(n, name, options.series) for n in range(len(KINDS)) for name in DETECTORS]
     with ProcessPoolExecutor(options.workers) as pool:
         scores = {}
@@ -312,7 +291,7 @@ def main() -> None:
     page = table(scores, options.series, microseconds())
     print(page)
     if options.save:
-        RESULT.write_text(page)
+        (RESULTS / "failslow.md").write_text(page)
 
 
 if __name__ == "__main__":

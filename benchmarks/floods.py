@@ -1,4 +1,4 @@
-"""benchmarks.floods: commits per second of a job while somebody floods it. Prints one JSON object.
+"""benchmarks.floods: commits per second of a job under a flood. Prints one JSON object.
 
     python -m benchmarks.floods --repeats 3 --save
 
@@ -40,8 +40,17 @@ from typing import Any
 
 import zmq
 
-from benchmarks._common import LOOPBACK, RackArgs, Racks, arguments, limit, report, spread
-from benchmarks._work import Job, work
+from benchmarks._common import (
+    LOOPBACK,
+    Goal,
+    RackArgs,
+    limit,
+    read_options,
+    report,
+    spreads,
+    with_options,
+)
+from benchmarks._work import JOB, Job, every_gap, run_racks, work
 from mend.tools.keys_command import create
 from mend.tools.ports import free_ports
 from mend.transport.bulk_client import BulkLane
@@ -49,21 +58,27 @@ from mend.transport.security import Secrets
 from mend.transport.zmq import ZmqSideband
 from mend.types import Peer
 
-GOAL = 0.9
+GOAL_TEXT = ">= 0.9 of the commits with the flood at a bystander"
+GOAL = Goal(GOAL_TEXT, 0.9, "of the commits with the flood beside it", better="higher")
 SECRET = bytes(range(32))
 FRAME_BYTES, CONNECTIONS, OPEN_MAX, KNOCKING_MAX = 300, 4, 200, 50
 SETTLE_S = 0.5
 TOKEN = b"benchmarks.flood"
 
+KINDS = ("commits_per_second", "cpu", "floods_per_second")
+
 Ports = tuple[int, int]
-"""Of a sideband and of a lane."""
+"""Of a sideband and a lane."""
 Figures = dict[str, dict[str, list[float]]]
-"""What is measured -> phase -> of every repeat."""
+"""Kind of figure -> phase -> its value in every repeat."""
 
 
 def main() -> None:
-    options = _options()
-    found: dict[str, Figures] = {"without a key": _figures(), "with a key": _figures()}
+    options = read_options("floods", __doc__, OPTIONS)
+    found: dict[str, Figures] = {
+        keys: {kind: defaultdict(list) for kind in KINDS}
+        for keys in ("without a key", "with a key")
+    }
     with tempfile.TemporaryDirectory() as folder:
         create(Path(folder) / "key", (SECRET,))
         for _ in range(options.repeats):
@@ -83,46 +98,15 @@ def main() -> None:
     }
     worst = min(ratios.values(), key=statistics.median)
     quiet = found["without a key"]["commits_per_second"]["none"]
-    report(
-        "floods",
-        goal=f">= {GOAL:g} of the commits with the flood at a bystander",
-        values=worst,
-        passed=statistics.median(worst) >= GOAL,
-        options=options,
-        unit="of the commits with the flood beside it",
-        better="higher",
-        beside=limit("commits without any flood", "1/s", quiet, 2),
-        more={
-            "ratios": {name: spread(values, 2) for name, values in ratios.items()},
-            **{keys: _told(figures) for keys, figures in found.items()},
+    plain = limit("commits without any flood", "1/s", quiet, 2)
+    more = {
+        "ratios": spreads(ratios, 2),
+        **{
+            keys: {kind: spreads(phases, 2) for kind, phases in figures.items()}
+            for keys, figures in found.items()
         },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("floods", __doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="of both jobs (default 3)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a phase (default 4)")
-    parser.add_argument("--numel", type=int, default=1 << 16, help="fp32 elements (default 65536)")
-    parser.add_argument("--fragments", type=int, default=2, help="P (default 2)")
-    parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="of training (default 10)")
-    parser.add_argument("--floods", default=",".join(FLOODS), help="(default: all of them)")
-    options = parser.parse_args()
-    if unknown := set(options.floods.split(",")) - set(FLOODS):
-        parser.error(f"--floods: {sorted(unknown)[0]!r} is none of {', '.join(FLOODS)}")
-    return options
-
-
-def _figures() -> Figures:
-    return {kind: defaultdict(list) for kind in ("commits_per_second", "cpu", "floods_per_second")}
-
-
-def _told(figures: Figures) -> dict[str, object]:
-    return {
-        kind: {phase: spread(values, 2) for phase, values in phases.items()}
-        for kind, phases in figures.items()
     }
+    report("floods", GOAL, worst, options, plain, more)
 
 
 # ------------------------------------------------------------------ the job and its bystander
@@ -131,40 +115,34 @@ def _told(figures: Figures) -> dict[str, object]:
 def _job(options: argparse.Namespace, keys: str, figures: Figures) -> None:
     """All phases of one job."""
     lane, *beside = free_ports(3)
-    one = argparse.Namespace(**{**vars(options), "keys": keys, "lane": lane})
-    job = Job(Racks(_rack, one))
     fork = get_context("forkserver")
     ours, theirs = fork.Pipe()
     args = (theirs, tuple(beside), bool(keys))
     bystander = fork.Process(target=_bystander, args=args, daemon=True)
     bystander.start()
     try:
-        for rack in range(2):
-            job.start(rack)
-        job.must(lambda seen: seen.commits >= 4, "merges are made")
-        ours.recv()
-        _measure(job, options.seconds, None, None, "none", figures)
-        for flood in options.floods.split(","):
-            for ports, where in (((beside[0], beside[1]), "a bystander"), (
-                (job.racks.ports[0], lane), "the job"
-            )):  # fmt: skip
-                _measure(job, options.seconds, flood, ports, f"{flood} at {where}", figures)
-        job.end()
+        with run_racks(_rack, with_options(options, keys=keys, lane=lane)) as job:
+            targets = {"a bystander": tuple(beside), "the job": (job.racks.ports[0], lane)}
+            job.must(lambda seen: seen.commits >= 4, "merges are made")
+            ours.recv()
+            _measure(job, options.seconds, None, None, "none", figures)
+            for flood in options.floods.split(","):
+                for where, ports in targets.items():
+                    _measure(job, options.seconds, flood, ports, f"{flood} at {where}", figures)
+            job.end()
     finally:
         ours.close()
-        job.racks.close()
         bystander.join(5)
 
 
 def _rack(args: RackArgs) -> None:
     options = args.options
-    gap = options.gap
-    settings: dict[str, Any] = {"sync_period_steps": gap * options.fragments}
+    settings: dict[str, Any] = every_gap(options)
     if args.rack == 0:
         settings["data_ports"] = f"{options.lane}-{options.lane}"
     if options.keys:
         settings["key_file"] = options.keys
-    work(args, options.step_ms, overlap_steps=gap // 2, **settings)
+    work(args, options.step_ms, **settings)
 
 
 def _measure(
@@ -177,10 +155,10 @@ def _measure(
         attacker = fork.Process(target=_attack, args=(theirs, flood, ports), daemon=True)
         attacker.start()
         ours.recv()
-    job.until(lambda _: False, SETTLE_S)
+    job.run(SETTLE_S)
     pid, began = job.racks.pid(0), len(job.seen)
     cpu_s, since_s = _cpu_seconds(pid), time.monotonic()
-    job.until(lambda _: False, seconds)
+    job.run(seconds)
     took_s = time.monotonic() - since_s
     figures["cpu"][phase].append((_cpu_seconds(pid) - cpu_s) / took_s)
     before = max(seen.commits for seen in job.seen[:began])
@@ -291,6 +269,14 @@ FLOODS: dict[str, Callable[[Ports, threading.Event, list[int]], None]] = {
     "garbage": _garbage,
     "handshakes": _handshakes,
     "half-open": _half_open,
+}
+
+OPTIONS = {
+    "repeats": (3, "of both jobs"),
+    "seconds": (4.0, "of a phase"),
+    **JOB,
+    "step_ms": (10.0, "of training"),
+    "floods": (FLOODS, "floods to make"),
 }
 
 

@@ -45,7 +45,7 @@ PRESETS = {
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """What is measured. Options that are left out come from PRESETS."""
+    """The options; those that are left out come from PRESETS."""
     parser = argparse.ArgumentParser(
         prog="mend launch --no-witness --racks 2 benchmarks/h200.py",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""benchmarks.h200_cells: what is measured, in which order, with which overlap. Pure arithmetic."""
+"""benchmarks.h200_cells: the cells, their order and their overlap. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CALIBRATION = -1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all cells share. P fragments, one captured every `gap` steps."""
+    """Settings of all cells. P fragments, one captured every `gap` steps."""
 
     fragments: int
     gap: int
@@ -83,7 +83,7 @@ def cells(plan: Plan, taus: Mapping[int, int]) -> list[Cell]:
     for repeat in range(plan.repeats):
         found.append(Cell(repeat, "none", 0, 0, WARM_UP_MIN, plan.measured))
         for delay in plan.delays_ms:
-            # An apply falls tau steps behind its capture: from then on every gap has one of each.
+            # An apply falls tau steps after its capture: from then on every gap has one of each.
             warm_up = max(WARM_UP_MIN, taus[delay])
             modes = ("blocking", "concurrent") if repeat % 2 == 0 else ("concurrent", "blocking")
             found += [Cell(repeat, m, delay, taus[delay], warm_up, plan.measured) for m in modes]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks import qwen
+from benchmarks._common import proc_bytes
 
 ATTENTION = ("flash", "efficient", "math")
 """In order of speed. cuDNN's is left out: its backward pass promises no order of its sums."""
@@ -100,7 +101,10 @@ def reset_memory(device: torch.device) -> None:
 
 def memory(device: torch.device) -> dict[str, int]:
     """Bytes, most since reset_memory. Pinned memory may be missing from the two of the host."""
-    found = {"host_bytes": _status_bytes("VmRSS"), "host_bytes_peak": _status_bytes("VmHWM")}
+    found = {
+        "host_bytes": proc_bytes("self/status", "VmRSS"),
+        "host_bytes_peak": proc_bytes("self/status", "VmHWM"),
+    }
     if device.type != "cuda":
         return found
     pinned = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
@@ -110,10 +114,3 @@ def memory(device: torch.device) -> dict[str, int]:
         "gpu_reserved_bytes": torch.cuda.max_memory_reserved(),
         "pinned_bytes": int(pinned),
     }
-
-
-def _status_bytes(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -13,7 +13,7 @@ from typing import Any
 
 POLL_S = 0.002
 LIMIT_S = 240.0
-"""Longer than any cell; reaching it means that somebody is gone."""
+"""Longer than any cell; a process that waits longer has lost another one."""
 
 
 class Absent(RuntimeError):
@@ -33,31 +33,31 @@ class Meeting:
         self._await(lambda: len(list(self.folder.glob(f"at.{name}.*"))) >= self.count, name)
 
     def decide(self, name: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Of one process: tell the others."""
+        """Publish a decision; one process does."""
         self._put(f"is.{name}", json.dumps(value))
         return value
 
-    def told(self, name: str) -> dict[str, Any]:
-        """Of the others: what was decided. Raises Absent."""
+    def decision(self, name: str) -> dict[str, Any]:
+        """Wait for the decision. Raises Absent."""
         path = self.folder / f"is.{name}"
         self._await(path.exists, name)
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
     def failed(self, error: BaseException) -> None:
-        """Nobody has to wait for this process any more."""
+        """Tell the others not to wait for this process any more."""
         self._put(f"failed.{self.who}", repr(error))
 
     def leave(self) -> None:
-        """The last call but that of who waits in `all_gone`."""
+        """The last call of a process, but for the one that calls `all_gone`."""
         self._put(f"at.gone.{self.who}", "")
 
     def all_gone(self) -> None:
-        """Of one process, after its `leave`: nobody looks into the folder any more."""
+        """Wait until no process reads the folder any more; one process does, after its `leave`."""
         self.all_here("gone")
 
     def _put(self, name: str, text: str) -> None:
-        """At once or not at all: whoever sees the file can read all of it."""
+        """Atomically: a process that sees the file can read all of it."""
         draft = self.folder / f"draft.{self.who}"
         draft.write_text(text)
         draft.replace(self.folder / name)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -46,10 +46,7 @@ def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = No
     path = options.out / f"rack{rack}-rank{rank}.jsonl"
     try:
         with path.open("w", encoding="utf-8") as lines:
-            bench = (kind or Bench)(
-                options, meeting, (rack, rank, ranks), began, lines.write, lines.flush
-            )
-            bench.run()
+            (kind or Bench)(options, meeting, (rack, rank, ranks), began, lines).run()
         meeting.all_here("done")
     except BaseException as error:
         meeting.failed(error)
@@ -64,7 +61,7 @@ def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = No
 
 
 class Bench:
-    """The model, its start, and what is done with them."""
+    """The model, its start, and the cells that are run with it."""
 
     def __init__(
         self,
@@ -72,12 +69,11 @@ class Bench:
         meeting: Meeting,
         place: tuple[int, int, int],
         began: float,
-        write: Callable[[str], Any],
-        flush: Callable[[], None],
+        lines: TextIO,
     ) -> None:
         self.options, self.meeting, self.began = options, meeting, began
         self.rack, self.rank, self.ranks = place
-        self._write, self._flush = write, flush
+        self._lines = lines
         self.decides = self.rack == self.rank == 0
         self.plan = Plan(
             options.fragments, options.gap, options.gaps_measured, options.steps_max,
@@ -186,8 +182,8 @@ class Bench:
         return time.monotonic() - self.began + needed < self.options.budget_s
 
     def _agreed(self, name: str, decide: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What rank 0 of rack 0 says, to all: the racks never take different cells."""
-        return self.meeting.decide(name, decide()) if self.decides else self.meeting.told(name)
+        """The decision of rank 0 of rack 0, on all ranks, so that no rack takes another cell."""
+        return self.meeting.decide(name, decide()) if self.decides else self.meeting.decision(name)
 
     # ------------------------------------------------------------------ one cell
 
@@ -216,7 +212,7 @@ class Bench:
         }  # fmt: skip
 
     def _join(self, index: int, cell: Cell) -> Any:
-        """What exchanges: has status() and abort()."""
+        """Start the exchange; the result has status() and abort()."""
         return mend.mend_init(self.model, self._config(index, cell), self.optimizer)
 
     def _train(self, cell: Cell, runtime: Any) -> tuple[list[Any], list[Tensor], Any]:
@@ -277,10 +273,10 @@ class Bench:
         )
 
     def _payload(self) -> dict[str, Any]:
-        said, where = self.options.payload, self.options.encode_on
-        if said in ("float32", "bfloat16"):
-            return {"payload_dtype": said, "encode_on": where}
-        return {"outer_step_compression_mode": said, "encode_on": where}
+        payload, where = self.options.payload, self.options.encode_on
+        if payload in ("float32", "bfloat16"):
+            return {"payload_dtype": payload, "encode_on": where}
+        return {"outer_step_compression_mode": payload, "encode_on": where}
 
     def _facts(self) -> dict[str, Any]:
         options = {k: v for k, v in vars(self.options).items() if k != "out"}
@@ -305,8 +301,7 @@ class Bench:
 
     def _line(self, fields: dict[str, Any]) -> None:
         """Written at once, so that a run that is cut short has told what it knew."""
-        self._write(json.dumps(fields) + "\n")
-        self._flush()
+        print(json.dumps(fields), file=self._lines, flush=True)
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -314,7 +309,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _exchanged(before: Any, after: Any) -> dict[str, Any]:
-    """What the runtime counted in the measured steps; `stall_ms_all` also in the warm-up."""
+    """Counts of the runtime in the measured steps; `stall_ms_all` includes the warm-up."""
     if after is None:
         return {}
     return {

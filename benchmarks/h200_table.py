@@ -7,7 +7,7 @@ table; --save NAME writes benchmarks/results/NAME.json and NAME.md.
 
 `measured` is the median over the repeats of (tokens per second of `concurrent`) / (of `none`) at
 the longest delay. tokens/s is that of all ranks together; a step takes as long as it took the
-slowest rank. Two 95 % intervals stand behind it: `steps` resamples the step times of all repeats
+slowest rank. Two 95 % intervals follow: `steps` resamples the step times of all repeats
 (2000 times, percentiles), `repeats` is Student's t over the repeats. `covered` says whether
 tau * t_step is at least the delay and one exchange that was measured alone; where it is not,
 `concurrent` has to wait by design. `stall_ms` is what the training thread waited in the measured
@@ -18,7 +18,6 @@ the first repeat, as freed memory may stay with the process). `bits` compares th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -26,11 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks._common import RESULTS, parser_of
+from benchmarks.quality_table import t_interval
+
 GOAL = 0.99
 RESAMPLES = 2000
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t, two-sided, by number of values."""
 
 Line = dict[str, Any]
 Ranks = list[Line]
@@ -38,11 +37,7 @@ Ranks = list[Line]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.h200_table",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("h200_table", __doc__ or "")
     parser.add_argument("folder", type=Path, help="what h200 had as --out")
     parser.add_argument("--save", metavar="NAME", default="", help="also write results/NAME.*")
     options = parser.parse_args()
@@ -220,11 +215,10 @@ def _resampled(
 
 def _student(values: Sequence[float], digits: int = 1) -> tuple[float, float] | None:
     """None where one value says nothing about its spread."""
-    if len(values) not in T_95:
+    if len(values) < 2:
         return None
-    middle = statistics.fmean(values)
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return round(middle - half, digits), round(middle + half, digits)
+    interval = t_interval(values)
+    return round(interval.low, digits), round(interval.high, digits)
 
 
 # ---------------------------------------------------------------------- bits
@@ -276,7 +270,7 @@ def _delay(row: Line) -> int:
 
 
 def markdown(found: Line) -> str:
-    """What stands in docs/benchmarks.md."""
+    """The table as in docs/benchmarks.md."""
     alone = found["exchange_ms"]
     head = (
         f"{found['device']}, {found['racks']} racks x {found['ranks']}, "
@@ -295,12 +289,12 @@ def markdown(found: Line) -> str:
         "",
     ]
     for bits in found["bits"]:
-        said = (
+        verdict = (
             "equal" if bits["equal"] else f"differ from step {bits['first_step_that_differs']} on"
         )
         lines.append(
             f"repeat {bits['repeat']}, delay {bits['delay_ms']} ms: losses of blocking and "
-            f"concurrent {said}"
+            f"concurrent {verdict}"
         )
     lines.append(f"the same losses in every repeat: {found['repeatable']}")
     return "\n".join(lines)

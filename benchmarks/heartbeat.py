@@ -3,10 +3,10 @@
     python -m benchmarks.heartbeat --numel 100000000 --members 4 --merges 8
 
 A process with a rank's own parts (IoLoop, RankMachine, ConcurrentOuterStep, Numerics) reports
-every 100 ms, as always;
-this process listens where the rank's leader would, and notes when frames arrive. Meanwhile the
-rank merges `members` payloads of `numel` fp32 elements on its worker, again and again: first with
-nothing else to do, then while its main thread multiplies matrices, as training would.
+every 100 ms, as always; this process listens in place of the rank's leader, and notes when frames
+arrive. Meanwhile the rank merges `members` payloads of `numel` fp32 elements on its worker, again
+and again: first with nothing else to do, then while its main thread multiplies matrices, as
+training would.
 
 `measured` is the largest gap between two frames during any merge, in milliseconds: silence is what
 the others judge a rack by. `gaps_ms` gives the largest gap of each merge, by what else was going
@@ -26,7 +26,18 @@ from typing import Any
 
 import torch
 
-from benchmarks._common import RackArgs, arguments, free_bytes, limit, noise, racks, report, spread
+from benchmarks._common import (
+    Goal,
+    RackArgs,
+    limit,
+    noise,
+    proc_bytes,
+    racks,
+    read_options,
+    report,
+    spread,
+    spreads,
+)
 from mend.codec import CODECS
 from mend.coordination import events as ev
 from mend.coordination.rank import RankMachine, RankOptions
@@ -40,16 +51,23 @@ from mend.status.event_log import EventLog
 from mend.transport.zmq import ZmqSideband
 from mend.types import MS, SECOND, Member, Owned, Peer, Span
 
-GOAL_MS = 150.0
+GOAL = Goal("< 150 ms", 150.0, "ms", measure="max", digits=1)
 HEARTBEAT_MS = 100
 SHARE_OF_MEMORY = 0.5
 PHASES = ("idle", "merging", "merging and training")
+OPTIONS = {
+    "numel": (100_000_000, "fp32 elements"),
+    "members": (4, "payloads of a merge"),
+    "merges": (8, "of each kind"),
+    "momentum": (0.0, "of the outer step; with any there is state"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("heartbeat", __doc__, OPTIONS)
     asked, bytes_each = options.numel, 4 * (options.members + 4)
-    options.numel = min(asked, int(free_bytes() * SHARE_OF_MEMORY) // bytes_each)
+    available = proc_bytes("meminfo", "MemAvailable")
+    options.numel = min(asked, int(available * SHARE_OF_MEMORY) // bytes_each)
     heard, spans = asyncio.run(_listen(options))
     gaps = {
         phase: [_largest_gap_ms(heard, start, end) for name, start, end in spans if name == phase]
@@ -57,38 +75,15 @@ def main() -> None:
     }
     busy = gaps["merging"] + gaps["merging and training"]
     more: dict[str, object] = {
-        "gaps_ms": {phase: spread(found, 1) for phase, found in gaps.items()},
+        "gaps_ms": spreads(gaps, 1),
         "merge_s": spread(
             [(end - start) / SECOND for name, start, end in spans if name != "idle"], 2
         ),
     }
     if options.numel < asked:
         more["reduced"] = f"{asked} elements asked for, memory allows {options.numel}"
-    report(
-        "heartbeat",
-        goal=f"< {GOAL_MS:g} ms",
-        values=busy,
-        passed=max(busy) < GOAL_MS,
-        options=options,
-        unit="ms",
-        beside=limit("largest gap of the rank at rest", "ms", gaps["idle"], 1),
-        more=more,
-        measure="max",
-        digits=1,
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("heartbeat", __doc__)
-    parser.add_argument(
-        "--numel", type=int, default=100_000_000, help="fp32 elements (default 100000000)"
-    )
-    parser.add_argument("--members", type=int, default=4, help="payloads of a merge (default 4)")
-    parser.add_argument("--merges", type=int, default=8, help="of each kind (default 8)")
-    parser.add_argument(
-        "--momentum", type=float, default=0.0, help="of the outer step: with state (default 0)"
-    )
-    return parser.parse_args()
+    plain = limit("largest gap of the rank at rest", "ms", gaps["idle"], 1)
+    report("heartbeat", GOAL, busy, options, plain, more)
 
 
 def _largest_gap_ms(heard: list[int], start: int, end: int) -> float:
@@ -96,8 +91,7 @@ def _largest_gap_ms(heard: list[int], start: int, end: int) -> float:
     before = [at for at in heard if at <= start][-1:]
     after = [at for at in heard if at >= end][:1]
     inside = [at for at in heard if start < at < end]
-    found = [*before, *inside, *after]
-    return max(b - a for a, b in pairwise(found)) / MS
+    return max(b - a for a, b in pairwise([*before, *inside, *after])) / MS
 
 
 # ------------------------------------------------------------------ the listener
@@ -118,7 +112,7 @@ async def _listen(options: argparse.Namespace) -> tuple[list[int], list[tuple[st
     try:
         with racks(_rank, options, count=1) as pipes:
             spans = await asyncio.to_thread(pipes[0].recv)
-            await asyncio.sleep(3 * HEARTBEAT_MS / 1e3)  # the frame behind the last merge
+            await asyncio.sleep(3 * HEARTBEAT_MS / 1e3)  # the frame after the last merge
             pipes[0].send("end")
     finally:
         listening.cancel()
@@ -131,7 +125,7 @@ async def _listen(options: argparse.Namespace) -> tuple[list[int], list[tuple[st
 
 
 class Watched(ConcurrentOuterStep):
-    """Says when a merge is done. What it gave is forgotten at once, as nobody asked for it."""
+    """Notes when a merge is done."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

@@ -1,4 +1,4 @@
-"""benchmarks.hooks: what mend costs a step in which nothing is due. Prints one JSON object.
+"""benchmarks.hooks: the cost of mend in a step in which nothing is due. Prints one JSON object.
 
     python -m benchmarks.hooks --steps 300 --blocks 300
 
@@ -12,8 +12,6 @@ small parameter, so that a step is short and the hook's share of it can be seen.
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from typing import Any
 
@@ -22,41 +20,26 @@ from torch import nn
 from torch.optim import optimizer as optim
 
 import mend
-from benchmarks._common import RackArgs, arguments, limit, racks, report, spread
+from benchmarks._common import Goal, RackArgs, limit, racks, read_options, report, spreads
 
-GOAL_US = 5.0
+GOAL = Goal("<= 5 us per step", 5.0, "us", digits=2)
 PERIOD_STEPS = 1_000_000_000
+OPTIONS = {
+    "steps": (300, "steps of a block"),
+    "blocks": (300, "pairs of blocks; one more warms up"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("hooks", __doc__, OPTIONS)
     with racks(_rack, options) as pipes:
-        found = pipes[0].recv()
+        step_us = pipes[0].recv()
         for pipe in pipes:
             pipe.send("end")
-    extra = [
-        with_ - without for with_, without in zip(found["with"], found["without"], strict=True)
-    ]
-    report(
-        "hooks",
-        goal=f"<= {GOAL_US:g} us per step",
-        values=extra,
-        passed=statistics.median(extra) <= GOAL_US,
-        options=options,
-        unit="us",
-        beside=limit("the same step without mend", "us", found["without"], 2),
-        more={"step_us": {name: spread(found[name], 2) for name in found}},
-        digits=2,
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("hooks", __doc__)
-    parser.add_argument("--steps", type=int, default=300, help="steps of a block (default 300)")
-    parser.add_argument(
-        "--blocks", type=int, default=300, help="pairs of blocks; one more warms up (default 300)"
-    )
-    return parser.parse_args()
+    extra = [a - b for a, b in zip(step_us["with"], step_us["without"], strict=True)]
+    plain = limit("the same step without mend", "us", step_us["without"], 2)
+    more = {"step_us": spreads(step_us, 2)}
+    report("hooks", GOAL, extra, options, plain, more)
 
 
 def _rack(args: RackArgs) -> None:
@@ -75,8 +58,8 @@ def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[f
     """Microseconds per step of every block."""
     tables = [optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks]
     ours = [dict(table) for table in tables]
-    assert [len(hooks) for hooks in ours] == [1, 1], "mend has one hook before and one behind"
-    found: dict[str, list[float]] = {"with": [], "without": []}
+    assert [len(hooks) for hooks in ours] == [1, 1], "mend has one hook before and one after"
+    step_us: dict[str, list[float]] = {"with": [], "without": []}
     for block in range(options.blocks + 1):
         for name in ("with", "without") if block % 2 else ("without", "with"):
             for table, hooks in zip(tables, ours, strict=True):
@@ -84,10 +67,10 @@ def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[f
                 table.update(hooks if name == "with" else {})
             taken_us = _block(optimizer, options.steps)
             if block:
-                found[name].append(taken_us)
+                step_us[name].append(taken_us)
     for table, hooks in zip(tables, ours, strict=True):
         table.update(hooks)
-    return found
+    return step_us
 
 
 def _block(optimizer: torch.optim.Optimizer, steps: int) -> float:

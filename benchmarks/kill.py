@@ -1,4 +1,4 @@
-"""benchmarks.kill: a rack is killed; when do the others merge again? Prints one JSON object.
+"""benchmarks.kill: how soon the others merge again if a rack is killed. Prints one JSON object.
 
     python -m benchmarks.kill --repeats 5
 
@@ -24,14 +24,16 @@ import statistics
 from itertools import pairwise
 from typing import Any
 
-from benchmarks._common import RackArgs, Racks, arguments, limit, report, spread
-from benchmarks._work import Job, Seen, work
+from benchmarks._common import Goal, RackArgs, limit, read_options, report, spread, with_options
+from benchmarks._work import JOB, Seen, every_gap, run_racks, work
 from mend.engine.witness import detect_ns
 from mend.types import SECOND
 
 HEARTBEAT_MS = 100
 DETECT_S = detect_ns(HEARTBEAT_MS) / SECOND
 GOAL_S = DETECT_S + 1.0
+GOAL_TEXT = f"merging again within {GOAL_S:g} s, 1 s behind the time-out, as set by default"
+GOAL = Goal(GOAL_TEXT, GOAL_S, "s")
 CASES: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "two": (2, True, {}),
     "two-evicting": (2, True, {"evict_s": 2.0}),
@@ -39,46 +41,30 @@ CASES: dict[str, tuple[int, bool, dict[str, Any]]] = {
 }
 """name -> (racks, with a witness, settings)."""
 MERGES_BEFORE = 4
+OPTIONS = {
+    "repeats": (5, "of every case"),
+    "cases": (CASES, "cases to run"),
+    **JOB,
+    "wait_s": (10.0, "for a merge after the kill"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("kill", __doc__, OPTIONS)
     cases = options.cases.split(",")
     found: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for repeat in range(options.repeats):
         for case in cases:
-            found[case].append(_killed(options, case, (repeat + 0.5) / options.repeats))
+            found[case].append(_kill_one(options, case, (repeat + 0.5) / options.repeats))
     first = found[cases[0]]
-    report(
-        "kill",
-        goal=f"merging again within {GOAL_S:g} s, 1 s behind the time-out, as set by default",
-        values=[one["merged_s"] for one in first],
-        passed=all(one["merged_s"] <= GOAL_S and one["merged"] for one in first),
-        options=options,
-        unit="s",
-        beside=limit("time-out behind which a rack is held for dead", "s", [DETECT_S]),
-        more={"cases": {case: _told(ones) for case, ones in found.items()}},
-    )
+    plain = limit("time-out behind which a rack is held for dead", "s", [DETECT_S])
+    more = {"cases": {case: _summary(ones) for case, ones in found.items()}}
+    times = [one["merged_s"] for one in first]
+    every = max(times) <= GOAL_S and all(one["merged"] for one in first)
+    report("kill", GOAL, times, options, plain, more, also=every)
 
 
-def _options() -> argparse.Namespace:
-    parser = arguments("kill", __doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="of every case (default 5)")
-    parser.add_argument("--cases", default=",".join(CASES), help="(default: all of them)")
-    parser.add_argument("--numel", type=int, default=1 << 16, help="fp32 elements (default 65536)")
-    parser.add_argument("--fragments", type=int, default=2, help="P (default 2)")
-    parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="of training (default 25)")
-    parser.add_argument(
-        "--wait-s", type=float, default=10.0, help="for a merge behind the kill (default 10)"
-    )
-    options = parser.parse_args()
-    if unknown := set(options.cases.split(",")) - set(CASES):
-        parser.error(f"--cases: {sorted(unknown)[0]!r} is none of {', '.join(CASES)}")
-    return options
-
-
-def _told(ones: list[dict[str, Any]]) -> dict[str, object]:
+def _summary(ones: list[dict[str, Any]]) -> dict[str, object]:
     return {
         "merged_s": spread([one["merged_s"] for one in ones]),
         "never_merged": sum(not one["merged"] for one in ones),
@@ -87,39 +73,31 @@ def _told(ones: list[dict[str, Any]]) -> dict[str, object]:
     }
 
 
-def _killed(options: argparse.Namespace, case: str, phase: float) -> dict[str, Any]:
+def _kill_one(options: argparse.Namespace, case: str, phase: float) -> dict[str, Any]:
     """One kill, `phase` (0 to 1) of the way from one merge to the next."""
     count, witnessed, settings = CASES[case]
-    one = argparse.Namespace(**{**vars(options), "settings": settings})
-    job = Job(Racks(_rack, one, count, witnessed))
-    try:
-        for rack in range(count):
-            job.start(rack)
+    dead = count - 1
+    with run_racks(_rack, with_options(options, settings=settings), count, witnessed) as job:
         job.must(lambda seen: seen.rack == 0 and seen.commits >= MERGES_BEFORE, "merges are made")
-        job.until(lambda _: False, phase * options.gap * options.step_ms / 1e3)
-        dead = count - 1
+        job.run(phase * options.gap * options.step_ms / 1e3)
         killed_s = job.kill(dead)
         job.until(lambda seen: merged_without(seen, dead, killed_s), options.wait_s)
         job.end()
-    finally:
-        job.racks.close()
     return outcome(job.seen, dead, killed_s, options.wait_s)
 
 
 def _rack(args: RackArgs) -> None:
-    gap = args.options.gap
-    period = gap * args.options.fragments
-    settings = {"sync_period_steps": period, "overlap_steps": gap // 2, **args.options.settings}
-    work(args, args.options.step_ms, **settings)
+    options = args.options
+    work(args, options.step_ms, **every_gap(options), **options.settings)
 
 
 def merged_without(seen: Seen, dead: int, killed_s: float) -> bool:
-    """Whether this is a merge behind the kill that the dead rack has no part in."""
+    """Whether this is a merge after the kill that the dead rack has no part in."""
     return seen.at_s > killed_s and bool(seen.merged) and dead not in seen.merged
 
 
 def outcome(seen: list[Seen], dead: int, killed_s: float, wait_s: float) -> dict[str, Any]:
-    """What one kill came to, from what the racks saw."""
+    """Figures of one kill, from the observations of the racks."""
     survivors = [one for one in seen if one.rack != dead]
     first = next((one for one in survivors if merged_without(one, dead, killed_s)), None)
     before = [one for one in survivors if one.rack == 0 and one.at_s <= killed_s]

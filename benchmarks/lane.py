@@ -1,5 +1,5 @@
 """benchmarks.lane: a payload pulled over loopback, with and without keys, against raw sockets; and
-what keys cost a core and a start. Prints one JSON object.
+the cost of keys per core and per start. Prints one JSON object.
 
     python -m benchmarks.lane --megabytes 512 --repeats 15
 
@@ -24,7 +24,6 @@ loaded.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import multiprocessing
@@ -39,7 +38,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks._common import arguments, limit, report, spread
+from benchmarks._common import Goal, limit, ratios, read_options, report, spread, spreads
 from mend.config.keyfile import read_secrets
 from mend.tools.keys_command import create
 from mend.transport.bulk_client import STREAMS, BulkLane, checksum_of
@@ -47,57 +46,38 @@ from mend.transport.bulk_link import PIECE_BYTES
 from mend.transport.security import RANDOM_BYTES, TAG_BYTES, Secret, Secrets
 from mend.types import Address, Member, Peer, offer_key
 
-GOAL = 0.90
+GOAL_TEXT = ">= 0.9 of one raw socket's speed; a core seals, opens 1.5 GB/s"
+GOAL = Goal(GOAL_TEXT, 0.90, "x one raw socket", better="higher")
 CORE_GOAL_GB = 1.5
 KEY = offer_key(Member(0, 1), 0, 0, 1)
 TOKEN = b"benchmarks.lane!"
 SECRET = bytes(range(32))
+OPTIONS = {
+    "megabytes": (512, "payload in 10^6 bytes"),
+    "repeats": (15, "turns that every variant takes"),
+}
 
 Seconds = dict[str, list[float]]
 """Variant -> of every repeat."""
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("lane", __doc__, OPTIONS)
     size = options.megabytes * 1_000_000
     seconds, core = _measured(size, options.repeats), _core(options.repeats)
     slower = min(statistics.median(core[name]) for name in ("seal", "open"))
-
-    def ratio(base: str, name: str = "lane") -> list[float]:
-        return [a / b for a, b in zip(seconds[base], seconds[name], strict=True)]
-
-    def speeds(name: str) -> list[float]:
-        return [size / each / 1e9 for each in seconds[name]]
-
-    report(
-        "lane",
-        goal=f">= {GOAL:g} of one raw socket's speed; a core seals, opens {CORE_GOAL_GB:g} GB/s",
-        values=ratio("raw"),
-        passed=statistics.median(ratio("raw")) >= GOAL and slower >= CORE_GOAL_GB,
-        options=options,
-        unit="x one raw socket",
-        better="higher",
-        beside=limit("one raw socket", "GB/s", speeds("raw")),
-        more={
-            "of_raw_streams": spread(ratio("raw_streams")),
-            "sealed_of_lane": spread(ratio("lane", "sealed")),
-            "gigabytes_per_second": {name: spread(speeds(name)) for name in seconds},
-            "one_core_gigabytes_per_second": {n: spread(rates) for n, rates in core.items()},
-            "start_ms": spread(_starts(options.repeats)),
-            "streams": STREAMS,
-        },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("lane", __doc__)
-    parser.add_argument(
-        "--megabytes", type=int, default=512, help="payload in 10^6 bytes (default 512)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=15, help="turns that every variant takes (default 15)"
-    )
-    return parser.parse_args()
+    of_raw = ratios(seconds["raw"], seconds["lane"])
+    speeds = {name: [size / s / 1e9 for s in each] for name, each in seconds.items()}
+    plain = limit("one raw socket", "GB/s", speeds["raw"])
+    more = {
+        "of_raw_streams": spread(ratios(seconds["raw_streams"], seconds["lane"])),
+        "sealed_of_lane": spread(ratios(seconds["lane"], seconds["sealed"])),
+        "gigabytes_per_second": spreads(speeds),
+        "one_core_gigabytes_per_second": spreads(core),
+        "start_ms": spread(_starts(options.repeats)),
+        "streams": STREAMS,
+    }
+    report("lane", GOAL, of_raw, options, plain, more, also=slower >= CORE_GOAL_GB)
 
 
 def _lanes() -> dict[str, BulkLane]:

@@ -1,5 +1,5 @@
-"""benchmarks.merge: how much of memcpy's bandwidth one core's merge reaches. Prints one JSON
-object.
+"""benchmarks.merge: the share of memcpy's bandwidth that a merge by one core reaches. Prints
+one JSON object.
 
     python -m benchmarks.merge --numel 100000000 --racks 2,4,8 --codec float32 --momentum 0
 
@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks._common import arguments, limit, noise, report, spread
+from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import CODECS
 from mend.consensus.weights import WHOLE
 from mend.engine.digest import StateDigest, digest_of
@@ -37,11 +36,21 @@ from mend.engine.sums import Tensors, factors_in
 from mend.merge import MERGES
 from mend.outer import Nesterov
 
-GOAL = 0.4
+GOAL = Goal(">= 0.4 of memcpy's bandwidth", 0.4, "of memcpy", better="higher")
+OPTIONS = {
+    "numel": (100_000_000, "fp32 elements per rank"),
+    "racks": ([2, 4, 8], "numbers of racks"),
+    "codec": (("float32", *sorted(set(CODECS) - {"float32"})), "of the payloads"),
+    "lr": (1.0, "1 saves a multiplication"),
+    "momentum": (0.0, "of the outer step"),
+    "threads": ([2, 4], "also with so many threads sharing a merge, as on 8 and 16 cores"),
+    "tensors": (100, "tensors of the rda rows"),
+    "repeats": (5, "turns of every variant; one more warms up"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("merge", __doc__, OPTIONS)
     torch.set_num_threads(1)
     racks = sorted(options.racks)
     numerics = _numerics(options, 1)
@@ -54,34 +63,7 @@ def main() -> None:
     for count in racks:
         runs |= _variants(numerics, threaded, payloads[:count], anchor, out)
         runs |= _radial(radial, payloads[:count], anchor, out, options.tensors)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for repeat in range(options.repeats + 1):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if repeat:  # the first round only touches the memory
-                seconds[name].append(time.perf_counter() - start)
-    _report(options, numerics, anchor, seconds)
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("merge", __doc__)
-    parser.add_argument("--numel", type=int, default=100_000_000, help="fp32 elements per rank")
-    parser.add_argument(
-        "--racks", type=lambda text: [int(part) for part in text.split(",")], default=[2, 4, 8]
-    )
-    parser.add_argument("--codec", choices=sorted(CODECS), default="float32")
-    parser.add_argument("--lr", type=float, default=1.0, help="1 saves a multiplication")
-    parser.add_argument("--momentum", type=float, default=0.0)
-    parser.add_argument(
-        "--threads",
-        type=lambda text: [int(part) for part in text.split(",")],
-        default=[2, 4],
-        help="also with so many threads sharing a merge, as a rank does on 8 and 16 cores",
-    )
-    parser.add_argument("--tensors", type=int, default=100, help="tensors of the rda rows")
-    parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args()
+    _report(options, numerics, anchor, take_turns(runs, options.repeats))
 
 
 def _numerics(options: argparse.Namespace, threads: int, merge: str = "mean") -> Numerics:
@@ -160,21 +142,13 @@ def _report(
     for name, taken in seconds.items():
         moved = int(name.split()[0]) * numerics.payload_bytes(options.numel) + 2 * state_bytes
         speed = [moved / s / 1e9 for s in taken]
-        shares[name] = [ours / plain for ours, plain in zip(speed, memcpy, strict=True)]
+        shares[name] = ratios(speed, memcpy)
         variants[name] = {"GBps": spread(speed, 2), "of_memcpy": spread(shares[name])}
     single = [shares[name] for name in shares if name.endswith("with_digest")]
     least = min(single, key=statistics.median)
-    report(
-        "merge",
-        goal=f">= {GOAL:g} of memcpy's bandwidth",
-        values=least,
-        passed=statistics.median(least) >= GOAL,
-        options=options,
-        unit="of memcpy",
-        better="higher",
-        beside=limit("memcpy, 1 thread", "GB/s", memcpy, 2),
-        more={"memcpy_GBps": spread(memcpy, 2), "variants": variants},
-    )
+    plain = limit("memcpy, 1 thread", "GB/s", memcpy, 2)
+    more = {"memcpy_GBps": spread(memcpy, 2), "variants": variants}
+    report("merge", GOAL, least, options, plain, more)
 
 
 if __name__ == "__main__":

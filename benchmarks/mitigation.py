@@ -1,4 +1,4 @@
-"""benchmarks.mitigation: a rack becomes slow; what is left of the job's throughput? Prints a table.
+"""benchmarks.mitigation: the throughput that is left if a rack becomes slow. Prints a table.
 
     python -m benchmarks.mitigation --save
     python -m benchmarks.mitigation --causes link --save      as root, with /dev/net/tun, ip and tc
@@ -21,9 +21,9 @@ and with a grace window of 30 s. What is done:
                     of a slow link: rounds do not wait for rack 2 (expected_learner_ids)
 
 Tokens (micro-batches of all racks) and rounds per second, in percent of those before the onset: of
-the whole time behind it, in which the rack has to be found, and of the last third. No rack can do
+the whole time after it, in which the rack has to be found, and of the last third. No rack can do
 more than its share: `ideal` tokens are (2 + 1 / factor) / 3, of a slow link all. `found`: the first
-verdict on rack 2, so many steps behind the onset, and the cause that was named.
+verdict on rack 2, so many steps after the onset, and the cause that was named.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks._common import RackArgs, arguments, racks
+from benchmarks._common import RackArgs, racks, read_options, with_options
 from mend import mend_init
 from mend.errors import MendError
 from mend.tools.demo_model import BYTES, SIZES, ByteGPT, loss_of
@@ -63,11 +63,21 @@ JOBS: dict[str, dict[str, Any]] = {
     "grace 30 s": {"grace_window_ms": GRACE_MS},
 }
 ARMS = ("nothing", "not waited for", "local_batch", "oracle")
+OPTIONS = {
+    "causes": ("compute,input", "what makes the rack slow"),
+    "factor": (4.0, "times slower"),
+    "healthy": (80, "steps before"),
+    "seconds": (15.0, "after it"),
+    "step_ms": (50.0, "of cause sleep"),
+    "size": (("small", *sorted(set(SIZES) - {"small"})), "of the model"),
+    "cores": (2, "of each rack"),
+    "mbit": (100, "of cause link"),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
-    """Where a rack was behind a step. `at_s` is time.monotonic. `found`: the cause of a verdict on
+class Step:
+    """State of a rack after a step. `at_s` is time.monotonic. `found`: the cause of a verdict on
     rack 2 in force, empty: there is none."""
 
     at_s: float
@@ -85,11 +95,11 @@ class Rates:
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("mitigation", __doc__, OPTIONS)
     print("\n".join(_head(options)))
     rows = []
     for cause, job, arm in arms(options.causes.split(",")):
-        rows.append(row_of((cause, job, arm), _ran(options, cause, job, arm), options))
+        rows.append(row_of((cause, job, arm), _run_job(options, cause, job, arm), options))
         print(rows[-1], flush=True)
     if options.save:
         with open(_result(options.causes), "w", encoding="utf-8") as file:
@@ -106,19 +116,6 @@ def arms(causes: list[str]) -> list[tuple[str, str, str]]:
         if (job, arm) != ("lockstep", ARMS[1])
         and (cause != "link" or (job != "lockstep" and arm != "local_batch"))
     ]
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("mitigation", __doc__)
-    parser.add_argument("--causes", default="compute,input", help="(default compute,input)")
-    parser.add_argument("--factor", type=float, default=4.0, help="times slower (default 4)")
-    parser.add_argument("--healthy", type=int, default=80, help="steps before (default 80)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="behind it (default 15)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of cause sleep (default 50)")
-    parser.add_argument("--size", default="small", choices=sorted(SIZES), help="(default small)")
-    parser.add_argument("--cores", type=int, default=2, help="of each rack (default 2)")
-    parser.add_argument("--mbit", type=int, default=100, help="of cause link (default 100)")
-    return parser.parse_args()
 
 
 def _result(causes: str) -> str:
@@ -145,7 +142,7 @@ def _head(options: argparse.Namespace) -> list[str]:
 
 
 def row_of(
-    arm: tuple[str, str, str], seen: dict[int, list[Behind]], options: argparse.Namespace
+    arm: tuple[str, str, str], seen: dict[int, list[Step]], options: argparse.Namespace
 ) -> str:
     """`arm`: cause, job, what is done."""
     onset_s = seen[SLOW][options.healthy - 1].at_s
@@ -156,21 +153,19 @@ def row_of(
     for since_s in (onset_s, end_s - (end_s - onset_s) / 3):
         found = rates(seen, since_s, end_s)
         cells += [100 * found.tokens / before.tokens, 100 * found.rounds / before.rounds]
-    told = [f"{cell:.0f} %" for cell in cells]
-    return "| " + " | ".join([*arm, *told, _found(seen, options.healthy)]) + " |"
+    shown = [f"{cell:.0f} %" for cell in cells]
+    return "| " + " | ".join([*arm, *shown, _verdict(seen, options.healthy)]) + " |"
 
 
-def _found(seen: dict[int, list[Behind]], healthy: int) -> str:
-    """When rack 2 itself (of a slow link: rack 0) had heard the first verdict, and all causes."""
+def _verdict(seen: dict[int, list[Step]], healthy: int) -> str:
+    """Steps until rack 2 itself (of a slow link: rack 0) had the first verdict, and all causes."""
     late = {rack: each[healthy:] for rack, each in seen.items()}
-    causes = sorted({behind.found for each in late.values() for behind in each if behind.found})
-    steps = [
-        n for rack in (SLOW, 0) for n, behind in enumerate(late[rack], start=1) if behind.found
-    ]
+    causes = sorted({step.found for each in late.values() for step in each if step.found})
+    steps = [n for rack in (SLOW, 0) for n, step in enumerate(late[rack], start=1) if step.found]
     return f"{steps[0]} steps: {', '.join(causes)}" if steps else "no"
 
 
-def rates(seen: dict[int, list[Behind]], since_s: float, until_s: float) -> Rates:
+def rates(seen: dict[int, list[Step]], since_s: float, until_s: float) -> Rates:
     """Of steps that ended in this time; rounds as rack 0 saw them."""
     tokens = sum(
         each.taken for mine in seen.values() for each in mine if since_s < each.at_s <= until_s
@@ -180,8 +175,8 @@ def rates(seen: dict[int, list[Behind]], since_s: float, until_s: float) -> Rate
     return Rates(tokens / (until_s - since_s), made / (until_s - since_s))
 
 
-def _ran(options: argparse.Namespace, cause: str, job: str, arm: str) -> dict[int, list[Behind]]:
-    one = argparse.Namespace(**vars(options), cause=cause, job=job, arm=arm)
+def _run_job(options: argparse.Namespace, cause: str, job: str, arm: str) -> dict[int, list[Step]]:
+    one = with_options(options, cause=cause, job=job, arm=arm)
     with _network(one), racks(_rack, one, RACKS) as pipes:
         return {rack: pipe.recv() for rack, pipe in enumerate(pipes)}
 
@@ -202,7 +197,7 @@ def _network(options: argparse.Namespace) -> Iterator[None]:
 
 
 class Work:
-    """What a rack trains, and how it becomes slow."""
+    """The training of a rack, and its slowdown."""
 
     def __init__(self, args: RackArgs) -> None:
         self.options, self.rack = args.options, args.rack
@@ -259,9 +254,9 @@ class Work:
 
 
 def _cores_of(rack: int, count: int) -> set[int]:
-    """Of this rack alone, where the machine has so many."""
-    there = sorted(os.sched_getaffinity(0))
-    return {there[(rack * count + n) % len(there)] for n in range(count)}
+    """Cores of this rack alone, where the machine has so many."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[(rack * count + n) % len(cores)] for n in range(count)}
 
 
 def _join(net: Net | None, rack: int) -> dict[str, Any]:
@@ -291,7 +286,7 @@ def _rack(args: RackArgs) -> None:
     optimizer = torch.optim.SGD(work.model.parameters(), lr=1e-3)
     config = args.config(**_settings(options), **net)
     runtime = mend_init(work.model, config, optimizer)
-    seen, end_s, begun_s = list[Behind](), float("inf"), time.monotonic()
+    seen, end_s, begun_s = list[Step](), float("inf"), time.monotonic()
     try:
         while time.monotonic() < end_s:
             if len(seen) == options.healthy:
@@ -309,9 +304,7 @@ def _rack(args: RackArgs) -> None:
             optimizer.zero_grad()
             status = runtime.status()
             found = [slow.cause or "not validated" for slow in status.slow if slow.rack == SLOW]
-            seen.append(
-                Behind(time.monotonic(), taken, status.rounds_committed, "".join(found[:1]))
-            )
+            seen.append(Step(time.monotonic(), taken, status.rounds_committed, "".join(found[:1])))
     except MendError:  # in lockstep another rack has ended
         pass
     finally:

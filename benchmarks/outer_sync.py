@@ -29,10 +29,9 @@ share capture, encode and merge do of them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,52 +40,55 @@ import torch
 import torch.distributed as dist
 
 import mend
-from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
+from benchmarks._common import (
+    Flat,
+    Goal,
+    RackArgs,
+    limit,
+    noise,
+    racks,
+    ratios,
+    read_options,
+    report,
+    spread,
+)
 from mend.engine.digest import StateDigest
 
-GOAL = 2.0
-STRETCH = 1.5
+GOAL = Goal("<= 2.0 x gloo all_reduce (stretch 1.5)", 2.0, "x gloo")
 TURNS = ("gloo", "mend")
+OPTIONS = {
+    "numel": (50_331_648, "fp32 elements; 50331648 are 201 MB"),
+    "fragments": (1, "P"),
+    "momentum": (0.0, "of the outer step"),
+    "repeats": (15, "turns of both; one more warms up"),
+}
 WORK = ("capture", "encode", "merge", "apply")
 ORDER = ("capture", "encode", "announce", "exchange", "gather", "merge", "decide", "apply")
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("outer_sync", __doc__, OPTIONS)
     with racks(_rack, options) as pipes:
         found = [pipe.recv() for pipe in pipes]
-    gloo, sync = ([max(both) for both in zip(*(f[key] for f in found), strict=True)]
-                  for key in TURNS)  # fmt: skip
-    ratios = [ours / raw for ours, raw in zip(sync, gloo, strict=True)]
+    gloo, sync, times = against_gloo(found, "mend")
     assert len({f["digest"] for f in found}) == 1, "the racks differ"
-    report(
-        "outer_sync",
-        goal=f"<= {GOAL} x gloo all_reduce (stretch {STRETCH})",
-        values=ratios,
-        passed=statistics.median(ratios) <= GOAL,
-        options=options,
-        unit="x gloo",
-        beside=limit("gloo all_reduce", "ms", [1e3 * s for s in gloo], 1),
-        more={
-            "gloo_ms": spread([1e3 * s for s in gloo], 1),
-            "mend_ms": spread([1e3 * s for s in sync], 1),
-            "breakdown_ms": _medians(found[0]["parts"], (*ORDER, "digest")),
-            "cpu_ms": _cpu(found[0]),
-        },
-    )
+    plain = limit("gloo all_reduce", "ms", [1e3 * s for s in gloo], 1)
+    more = {
+        "gloo_ms": spread([1e3 * s for s in gloo], 1),
+        "mend_ms": spread([1e3 * s for s in sync], 1),
+        "breakdown_ms": _medians(found[0]["parts"], (*ORDER, "digest")),
+        "cpu_ms": _cpu(found[0]),
+    }
+    report("outer_sync", GOAL, times, options, plain, more)
 
 
-def _options() -> argparse.Namespace:
-    parser = arguments("outer_sync", __doc__)
-    parser.add_argument(
-        "--numel", type=int, default=50_331_648, help="fp32 elements (default 50331648 = 201 MB)"
+def against_gloo(racks: Sequence[Mapping[str, list[float]]], ours: str) -> tuple[list[float], ...]:
+    """Seconds of gloo's turns and of `ours`, each of the slower rack, and their ratios."""
+    gloo, sync = (
+        [max(turn) for turn in zip(*(rack[key] for rack in racks), strict=True)]
+        for key in ("gloo", ours)
     )
-    parser.add_argument("--fragments", type=int, default=1, help="P (default 1)")
-    parser.add_argument("--momentum", type=float, default=0.0, help="of the outer step (default 0)")
-    parser.add_argument(
-        "--repeats", type=int, default=15, help="turns of both; one more warms up (default 15)"
-    )
-    return parser.parse_args()
+    return gloo, sync, ratios(sync, gloo)
 
 
 def _medians(parts: list[dict[str, float]], names: Sequence[str]) -> dict[str, float]:
@@ -131,7 +133,7 @@ def _rack(args: RackArgs) -> None:
         buffer.fill_(1.0)
         turns = [("gloo", all_reduce), ("mend", lambda: runtime.step(tokens=1))]
         for name, turn in turns if repeat % 2 else reversed(turns):
-            taken, cpu = timed(group, turn)
+            taken, cpu = time_turn(group, turn)
             if repeat:
                 found[name].append(taken)
                 found[f"{name}_cpu"].append(cpu)
@@ -144,7 +146,7 @@ def _rack(args: RackArgs) -> None:
     args.pipe.send(found)
 
 
-def timed(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
+def time_turn(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
     """(wall, CPU of all threads of this process), seconds."""
     group.allreduce([torch.zeros(1)]).wait()  # the barrier
     started, worked = time.perf_counter(), time.process_time()
@@ -168,18 +170,14 @@ class Watch:
         self._spans: dict[str, list[tuple[float, float]]] = {}
         self.cpu = dict.fromkeys(WORK, 0.0)
         self._feeds: list[float] = []
-        trainer, rank, published = (
-            runtime._rank.trainer,
-            runtime._rank.rank,
-            runtime._rank.published,
-        )
+        live = runtime._rank
         self._wrap(runtime, "step", "step")
-        self._wrap(trainer, "_capture", "capture")
-        self._wrap(trainer, "_move", "apply")
-        self._wrap(published, "publish", "publish")
+        self._wrap(live.trainer, "_capture", "capture")
+        self._wrap(live.trainer, "_move", "apply")
+        self._wrap(live.published, "publish", "publish")
         for work in ("encode", "merge"):
-            self._wrap(rank.numerics, work, work)
-        self._wrap_fetch(rank.host)
+            self._wrap(live.rank.numerics, work, work)
+        self._wrap_fetch(live.rank.host)
         self._wrap_digest()
 
     def clear(self) -> None:
@@ -190,25 +188,18 @@ class Watch:
     def parts(self) -> dict[str, float]:
         """Seconds of each part of the step just made."""
         spans = self._spans
-        ((_, ended),) = spans["step"]
-        first, last = min, max
-        capture_end = last(stop for _, stop in spans["capture"])
-        encoded = last(stop for _, stop in spans["encode"])
-        pulled = first(start for start, _ in spans["exchange"])
-        arrived = last(stop for _, stop in spans["exchange"])
-        merging = first(start for start, _ in spans["merge"])
-        merged = last(stop for _, stop in spans["merge"])
-        published = last(stop for _, stop in spans["publish"])
+        first = {name: min(start for start, _ in spans[name]) for name in spans}
+        last = {name: max(stop for _, stop in spans[name]) for name in spans}
         busy = {
             name: sum(stop - start for start, stop in spans[name])
             for name in ("capture", "encode", "exchange", "merge")
         }
         return {
             **busy,
-            "announce": max(0.0, pulled - max(encoded, capture_end)),
-            "gather": max(0.0, merging - arrived),
-            "decide": published - merged,
-            "apply": ended - published,
+            "announce": max(0.0, first["exchange"] - max(last["encode"], last["capture"])),
+            "gather": max(0.0, first["merge"] - last["exchange"]),
+            "decide": last["publish"] - last["merge"],
+            "apply": last["step"] - last["publish"],
             "digest": sum(self._feeds),
         }
 

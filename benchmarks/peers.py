@@ -1,18 +1,17 @@
-"""benchmarks.peers: the work of a row, done by libraries that do the same. Prints one JSON object.
+"""benchmarks.peers: the work of a row, done by other libraries. Prints one JSON object.
 
     python -m benchmarks.peers merge --parameters '{"numel": 20000000}'
 
-Who is not installed says so (`pip install -e .[peers]`), who fails says why in one line. Each runs
-in a process of its own, with the parameters that our row has just run with and, where the figure is
-a ratio, against the same limit as ours, measured in the same process. Read `note`: it says what the
-peer leaves out, or does besides. `mend bench run` asks for this by itself.
+A peer that is not installed (`pip install -e .[peers]`) is named as absent; one that fails gives
+its reason in one line. Each runs in a process of its own, with the parameters of our row and, where
+the figure is a ratio, against the same limit, measured in the same process. `note` says what the
+peer leaves out or does besides. `mend bench run` runs this by itself.
 
 `measured` is as in our row: a median, or the greatest where our row counts that.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import json
@@ -26,8 +25,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
-from benchmarks._common import spread
-from benchmarks._rows import ROWS
+from benchmarks._common import parser_of, spread
+from benchmarks._run import ROWS, complaint_of
 
 ADAPTERS = {
     "tsugi-mend": "benchmarks._peer_tsugi_mend",
@@ -43,7 +42,7 @@ ANSWER = "benchmarks.peers answers: "
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a peer needed for the work of one row."""
+    """The figures of a peer for the work of one row."""
 
     values: Sequence[float]
     unit: str
@@ -51,7 +50,7 @@ class Found:
     better: Literal["lower", "higher"] = "lower"
     measure: Literal["median", "max"] = "median"
 
-    def told(self) -> dict[str, object]:
+    def fields(self) -> dict[str, object]:
         around = spread(self.values)
         return {
             "measured": around[self.measure],
@@ -64,33 +63,25 @@ class Found:
 
 
 def main() -> None:
-    options = _options()
-    asked = json.loads(options.parameters)
-    if options.peer:
-        adapter = importlib.import_module(ADAPTERS[options.peer])
-        print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).told()), flush=True)
-        # Some peers keep threads and child processes that nobody waits for.
-        os._exit(0)
-    row = next(row for row in ROWS if row.name == options.row)
-    found = {peer: measured(row.name, peer, options.parameters) for peer in row.peers}
-    print(json.dumps(found, indent=1))
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("peers", __doc__ or "")
     parser.add_argument("row", choices=[row.name for row in ROWS if row.peers])
     parser.add_argument(
         "--parameters", default="{}", metavar="JSON", help="those of the row (default: its own)"
     )
     parser.add_argument("--peer", choices=list(ADAPTERS), help="only this one, in this process")
-    return parser.parse_args()
+    options = parser.parse_args()
+    asked = json.loads(options.parameters)
+    if options.peer:
+        adapter = importlib.import_module(ADAPTERS[options.peer])
+        print(ANSWER + json.dumps(adapter.ROWS[options.row](asked).fields()), flush=True)
+        # Some peers leave threads and child processes running.
+        os._exit(0)
+    row = next(row for row in ROWS if row.name == options.row)
+    found = {peer: measure_peer(row.name, peer, options.parameters) for peer in row.peers}
+    print(json.dumps(found, indent=1))
 
 
-def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
+def measure_peer(row: str, peer: str, parameters: str) -> dict[str, object]:
     """One peer in a process of its own, as a part of the row's JSON."""
     try:
         version = metadata.version(peer)
@@ -98,15 +89,10 @@ def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
         return {"absent": "pip install -e .[peers]"}
     command = [sys.executable, "-m", "benchmarks.peers", row, "--peer", peer]
     command += ["--parameters", parameters]
-    # Files, not pipes, and a session of its own: what a peer leaves behind would hold a pipe open.
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=complained,
-            start_new_session=True,
-        )
+    # Files, not pipes, and a session of its own: a process left by a peer would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+        process = subprocess.Popen(command, **streams, start_new_session=True)
         try:
             code = process.wait(PEER_S_MAX)
         except subprocess.TimeoutExpired:
@@ -115,18 +101,17 @@ def measured(row: str, peer: str, parameters: str) -> dict[str, object]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        said.seek(0)
-        complained.seek(0)
-        return {"version": version, **answer_of(said.read(), complained.read(), code)}
+        stdout.seek(0)
+        stderr.seek(0)
+        return {"version": version, **answer_of(stdout.read(), stderr.read(), code)}
 
 
-def answer_of(said: str, complained: str, code: int) -> dict[str, Any]:
+def answer_of(stdout: str, stderr: str, code: int) -> dict[str, Any]:
     """The JSON that the peer's process printed, or the last line of its complaint."""
-    for line in said.splitlines():
+    for line in stdout.splitlines():
         if line.startswith(ANSWER):
             return dict(json.loads(line.removeprefix(ANSWER)))
-    lines = [line.strip() for line in complained.splitlines() if line.strip()]
-    return {"failed": lines[-1] if lines else f"exit status {code} without a word"}
+    return {"failed": complaint_of(stderr, code)}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""benchmarks.quality: does a model trained over a poor network end up as good? Makes a table and
+"""benchmarks.quality: compares losses of models trained with and without mend. Writes a table and
 plots.
 
     python -m benchmarks.quality --quick                 seconds; into runs/quality-quick
@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import quality_table
-from benchmarks._common import RESULTS, machine
+from benchmarks._common import RESULTS, machine, parser_of
 from benchmarks.quality_arms import (
     ARMS,
     CORE,
@@ -54,11 +54,11 @@ from benchmarks.quality_arms import (
     alone,
     data_parallel,
     diloco,
+    page,
     settle,
     text_hash,
     with_mend,
 )
-from benchmarks.quality_page import page
 from mend.errors import MendError, UsageError
 from mend.tools import demo_corpus
 from mend.tools.demo_corpus import Corpus
@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[Cell, Corpus], dict[str, Any]]] = {
 
 
 def main() -> None:
-    options = parsed(sys.argv[1:])
+    options = parse_options(sys.argv[1:])
     options.into.mkdir(parents=True, exist_ok=True)
     kept = options.into / "quality.jsonl"
     try:
@@ -100,13 +100,9 @@ def main() -> None:
     print("wrote", ", ".join(str(path) for path in paths))
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
+def parse_options(words: Sequence[str]) -> argparse.Namespace:
     """The options. `into` depends on `quick`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("quality", __doc__ or "")
     parser.add_argument("--quick", action="store_true", help="a tiny model, 2 racks, 2 seeds")
     parser.add_argument("--table", action="store_true", help="run nothing; table and plots again")
     parser.add_argument("--racks", type=numbers, help="numbers of racks, as 2,4 (default 2,4)")
@@ -128,24 +124,25 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def numbers(said: str) -> list[int]:
-    found = [int(word) for word in said.split(",")]
-    if min(found) < 2:
+def numbers(text: str) -> list[int]:
+    counts = [int(word) for word in text.split(",")]
+    if min(counts) < 2:
         raise argparse.ArgumentTypeError("one rack has nobody to exchange with; at least 2")
-    return found
+    return counts
 
 
-def whole(said: str) -> int:
-    if int(said) < 1:
+def whole(text: str) -> int:
+    if int(text) < 1:
         raise argparse.ArgumentTypeError("at least 1")
-    return int(said)
+    return int(text)
 
 
-def arms(said: str) -> tuple[str, ...]:
-    for name in (found := tuple(said.split(","))):
+def arms(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
         if name not in ARMS:
             raise argparse.ArgumentTypeError(f"no arm {name!r}; there are {', '.join(ARMS)}")
-    return found
+    return names
 
 
 def cells(plan: Plan, options: argparse.Namespace) -> list[Cell]:
@@ -235,7 +232,7 @@ def check_text(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> None:
 
 
 def command(options: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> str:
-    """What makes these runs: not what was typed, which may be --table."""
+    """The commands that make these runs; the one that was typed may be --table."""
     if options.quick:
         return "python -m benchmarks.quality --quick"
     peak = rows[0]["plan"]["learning_rate"]

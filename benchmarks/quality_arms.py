@@ -1,9 +1,10 @@
-"""benchmarks.quality_arms: the arms of the quality harness: who trains, and how the racks' work
-becomes one model. All share one model, one inner step, the same tokens in the same order.
+"""benchmarks.quality_arms: the arms of the quality harness. All share one model, one inner step and
+the same tokens in the same order.
 
 `alone`, `data-parallel` and `diloco` are plain loops of one process that use nothing of mend but
-the demo's model and text, so that mend is compared with something foreign. `mend-*` is the real
-thing: a process per rack, `mend_init`, sockets.
+the demo's model and text, so that mend is compared with something independent. `mend-*` runs mend:
+a process per rack, `mend_init`, sockets. `page-*` changes one setting of mend and runs it by
+`mend.reference`, the same rule in one process; it gives the results of mend in lockstep.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 import mend
 from benchmarks._common import RackArgs, racks
+from mend import reference
+from mend.fragment.plan import build_plan
 from mend.tools.demo_corpus import Corpus
 from mend.tools.demo_model import ByteGPT, Size, Windows, held_out_loss, learning_rate, loss_of
 
@@ -29,7 +32,7 @@ WEIGHT_DECAY = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What all arms have in common. `batch` of the size is per rank = per rack and step."""
+    """Settings of all arms. `batch` of the size is per rank = per rack and step."""
 
     size: Size
     steps: int
@@ -55,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """One way to train. `kind`: alone, data-parallel, diloco, mend, or page (quality_page)."""
+    """One way to train. `kind`: alone, data-parallel, diloco, mend, or page."""
 
     kind: str
     says: str
@@ -208,7 +211,9 @@ def alone(cell: Cell, corpus: Corpus) -> dict[str, Any]:
         if curve.due(step + 1):
             curve.look(step + 1, *(each.model for each in inner))
     own = [curve.loss(each.model) for each in inner]
-    return found(curve, sum(each.tokens for each in inner), inner[0].model) | {"own_losses": own}
+    return result_of(curve, sum(each.tokens for each in inner), inner[0].model) | {
+        "own_losses": own
+    }
 
 
 def data_parallel(cell: Cell, corpus: Corpus) -> dict[str, Any]:
@@ -219,7 +224,7 @@ def data_parallel(cell: Cell, corpus: Corpus) -> dict[str, Any]:
         inner.step(step)
         if curve.due(step + 1):
             curve.look(step + 1, inner.model)
-    return found(curve, inner.tokens, inner.model)
+    return result_of(curve, inner.tokens, inner.model)
 
 
 class Outer:
@@ -263,10 +268,10 @@ def diloco(cell: Cell, corpus: Corpus) -> dict[str, Any]:
             outer.merge(models)
         if curve.due(step + 1):
             curve.look(step + 1, models[0])
-    return found(curve, sum(each.tokens for each in inner), models[0])
+    return result_of(curve, sum(each.tokens for each in inner), models[0])
 
 
-def found(curve: Curve, tokens: int, model: nn.Module) -> dict[str, Any]:
+def result_of(curve: Curve, tokens: int, model: nn.Module) -> dict[str, Any]:
     """`tokens`: of all racks together."""
     return {
         "loss": curve.points[-1][1],
@@ -320,18 +325,74 @@ def rack_of_mend(args: RackArgs) -> None:
 
 
 def with_mend(cell: Cell, corpus: Corpus) -> dict[str, Any]:
-    """Real processes, a real exchange. Raises EOFError when a rack died; it has said why."""
+    """Real processes, a real exchange. Raises EOFError when a rack died; it has results why."""
     with racks(rack_of_mend, (cell, corpus), cell.racks) as pipes:  # type: ignore[arg-type]
-        said = [pipe.recv() for pipe in pipes]
-    assert len({each["weights"] for each in said}) == 1, "the racks' merged models differ"
+        results = [pipe.recv() for pipe in pipes]
+    assert len({each["weights"] for each in results}) == 1, "the racks' merged models differ"
     return {
-        "loss": said[0]["points"][-1][1],
-        "curve": said[0]["points"],
-        "tokens": sum(each["tokens"] for each in said),
-        "weights": said[0]["weights"],
-        "rounds": said[0]["rounds"],
-        "stall_ms": [round(each["stall_ms"], 1) for each in said],
+        "loss": results[0]["points"][-1][1],
+        "curve": results[0]["points"],
+        "tokens": sum(each["tokens"] for each in results),
+        "weights": results[0]["weights"],
+        "rounds": results[0]["rounds"],
+        "stall_ms": [round(each["stall_ms"], 1) for each in results],
     }
+
+
+# ------------------------------------------------------------------ one setting changed
+
+
+@torch.no_grad()
+def mean_into(merged: nn.Module, models: Sequence[nn.Module]) -> None:
+    """The merge of all models at this moment, with outer lr 1 and no momentum."""
+    for parameter, *locals_ in zip(
+        merged.parameters(), *(model.parameters() for model in models), strict=True
+    ):
+        parameter.copy_(torch.stack([local.double() for local in locals_]).mean(0))
+
+
+def settings_of(arm: Arm, cell: Cell, model: nn.Module) -> reference.Settings:
+    """Settings of the reference that correspond to mend's; the fragments are those of mend."""
+    assert (arm.outer_lr, arm.momentum) == (1.0, 0.0), "the mean of the racks is not the merge"
+    index = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    period = period_of(arm, cell.plan)
+    return reference.Settings(
+        fragments=[
+            [index[slot.name] for slot in layout.slots]
+            for layout in build_plan(model, arm.fragments)
+        ],
+        period=period,
+        overlap=overlap_of(arm, period),
+        alignment=arm.alignment,
+    )
+
+
+def page(cell: Cell, corpus: Corpus) -> dict[str, Any]:
+    """Evaluates the mean of the racks after their update and before a capture or apply."""
+    inner = [Inner(cell, [windows_of(cell, corpus, rack)]) for rack in range(cell.racks)]
+    models = [each.model for each in inner]
+    curve, (merged, _) = Curve(cell, corpus), fresh(cell)
+
+    def train_of(rack: int) -> Callable[[int], int]:
+        def train(step: int) -> int:
+            before = inner[rack].tokens
+            inner[rack].step(step - 1)
+            if rack == cell.racks - 1 and curve.due(step):
+                mean_into(merged, models)
+                curve.look(step, merged)
+            return inner[rack].tokens - before
+
+        return train
+
+    reference.lockstep(
+        [
+            reference.Rack(tuple(model.parameters()), train_of(rack))
+            for rack, model in enumerate(models)
+        ],
+        settings_of(ARMS[cell.arm], cell, models[0]),
+        cell.plan.steps,
+    )
+    return result_of(curve, sum(each.tokens for each in inner), merged)
 
 
 def text_hash(corpus: Corpus) -> str:

@@ -25,7 +25,7 @@ goes on from it, to the same bits as one long run (tested on a CPU). A finished 
 again.
 
 How to read it: `losses` are nats per byte of the merged model (the mean of the racks' weights), by
-arm, look and seed; `closed` is that of the model behind mend's closing round, by arm and seed.
+arm, look and seed; `closed` is that of the model after mend's closing round, by arm and seed.
 quality_gpu_table compares: only runs on one text compare.
 
 Arms (--arms, comma-separated):
@@ -52,6 +52,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import quality_gpu_outer
+from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import (
     BETAS,
     CLIP_NORM,
@@ -65,7 +66,8 @@ from benchmarks.quality_gpu_model import (
     sources,
     start,
 )
-from benchmarks.quality_gpu_outer import Outer, learning_rate, parsed
+from benchmarks.quality_gpu_outer import Outer, learning_rate, parse_arm
+from benchmarks.quality_table import nulls
 from mend.tools.demo_corpus import Corpus
 
 ARMS = "dp,alone,merge,merge:lr=.7:mu=.9,merge:lr=1-.7:mu=.9:ramp=10"
@@ -103,7 +105,7 @@ class Bench:
 
     def __init__(self, plan: Plan, size: Size, corpus: Corpus, device: torch.device) -> None:
         self.plan, self.size = plan, size
-        self.arms = [parsed(each) for each in plan.arms]
+        self.arms = [parse_arm(each) for each in plan.arms]
         self.leaves, self.texts = leaves_of(size), Texts(corpus, size, device)
         self.seeds, self.step, self.curve = range(plan.seeds), 0, list[tuple[int, list[Any]]]()
         self.losses: Callable[..., Tensor] = functools.partial(losses, size, self.leaves)
@@ -162,7 +164,7 @@ class Bench:
     # ---- training
 
     def advance(self) -> None:
-        """One step of all models, then what the outer rules do behind it."""
+        """One step of all models, then one of the outer rules."""
         self.step += 1
         text = self.texts.batch(self.seeds, self.step)
         self.train(text[None].expand(self.wide, *text.shape).flatten(0, 2))
@@ -220,8 +222,8 @@ class Bench:
         ]
 
     def _parts(self) -> Iterator[list[Tensor]]:
-        """What a step changes, [M, N]: weights and moments. The count of steps, by which AdamW
-        corrects its moments, is one for all models; it matters in the first hundred only."""
+        """The tensors that a step changes, [M, N]: weights and moments. The step count, by which
+        AdamW corrects its moments, is one for all models; it matters in the first hundred only."""
         for number, value in enumerate(self.values):
             state = self.optimizer.state[value]
             moments = [state[key] for key in ("exp_avg", "exp_avg_sq") if key in state]
@@ -254,7 +256,7 @@ class Bench:
         return total / len(batches)
 
     def close(self) -> list[list[float]]:
-        """The run ends; losses as in `look` behind mend's closing round."""
+        """The run ends; losses as in `look`, after mend's closing round."""
         for outer in self.outers.values():
             outer.close(self.step - self.plan.warm)
         return self.look()
@@ -283,7 +285,7 @@ class Bench:
         if (kept["plan"], kept["text"]) != (asdict(self.plan), self.texts.sha256):
             raise ValueError(f"{path} is of another plan or text; remove it, or name another --out")
         self.step, self.wide, self.curve = kept["step"], kept["wide"], kept["curve"]
-        if 0 < self.plan.warm <= self.step:  # behind the warm start
+        if 0 < self.plan.warm <= self.step:  # after the warm start
             firsts = [value.detach()[:: self.plan.racks] for value in self.values]
             self._take(firsts, self.wide)
             self._part()
@@ -329,11 +331,7 @@ def main() -> None:
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     outer = quality_gpu_outer.__doc__ or ""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality_gpu",
-        description=(__doc__ or "") + outer.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("quality_gpu", (__doc__ or "") + outer.partition("\n\n")[2])
     parser.add_argument("--size", choices=SIZES, default="tiny", help="parameters of a model")
     parser.add_argument("--racks", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="starts and orders of the text")
@@ -377,14 +375,10 @@ def run(bench: Bench, part: Path, options: argparse.Namespace) -> bool:
     return True
 
 
-def finite(rows: list[list[float]]) -> list[list[float | None]]:
-    return [[each if math.isfinite(each) else None for each in row] for row in rows]
-
-
 def report(bench: Bench, device: torch.device) -> dict[str, Any]:
     """The run as one JSON object; a loss that is no number is null."""
     plan = bench.plan
-    looks = [(step, finite(rows)) for step, rows in bench.curve]
+    looks = [(step, nulls(rows)) for step, rows in bench.curve]
     return {
         "name": "quality_gpu",
         "plan": plan.basis,
@@ -400,7 +394,7 @@ def report(bench: Bench, device: torch.device) -> dict[str, Any]:
             said: [rows[number] for _, rows in looks] for number, said in enumerate(plan.arms)
         },
         # by arm: by seed
-        "closed": dict(zip(plan.arms, finite(bench.close()), strict=True)),
+        "closed": dict(zip(plan.arms, nulls(bench.close()), strict=True)),
         "command": " ".join(["python -m benchmarks.quality_gpu", *sys.argv[1:]]),
     }
 

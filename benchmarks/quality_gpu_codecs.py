@@ -31,7 +31,7 @@ def rank_of(codec: str) -> int:
 
 
 def sent(x_MN: Tensor, codec: str) -> Tensor:
-    """What the others decode. Equal to mend's own codec on the CPU, to the bit; on a GPU ties of
+    """x encoded and decoded. Equal to mend's own codec on the CPU, to the bit; on a GPU ties of
     topk may go another way."""
     if codec == "none":
         return x_MN
@@ -118,7 +118,7 @@ class LowRank:
         ]  # fmt: skip
 
     def sent(self, x_SRN: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """What the others decode, and the factors (S, R, k, r) that they are sent."""
+        """x encoded and decoded, and the factors (S, R, k, r) that are sent."""
         if not self.bases:
             self._begin(x_SRN.device)
         side, y_SRN, factors = self.version % 2, x_SRN.bfloat16().float(), []
@@ -139,10 +139,10 @@ class LowRank:
             return  # offers of the version before: the newest basis of that side stays
         share = torch.tensor(weights, device=factors[0].device)[:, None, None]
         merged = [(each * share).sum(1) for each in factors]
-        self.bases[self.version % 2] = [_orthonormal(_filled(each)) for each in merged]
+        self.bases[self.version % 2] = [_orthonormal(_fill_up(each)) for each in merged]
 
 
-def _filled(merged_Skr: Tensor) -> Tensor:
+def _fill_up(merged_Skr: Tensor) -> Tensor:
     """With enough of random directions to have r of them."""
     chance = torch.Generator().manual_seed(merged_Skr.shape[-2])
     noise = torch.rand(merged_Skr.shape[-2:], generator=chance).to(merged_Skr.device) * 2 - 1

@@ -26,7 +26,7 @@ rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
                  lost; feedback=weights: it stays in the rack's weights
-speeds=1/.7      share of the steps that each rack makes, the last one said for all behind it;
+speeds=1/.7      share of the steps that each rack makes, the last one counts for all further racks;
                  captures are at the same moments for all (default 1)
 """
 
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
@@ -98,7 +98,7 @@ class Arm:
         return self.speeds[min(rack, len(self.speeds) - 1)]
 
     def shares(self, steps: Sequence[int]) -> list[float]:
-        """What each offer of so many steps counts in a merge: 1 in all, unless by `nova`."""
+        """The weight of each offer of so many steps in a merge: 1 in all, unless by `nova`."""
         if self.weight in ("alike", "nova"):
             alike = [Fraction(1, len(steps))] * len(steps)
             longer = self._moved(self._by_steps(steps), steps) / self._moved(alike, steps)
@@ -125,26 +125,26 @@ def _risen(rounds: Fraction, ramp: float) -> float:
     return min(float(rounds) / (float(rounds) + ramp), RAMP_END) / RAMP_END if ramp else 1.0
 
 
-def parsed(said: str) -> Arm:
+def parse_arm(text: str) -> Arm:
     """Raises ValueError that names the word that makes no sense."""
-    kind, *words = said.split(":")
+    kind, *words = text.split(":")
     kept: dict[str, Any] = {"kind": kind}
     for word in words:
         key, _, value = word.partition("=")
         if key not in _KEYS:
-            raise ValueError(f"{word!r} of {said!r}: there are {', '.join(_KEYS)}")
+            raise ValueError(f"{word!r} of {text!r}: there are {', '.join(_KEYS)}")
         name, read = _KEYS[key]
         kept[name] = read(value)
     return Arm(**kept)
 
 
-def _rates(said: str) -> tuple[float, float]:
-    first, _, last = said.partition("-")
+def _rates(text: str) -> tuple[float, float]:
+    first, _, last = text.partition("-")
     return float(first), float(last or first)
 
 
-def _speeds(said: str) -> tuple[Fraction, ...]:
-    return tuple(map(Fraction, said.split("/")))
+def _speeds(text: str) -> tuple[Fraction, ...]:
+    return tuple(map(Fraction, text.split("/")))
 
 
 _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -178,7 +178,7 @@ class Pending:
     owed: list[Tensor]
     side: int = 0
     factors: list[Tensor] = field(default_factory=list)
-    """Of powersgd, and the side that they are of."""
+    """Of powersgd, on side `side`."""
 
 
 class Outer:
@@ -220,7 +220,7 @@ class Outer:
 
     def close(self, step: int) -> None:
         """mend's closing round: what is under way is merged, then the mean of all that was
-        trained since. Behind it all racks hold the anchors, but for what a codec has left out. With
+        trained since. After it all racks hold the anchors, but for what a codec has left out. With
         feedback in the weights these offers go without a codec, and have a step at least."""
         for pending in sorted(self._pending, key=lambda each: each.apply_at):
             self._merge(pending)
@@ -336,20 +336,8 @@ class Outer:
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs beside the weights."""
-        pending = [
-            (
-                each.fragment,
-                each.apply_at,
-                each.racks,
-                each.steps,
-                each.own,
-                each.sent,
-                each.owed,
-                each.side,
-                each.factors,
-            )
-            for each in self._pending
-        ]
+        names = [field.name for field in fields(Pending)]
+        pending = [tuple(getattr(each, name) for name in names) for each in self._pending]
         return {
             "anchors": self.anchors, "momenta": self.momenta, "rounds": self.rounds,
             "marks": self._marks, "pending": pending, "residuals": self.residuals,

@@ -12,7 +12,6 @@ of three 4.3.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -22,8 +21,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import SIZES, Size, leaves_of
-from benchmarks.quality_gpu_outer import Arm, parsed
+from benchmarks.quality_gpu_outer import Arm, parse_arm
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 from mend.codec import codec_named, fragment_codec
 from mend.codec.powersgd import PowerSGD
@@ -36,10 +36,7 @@ Losses = dict[str, dict[int, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality_gpu_table", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = parser_of("quality_gpu_table", __doc__ or "")
     parser.add_argument("runs", type=Path, nargs="+", help="the JSON of quality_gpu --out")
     parser.add_argument("--out", type=Path, help="write the page there, too")
     options = parser.parse_args()
@@ -49,7 +46,7 @@ def main() -> None:
     print(text)
 
 
-def joined(reports: Sequence[Report]) -> dict[str, list[Report]]:
+def group_runs(reports: Sequence[Report]) -> dict[str, list[Report]]:
     """Reports that compare, by what they have in common."""
     found: dict[str, list[Report]] = {}
     for report in reports:
@@ -61,40 +58,40 @@ def joined(reports: Sequence[Report]) -> dict[str, list[Report]]:
 def losses_of(reports: Sequence[Report]) -> Losses:
     """A loss that was no number is infinite: that arm diverged."""
     return {
-        said: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
+        name: {seed: math.inf if v is None else v for seed, v in enumerate(looks[-1])}
         for report in reports
-        for said, looks in report["losses"].items()
+        for name, looks in report["losses"].items()
     }
 
 
-def above(losses: Losses, said: str, base: str | None) -> Interval | None:
+def above(losses: Losses, name: str, base: str | None) -> Interval | None:
     """Percent, paired by seed; None where there is nothing to compare with."""
-    if base is None or base == said:
+    if base is None or base == name:
         return None
-    pct = paired_pct(losses[said], losses[base])
+    pct = paired_pct(losses[name], losses[base])
     return t_interval(pct) if pct and all(map(math.isfinite, pct)) else None
 
 
 def base_of(losses: Losses, arm: Arm) -> str | None:
-    """What is written for: every rack in every round, lr 1, no momentum, tau 0, the same H."""
+    """The base of an arm: every rack in every round, lr 1, no momentum, tau 0, the same H."""
     plain = Arm(kind="merge", period=arm.period)
-    return next((said for said in losses if parsed(said) == plain), None)
+    return next((name for name in losses if parse_arm(name) == plain), None)
 
 
-def _without_codec(losses: Losses, said: str) -> str | None:
-    plain = replace(parsed(said), codec="none", feedback="buffer")
-    return next((other for other in losses if parsed(other) == plain), None)
+def _without_codec(losses: Losses, name: str) -> str | None:
+    plain = replace(parse_arm(name), codec="none", feedback="buffer")
+    return next((other for other in losses if parse_arm(other) == plain), None)
 
 
-def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
+def _at_equal_speeds(losses: Losses, name: str, racks: int) -> str | None:
     """The same arm with racks that make the same share of the steps each, and as many in all. How
     offers are weighed makes no difference there."""
-    arm = parsed(said)
+    arm = parse_arm(name)
     mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks
     if arm.speed(0) == mean:
         return None
     for other in losses:
-        there = parsed(other)
+        there = parse_arm(other)
         in_step = replace(arm, speeds=there.speeds, weight="tokens", divisor="named")
         if len(set(there.speeds)) == 1 and there == in_step and abs(there.speed(0) - mean) < 0.001:
             return other
@@ -102,7 +99,7 @@ def _at_equal_speeds(losses: Losses, said: str, racks: int) -> str | None:
 
 
 def bits_of(codec: str, size: Size) -> float:
-    """Of mend's own payloads, for all fragments of a model."""
+    """Bits per parameter of mend's own payloads, for all fragments of a model."""
     leaves, sent = leaves_of(size), 0.0
     for number in range(size.fragments):
         slots = [slot for leaf in leaves if leaf.fragment == number for slot in leaf.slots]
@@ -117,7 +114,7 @@ def bits_of(codec: str, size: Size) -> float:
     return sent / sum(leaf.numel for leaf in leaves)
 
 
-def shown(pct: Interval | None) -> str:
+def show_pct(pct: Interval | None) -> str:
     return signed(None if pct is None else asdict(pct))
 
 
@@ -126,14 +123,14 @@ def table(reports: Sequence[Report]) -> list[str]:
     plan, losses = reports[0]["plan"], losses_of(reports)
     start = f"warm {plan['warm']} + {plan['steps'] - plan['warm']}" if plan["warm"] else "scratch"
     columns: dict[str, Callable[[str], str]] = {}
-    if any(len(parsed(said).speeds) > 1 for said in losses):
-        columns["above equal speeds, %"] = lambda said: shown(
-            above(losses, said, _at_equal_speeds(losses, said, plan["racks"]))
+    if any(len(parse_arm(name).speeds) > 1 for name in losses):
+        columns["above equal speeds, %"] = lambda name: show_pct(
+            above(losses, name, _at_equal_speeds(losses, name, plan["racks"]))
         )
-    if any(parsed(said).codec != "none" for said in losses):
-        columns["bits"] = lambda said: f"{bits_of(parsed(said).codec, SIZES[plan['size']]):.2f}"
-        columns["above no codec, %"] = lambda said: shown(
-            above(losses, said, _without_codec(losses, said))
+    if any(parse_arm(name).codec != "none" for name in losses):
+        columns["bits"] = lambda name: f"{bits_of(parse_arm(name).codec, SIZES[plan['size']]):.2f}"
+        columns["above no codec, %"] = lambda name: show_pct(
+            above(losses, name, _without_codec(losses, name))
         )
     lines = [
         f"## {plan['size']}, {plan['racks']} racks, {start}, {plan['steps']} steps, {_inner(plan)}",
@@ -143,13 +140,13 @@ def table(reports: Sequence[Report]) -> list[str]:
         + " |",
         "|---|---|---|---|---|" + "---|" * len(columns),
     ]
-    for said, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
+    for name, by_seed in sorted(losses.items(), key=lambda each: _order(each[0])):
         mean = statistics.fmean(by_seed.values())
-        plain = shown(above(losses, said, base_of(losses, parsed(said))))
-        parallel = shown(above(losses, said, "dp" if "dp" in losses else None))
-        exchanges = parsed(said).exchanges
-        more = [cell(said) if exchanges else "-" for cell in columns.values()]
-        cells = [f"`{said}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
+        plain = show_pct(above(losses, name, base_of(losses, parse_arm(name))))
+        parallel = show_pct(above(losses, name, "dp" if "dp" in losses else None))
+        exchanges = parse_arm(name).exchanges
+        more = [cell(name) if exchanges else "-" for cell in columns.values()]
+        cells = [f"`{name}`", str(len(by_seed)), f"{mean:.4f}", plain, parallel, *more]
         lines.append("| " + " | ".join(cells) + " |")
     machines = {f"{r['machine']['device']}, torch {r['machine']['torch']}" for r in reports}
     size = [round(part / 1e6, 1) for part in reports[0]["text"]["bytes"]]
@@ -166,9 +163,9 @@ def table(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def _order(said: str) -> tuple[Any, ...]:
-    arm = parsed(said)
-    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, said)
+def _order(name: str) -> tuple[Any, ...]:
+    arm = parse_arm(name)
+    return (arm.exchanges, arm.period, arm.kind, arm.overlap, arm.momentum, arm.ramp, name)
 
 
 def _inner(plan: Mapping[str, Any]) -> str:
@@ -191,7 +188,7 @@ def page(reports: Sequence[Report]) -> str:
         "arms: `python -m benchmarks.quality_gpu --help`.",
         "",
     ]
-    corners = sorted(joined(reports).values(), key=lambda group: _place(group[0]["plan"]))
+    corners = sorted(group_runs(reports).values(), key=lambda group: _place(group[0]["plan"]))
     tables = [line for group in corners for line in table(group)]
     return "\n".join([*head, *tables])
 

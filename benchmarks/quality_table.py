@@ -279,7 +279,7 @@ def write(
         "limit_pct": LIMIT_PCT, "verdict": verdicts(summary), "summary": summary,
     }  # fmt: skip
     # NaN is no JSON: an interval that does not exist is null.
-    paths[0].write_text(json.dumps(_nulls(report), indent=1, allow_nan=False) + "\n")
+    paths[0].write_text(json.dumps(nulls(report), indent=1, allow_nan=False) + "\n")
     paths[1].write_text(markdown(rows, command, machine))
     drawing = figure(rows)
     import matplotlib
@@ -290,9 +290,10 @@ def write(
     return paths
 
 
-def _nulls(value: Any) -> Any:
+def nulls(value: Any) -> Any:
+    """The same with None for numbers that are not finite, in nested dicts and lists."""
     if isinstance(value, dict):
-        return {key: _nulls(each) for key, each in value.items()}
+        return {key: nulls(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_nulls(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [nulls(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -50,7 +50,7 @@ def rope(positions: int, head_numel: int, device: torch.device) -> tuple[Tensor,
     return angles_TE.cos().bfloat16(), angles_TE.sin().bfloat16()
 
 
-def rotated(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
     """RoPE: each pair (i, i + E/2) turned by its angle. Source: 2104.09864."""
     first, second = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos_TE + torch.cat((-second, first), dim=-1) * sin_TE
@@ -70,8 +70,8 @@ class Attention(nn.Module):
         def heads(y_BTD: Tensor, count: int) -> Tensor:
             return y_BTD.unflatten(-1, (count, self.shape.head_numel)).transpose(1, 2)
 
-        q = rotated(heads(self.q(x_BTD), self.shape.heads), cos_TE, sin_TE)
-        k = rotated(heads(self.k(x_BTD), self.shape.kv_heads), cos_TE, sin_TE)
+        q = rotate(heads(self.q(x_BTD), self.shape.heads), cos_TE, sin_TE)
+        k = rotate(heads(self.k(x_BTD), self.shape.kv_heads), cos_TE, sin_TE)
         v = heads(self.v(x_BTD), self.shape.kv_heads)
         y_BHTE = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         mixed: Tensor = self.out(y_BHTE.transpose(1, 2).flatten(-2))
@@ -79,7 +79,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a SwiGLU MLP, each behind an RMSNorm and added to what went in."""
+    """Attention and a SwiGLU MLP, each after an RMSNorm and added to its input."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""benchmarks.rejoin: a killed rack is started again and joins; what does the other one notice?
+"""benchmarks.rejoin: what a rack notices if the other one is killed, started again and joins.
 Prints one JSON object.
 
     python -m benchmarks.rejoin --repeats 3
@@ -23,54 +23,35 @@ torch has made the model before. The limit is one plain copy of the model.
 from __future__ import annotations
 
 import argparse
-import statistics
 
-from benchmarks._common import RackArgs, Racks, arguments, copies_s, limit, report, spread
-from benchmarks._work import Job, Seen, work
+from benchmarks._common import Goal, RackArgs, copies_s, limit, read_options, report, spread
+from benchmarks._work import JOB, Seen, every_gap, run_racks, work
 
-GOAL_S = 0.1
+GOAL = Goal("< 0.1 s of the survivor's training", 0.1, "s")
 MERGES_BEFORE = 4
 ALONE = 5
 """Merges of the survivor between the death and the return, for what is usual."""
 SURVIVOR, DEAD = 0, 1
+OPTIONS = {
+    "repeats": (3, "of the job"),
+    **JOB,
+    "numel": (151_000_000, "fp32 elements: 604 MB; each rack takes some six times that"),
+    "fragments": (4, "P"),
+    "step_ms": (50.0, "of training"),
+}
 
 
 def main() -> None:
-    options = _options()
-    found = [_rejoined(options) for _ in range(options.repeats)]
+    options = read_options("rejoin", __doc__, OPTIONS)
+    found = [_rejoin_one(options) for _ in range(options.repeats)]
     losses = [one["lost_s"] for one in found]
-    report(
-        "rejoin",
-        goal=f"< {GOAL_S:g} s of the survivor's training",
-        values=losses,
-        passed=statistics.median(losses) < GOAL_S,
-        options=options,
-        unit="s",
-        beside=limit("one plain copy of the model", "s", copies_s(options.numel), 4),
-        more={key: spread([one[key] for one in found], 3) for key in found[0] if key != "lost_s"},
-    )
+    plain = limit("one plain copy of the model", "s", copies_s(options.numel), 4)
+    more = {key: spread([one[key] for one in found], 3) for key in found[0] if key != "lost_s"}
+    report("rejoin", GOAL, losses, options, plain, more)
 
 
-def _options() -> argparse.Namespace:
-    parser = arguments("rejoin", __doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="(default 3)")
-    parser.add_argument(
-        "--numel",
-        type=int,
-        default=151_000_000,
-        help="fp32 elements (default 151000000 = 604 MB; each rack takes some six times that)",
-    )
-    parser.add_argument("--fragments", type=int, default=4, help="P (default 4)")
-    parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of training (default 50)")
-    return parser.parse_args()
-
-
-def _rejoined(options: argparse.Namespace) -> dict[str, float]:
-    job = Job(Racks(_rack, options, 2, with_witness=True))
-    try:
-        for rack in (SURVIVOR, DEAD):
-            job.start(rack)
+def _rejoin_one(options: argparse.Namespace) -> dict[str, float]:
+    with run_racks(_rack, options, with_witness=True) as job:
         job.must(lambda seen: seen.commits >= MERGES_BEFORE, "merges are made")
         killed_s = job.kill(DEAD)
         job.must(lambda seen: DEAD not in seen.live, "rack 0 notices")
@@ -78,26 +59,23 @@ def _rejoined(options: argparse.Namespace) -> dict[str, float]:
         job.must(lambda seen: seen.commits >= heard + ALONE, "rack 0 merges alone")
         commits = max(seen.commits for seen in job.seen)
         restarted_s = job.start(DEAD)
-        job.must(lambda seen: joined(seen, commits), "rack 0 merges with the new rack 1")
+        job.must(lambda seen: has_joined(seen, commits), "rack 0 merges with the new rack 1")
         job.end()
-    finally:
-        job.racks.close()
     return outcome(job.seen, killed_s, restarted_s)
 
 
 def _rack(args: RackArgs) -> None:
-    gap, fragments = args.options.gap, args.options.fragments
-    work(args, args.options.step_ms, sync_period_steps=gap * fragments, overlap_steps=gap // 2)
+    work(args, args.options.step_ms, **every_gap(args.options))
 
 
-def joined(seen: Seen, commits: int) -> bool:
+def has_joined(seen: Seen, commits: int) -> bool:
     """Whether the survivor saw a merge that the new rack has a part in. Its status shows the newest
     merge of the former life until then, so it must be a later one than `commits`."""
     return seen.rack == SURVIVOR and seen.commits > commits and DEAD in seen.merged
 
 
 def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, float]:
-    """What one return came to, from what the racks saw."""
+    """Figures of one return, from the observations of the racks."""
     survivor = [one for one in seen if one.rack == SURVIVOR]
     before = [one for one in survivor if one.at_s <= restarted_s]
     start = before[-1]
@@ -106,10 +84,11 @@ def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, 
     usual_ms = (start.mend_ms - start.stall_ms - alone[0].mend_ms + alone[0].stall_ms) / max(
         1, start.step - alone[0].step
     )
-    behind = [one for one in survivor if one.at_s > restarted_s]
-    merge = next(one for one in behind if joined(one, start.commits))
-    during = [one for one in behind if one.at_s <= merge.at_s]
-    joiner = min((one for one in seen if one.rack == DEAD and one.at_s > restarted_s), key=_begun)
+    after = [one for one in survivor if one.at_s > restarted_s]
+    merge = next(one for one in after if has_joined(one, start.commits))
+    during = [one for one in after if one.at_s <= merge.at_s]
+    joined_rack = [one for one in seen if one.rack == DEAD and one.at_s > restarted_s]
+    joiner = min(joined_rack, key=lambda one: one.began_s)
     inside_ms = merge.mend_ms - start.mend_ms
     return {
         "lost_s": (inside_ms - usual_ms * (merge.step - start.step)) / 1e3,
@@ -123,10 +102,6 @@ def outcome(seen: list[Seen], killed_s: float, restarted_s: float) -> dict[str, 
         "init_s": joiner.init_s,
         "outage_stall_ms": start.stall_ms - killed.stall_ms,
     }
-
-
-def _begun(one: Seen) -> float:
-    return one.began_s
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""benchmarks.stall: what an overlapped round takes from the training thread. Prints one JSON
+"""benchmarks.stall: the time of the training thread that an overlapped round takes. Prints one JSON
 object.
 
     python -m benchmarks.stall --numel 50331648 --rounds 24
@@ -16,70 +16,63 @@ promises.
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 import time
 from typing import Any
 
 import torch
 
 import mend
-from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
+from benchmarks._common import (
+    Flat,
+    Goal,
+    RackArgs,
+    limit,
+    noise,
+    racks,
+    read_options,
+    report,
+    spread,
+    take_turns,
+)
 
-GOAL_MS = 5.0
+GOAL = Goal("<= 5 ms per round", 5.0, "ms")
 COPIES = 10
+OPTIONS = {
+    "numel": (50_331_648, "fp32 elements of the model"),
+    "fragments": (4, "P"),
+    "gap": (12, "steps between captures"),
+    "overlap": (10, "tau, less than --gap, so that no step both captures and applies"),
+    "rounds": (24, "that are counted"),
+    "step_ms": (50.0, "training per step"),
+    "threads": (1, "of torch, per rack"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("stall", __doc__, OPTIONS)
+    if not 0 < options.overlap < options.gap:
+        sys.exit("stall: --overlap must be at least 1 and less than --gap")
     with racks(_rack, options) as pipes:
         found = [pipe.recv() for pipe in pipes]
     rounds = [
         sum(one) for rack in found for one in zip(rack["capture"], rack["apply"], strict=True)
     ]
-    report(
-        "stall",
-        goal=f"<= {GOAL_MS:g} ms per round",
-        values=rounds,
-        passed=statistics.median(rounds) <= GOAL_MS,
-        options=options,
-        unit="ms",
-        beside=limit(
-            "two plain copies of a fragment", "ms", [ms for rack in found for ms in rack["copies"]]
-        ),
-        more={
-            "at_steps_ms": {
-                kind: spread([ms for rack in found for ms in rack[kind]], 3)
-                for kind in ("capture", "apply", "other")
-            },
-            "waited_ms": [rack["waited_ms"] for rack in found],
-            "missed": [rack["missed"] for rack in found],
-            "step_ms": [round(rack["step_ms"], 1) for rack in found],
-            "fragment_bytes": 4 * options.numel // options.fragments,
+    plain = limit(
+        "two plain copies of a fragment", "ms", [ms for rack in found for ms in rack["copies"]]
+    )
+    more = {
+        "at_steps_ms": {
+            kind: spread([ms for rack in found for ms in rack[kind]], 3)
+            for kind in ("capture", "apply", "other")
         },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("stall", __doc__)
-    parser.add_argument(
-        "--numel",
-        type=int,
-        default=50_331_648,
-        help="fp32 elements of the model (default 50331648)",
-    )
-    parser.add_argument("--fragments", type=int, default=4, help="P (default 4)")
-    parser.add_argument("--gap", type=int, default=12, help="steps between captures (default 12)")
-    parser.add_argument("--overlap", type=int, default=10, help="tau (default 10)")
-    parser.add_argument("--rounds", type=int, default=24, help="that are counted (default 24)")
-    parser.add_argument(
-        "--step-ms", type=float, default=50.0, help="training per step (default 50)"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of torch, per rack (default 1)")
-    options = parser.parse_args()
-    if not 0 < options.overlap < options.gap:
-        parser.error("--overlap must be less than --gap, so that no step both captures and applies")
-    return options
+        "waited_ms": [rack["waited_ms"] for rack in found],
+        "missed": [rack["missed"] for rack in found],
+        "step_ms": [round(rack["step_ms"], 1) for rack in found],
+        "fragment_bytes": 4 * options.numel // options.fragments,
+    }
+    report("stall", GOAL, rounds, options, plain, more)
 
 
 def _rack(args: RackArgs) -> None:
@@ -96,7 +89,15 @@ def _rack(args: RackArgs) -> None:
     moves = [noise(p.numel(), 11 + args.rack) * 1e-4 for p in model.parameters()]
     runtime = mend.mend_init(model, config)
     found = _train(runtime, list(model.parameters()), moves, options)
-    args.pipe.send({**found, "copies": _copies(moves[0])})
+    fragment, copy = moves[0], torch.zeros_like(moves[0])
+
+    def copy_twice() -> None:
+        """The least that a capture and an apply could take."""
+        copy.copy_(fragment)
+        copy.copy_(fragment)
+
+    copies_s = take_turns({"copies": copy_twice}, COPIES)["copies"]
+    args.pipe.send({**found, "copies": [1e3 * s for s in copies_s]})
     mend.mend_shutdown(model)
 
 
@@ -124,17 +125,6 @@ def _train(
     status = runtime.status()
     found |= {"waited_ms": round(status.stall_ms_total, 3), "missed": status.rounds_missed}
     found["step_ms"] = statistics.median(work_ms)
-    return found
-
-
-def _copies(fragment: torch.Tensor) -> list[float]:
-    """Milliseconds of copying it twice, the least that a capture and an apply could take."""
-    out, found = torch.empty_like(fragment).zero_(), []
-    for _ in range(COPIES):
-        started = time.perf_counter()
-        out.copy_(fragment)
-        out.copy_(fragment)
-        found.append((time.perf_counter() - started) * 1e3)
     return found
 
 

@@ -1,4 +1,4 @@
-"""benchmarks.straggler: one rack is N times slower; what do the fast ones lose? Prints one JSON
+"""benchmarks.straggler: what the fast racks lose if one rack is N times slower. Prints one JSON
 object.
 
     python -m benchmarks.straggler --factor 15 --repeats 5
@@ -20,57 +20,45 @@ next one had to bring the same work again. `--grace-window-ms` sets a window; it
 from __future__ import annotations
 
 import argparse
-import statistics
 
-from benchmarks._common import RackArgs, arguments, limit, report, spread
-from benchmarks._work import Seen, trained, work
+from benchmarks._common import Goal, RackArgs, limit, read_options, report, spread, with_options
+from benchmarks._work import JOB, Seen, every_gap, train_racks, work
 from mend.coordination.grace import FLOOR_PCT
 
 RACKS, SLOW = 3, 2
 FAST = (0, 1)
+OPTIONS = {
+    "factor": (15.0, "times slower"),
+    "repeats": (5, "of both jobs"),
+    "seconds": (30.0, "of a job"),
+    **JOB,
+    "grace_window_ms": ("adaptive", "of a round"),
+}
 SHARE_MIN = 50.0
 """Percent of the slow rack's tokens that must be in a merge at any moment, or its work does not
 count."""
 
 
 def main() -> None:
-    options = _options()
-    jobs = [(_ran(options, 1.0), _ran(options, options.factor)) for _ in range(options.repeats)]
+    options = read_options("straggler", __doc__, OPTIONS)
+    jobs = [(_run(options, 1.0), _run(options, options.factor)) for _ in range(options.repeats)]
     window_ms = window_of(options)
     costs, shares = costs_ms(jobs, options.gap), merged_pct([slow for _, slow in jobs], (SLOW,))
-    report(
-        "straggler",
-        goal=f"<= {window_ms:g} ms per round, the grace window; its work is merged",
-        values=costs,
-        passed=statistics.median(costs) <= window_ms and min(shares) >= SHARE_MIN,
-        options=options,
-        unit="ms",
-        beside=limit("the least grace window", "ms", [window_ms]),
-        more={
-            "lost_pct": spread([100 * ms / (options.gap * options.step_ms) for ms in costs], 2),
-            "stall_ms": {
-                name: spread([job[which][rack].stall_ms for job in jobs for rack in FAST], 1)
-                for which, name in enumerate(("alike", "beside_a_slow_one"))
-            },
-            "slow_merged_pct": spread(shares, 1),
-            "fast_merged_pct": spread(merged_pct([slow for _, slow in jobs], FAST), 1),
-            "slow_dropped": spread([slow[SLOW].dropped for _, slow in jobs], 0),
-            "merges": spread([slow[0].commits for _, slow in jobs], 0),
+    wanted = f"<= {window_ms:g} ms per round, the grace window; its work is merged"
+    goal = Goal(wanted, window_ms, "ms")
+    plain = limit("the least grace window", "ms", [window_ms])
+    more = {
+        "lost_pct": spread([100 * ms / (options.gap * options.step_ms) for ms in costs], 2),
+        "stall_ms": {
+            name: spread([job[which][rack].stall_ms for job in jobs for rack in FAST], 1)
+            for which, name in enumerate(("alike", "beside_a_slow_one"))
         },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("straggler", __doc__)
-    parser.add_argument("--factor", type=float, default=15.0, help="times slower (default 15)")
-    parser.add_argument("--repeats", type=int, default=5, help="of both jobs (default 5)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of a job (default 30)")
-    parser.add_argument("--numel", type=int, default=1 << 16, help="fp32 elements (default 65536)")
-    parser.add_argument("--fragments", type=int, default=2, help="P (default 2)")
-    parser.add_argument("--gap", type=int, default=8, help="steps between merges (default 8)")
-    parser.add_argument("--step-ms", type=float, default=25.0, help="of training (default 25)")
-    parser.add_argument("--grace-window-ms", default="adaptive", help="(default adaptive)")
-    return parser.parse_args()
+        "slow_merged_pct": spread(shares, 1),
+        "fast_merged_pct": spread(merged_pct([slow for _, slow in jobs], FAST), 1),
+        "slow_dropped": spread([slow[SLOW].dropped for _, slow in jobs], 0),
+        "merges": spread([slow[0].commits for _, slow in jobs], 0),
+    }
+    report("straggler", goal, costs, options, plain, more, also=min(shares) >= SHARE_MIN)
 
 
 def window_of(options: argparse.Namespace) -> float:
@@ -80,23 +68,16 @@ def window_of(options: argparse.Namespace) -> float:
     return float(options.grace_window_ms)
 
 
-def _ran(options: argparse.Namespace, factor: float) -> dict[int, Seen]:
-    """The last word of every rack after so many seconds of training."""
-    one = argparse.Namespace(**{**vars(options), "factor": factor})
-    return trained(_rack, one, RACKS)
+def _run(options: argparse.Namespace, factor: float) -> dict[int, Seen]:
+    """The last observation of every rack after so many seconds of training."""
+    return train_racks(_rack, with_options(options, factor=factor), RACKS)
 
 
 def _rack(args: RackArgs) -> None:
     options = args.options
-    period = options.gap * options.fragments
     slower = options.factor if args.rack == SLOW else 1.0
-    work(
-        args,
-        options.step_ms * slower,
-        sync_period_steps=period,
-        overlap_steps=options.gap // 2,
-        grace_window_ms=options.grace_window_ms,
-    )
+    window = options.grace_window_ms
+    work(args, options.step_ms * slower, grace_window_ms=window, **every_gap(options))
 
 
 def costs_ms(jobs: list[tuple[dict[int, Seen], dict[int, Seen]]], gap: int) -> list[float]:

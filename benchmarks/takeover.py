@@ -1,4 +1,4 @@
-"""benchmarks.takeover: the rack that coordinates is killed; what do the others notice? Prints one
+"""benchmarks.takeover: what the others notice if the rack that coordinates is killed. Prints one
 JSON object.
 
     python -m benchmarks.takeover --repeats 5
@@ -15,7 +15,6 @@ dropped, or were still open at the end: 0 means that every step of theirs was me
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
@@ -24,56 +23,51 @@ from itertools import pairwise
 from typing import Any
 
 import mend
-from benchmarks._common import Flat, RackArgs, arguments, limit, noise, racks, report, spread
+from benchmarks._common import (
+    Flat,
+    Goal,
+    RackArgs,
+    limit,
+    noise,
+    racks,
+    read_options,
+    report,
+    spread,
+    with_options,
+)
 
-GOAL_S = 5.0
+GOAL = Goal("merging again within 5 s, nothing lost, stall <= stall_max_s", 5.0, "s")
 SLACK_MS = 50.0
 """For waking up, beyond `stall_max_s`."""
 RACKS = 3
+OPTIONS = {
+    "repeats": (5, "of all jobs"),
+    "stall_max_s": ("0.1,1,0", "of the jobs"),
+    "steps": (240, "of every rack"),
+    "kill_at": (90, "step of rack 0"),
+    "step_ms": (50.0, "of training"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("takeover", __doc__, OPTIONS)
     waits = [float(text) for text in options.stall_max_s.split(",")]
     found: list[dict[str, Any]] = []
     for _ in range(options.repeats):
         for wait_s in waits:
-            found += _job(options, wait_s)
+            with racks(_rack, with_options(options, stall_max_s=wait_s), RACKS) as pipes:
+                found += [pipe.recv() for pipe in pipes[1:]]  # of the survivors
     gaps, lost = [one["gap_s"] for one in found], sum(one["lost"] for one in found)
     stalls = {w: [one["stall_ms"] for one in found if one["limit_s"] == w] for w in waits}
     within = all(one["stall_ms"] <= 1e3 * one["limit_s"] + SLACK_MS for one in found)
-    report(
-        "takeover",
-        goal=f"merging again within {GOAL_S:g} s, nothing lost, stall <= stall_max_s",
-        values=gaps,
-        passed=statistics.median(gaps) <= GOAL_S and lost == 0 and within,
-        options=options,
-        unit="s",
-        beside=limit("usual gap between merges", "s", [one["usual_s"] for one in found], 2),
-        more={
-            "lost": lost,
-            "stall_ms_by_stall_max_s": {f"{w:g}": spread(ms, 1) for w, ms in stalls.items()},
-            "usual_gap_s": spread([one["usual_s"] for one in found], 2),
-            "merges_after_it": sum(one["after"] for one in found),
-        },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("takeover", __doc__)
-    parser.add_argument("--repeats", type=int, default=5, help="of both jobs (default 5)")
-    parser.add_argument("--stall-max-s", default="0.1,1,0", help="of the jobs (default 0.1,1,0)")
-    parser.add_argument("--steps", type=int, default=240, help="of every rack (default 240)")
-    parser.add_argument("--kill-at", type=int, default=90, help="step of rack 0 (default 90)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of training (default 50)")
-    return parser.parse_args()
-
-
-def _job(options: argparse.Namespace, stall_max_s: float) -> list[dict[str, Any]]:
-    """What the survivors tell."""
-    one = argparse.Namespace(**{**vars(options), "stall_max_s": stall_max_s})
-    with racks(_rack, one, RACKS) as pipes:
-        return [pipe.recv() for pipe in pipes[1:]]
+    plain = limit("usual gap between merges", "s", [one["usual_s"] for one in found], 2)
+    more = {
+        "lost": lost,
+        "stall_ms_by_stall_max_s": {f"{w:g}": spread(ms, 1) for w, ms in stalls.items()},
+        "usual_gap_s": spread([one["usual_s"] for one in found], 2),
+        "merges_after_it": sum(one["after"] for one in found),
+    }
+    report("takeover", GOAL, gaps, options, plain, more, also=lost == 0 and within)
 
 
 def _rack(args: RackArgs) -> None:
@@ -100,10 +94,10 @@ def _rack(args: RackArgs) -> None:
         if commits > merges[-1][1]:
             merges.append((time.monotonic(), commits))
     mend.mend_shutdown(model)
-    args.pipe.send({"limit_s": options.stall_max_s, **_told(merges, runtime.status())})
+    args.pipe.send({"limit_s": options.stall_max_s, **_outcome(merges, runtime.status())})
 
 
-def _told(merges: list[tuple[float, int]], status: Any) -> dict[str, Any]:
+def _outcome(merges: list[tuple[float, int]], status: Any) -> dict[str, Any]:
     times = [at for at, _ in merges]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     widest = max(range(len(gaps)), key=gaps.__getitem__)

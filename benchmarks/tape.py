@@ -1,4 +1,4 @@
-"""benchmarks.tape: what a tape costs. Prints one JSON object.
+"""benchmarks.tape: the cost of a tape. Prints one JSON object.
 
     python -m benchmarks.tape --events 20000
 
@@ -14,14 +14,13 @@ loop. `bytes_per_event` and `bytes_per_round` are on disk, of all processes of t
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._common import arguments, limit, report
+from benchmarks._common import Goal, limit, read_options, report
 from mend.coordination.events import Effect, Event, Tick
 from mend.coordination.machines import Parts, machines_of
 from mend.sim import World
@@ -31,22 +30,23 @@ from mend.trace.format import Entry
 from mend.trace.writer import TapeWriter, handled, header_of
 from mend.types import MB, Member, Peer
 
-GOAL_US = 20.0
+GOAL = Goal("< 20 us per event", 20.0, "us", digits=2)
 US = 1000
 BURST, PAUSE_S = 200, 0.02
 """Some thousand events a second: a hundred times what a rank has."""
+OPTIONS = {"events": (20_000, "at least"), "repeats": (5, "of the job with and without a tape")}
 
 
 @dataclass(frozen=True)
 class Fed:
-    """What one process was fed: machine, event, when."""
+    """The events that one process handled: machine, event, time."""
 
     parts: Parts
     entries: list[Entry]
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("tape", __doc__, OPTIONS)
     fed, rounds = _job(options.events)
     without: list[float] = []
     with_tape: list[float] = []
@@ -72,24 +72,8 @@ def main() -> None:
         "bytes_per_event": round(size / events, 1),
         "bytes_per_round": round(size / max(1, rounds)),
     }
-    report(
-        "tape",
-        goal=f"< {GOAL_US:g} us per event",
-        values=added,
-        passed=statistics.median(added) < GOAL_US,
-        options=options,
-        unit="us",
-        beside=limit("a machine's own time per event", "us", [ns / US for ns in without], 2),
-        more=more,
-        digits=2,
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("tape", __doc__)
-    parser.add_argument("--events", type=int, default=20_000, help="at least (default 20000)")
-    parser.add_argument("--repeats", type=int, default=5, help="(default 5)")
-    return parser.parse_args()
+    plain = limit("a machine's own time per event", "us", [ns / US for ns in without], 2)
+    report("tape", GOAL, added, options, plain, more)
 
 
 def _job(events: int) -> tuple[list[Fed], int]:
@@ -153,11 +137,11 @@ def _put_ns(folder: Path) -> float:
 
 def _encode_ns(fed: list[Fed]) -> float:
     entries = [entry for one in fed for entry in one.entries]
-    told = [(e.machine, e.now_ns, e.event, e.effects) for e in entries]
+    records = [(e.machine, e.now_ns, e.event, e.effects) for e in entries]
     packer, begun_ns = form.Packer(), time.perf_counter_ns()
-    for start in range(0, len(told), 16):  # about what comes in 0.25 s
-        packer.chunk([form.record_of_entry(*one) for one in told[start : start + 16]])
-    return (time.perf_counter_ns() - begun_ns) / len(told)
+    for start in range(0, len(records), 16):  # about what comes in 0.25 s
+        packer.chunk([form.record_of_entry(*one) for one in records[start : start + 16]])
+    return (time.perf_counter_ns() - begun_ns) / len(records)
 
 
 def _say(kind: str, fields: dict[str, object]) -> None:

@@ -35,7 +35,7 @@ os.environ.setdefault("RUST_LOG", "warn")  # torchft says several lines per step
 if not __package__:  # started by its path: the folder that holds `benchmarks` is not searched
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-# Behind the lines above, which they need.
+# After the lines above, which they need.
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
@@ -114,7 +114,7 @@ class Bench(h200_rank.Bench):
             self.lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2)
             port = self.lighthouse.address().rsplit(":", 1)[1]
             self.meeting.decide("lighthouse", {"address": f"http://{HOST}:{port}"})
-        self._join_group(self.meeting.told("lighthouse")["address"])
+        self._join_group(self.meeting.decision("lighthouse")["address"])
         measured, tau = self.plan.measured, self.plan.gap - 1
         for repeat in range(self.plan.repeats):
             yield Cell(repeat, "none", 0, 0, WARM_UP_MIN, measured)

@@ -1,5 +1,5 @@
-"""benchmarks.unequal: what unequal racks lose by training together, without lockstep and without a
-fault. Prints one JSON object.
+"""benchmarks.unequal: what unequal racks lose if they train together, without lockstep and without
+a fault. Prints one JSON object.
 
     python -m benchmarks.unequal --seconds 30 --repeats 3
 
@@ -20,58 +20,57 @@ ends with PlanMismatch at the start (docs/faq.md).
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 
 import torch
 
-from benchmarks._common import Flat, RackArgs, Racks, arguments, limit, noise, report, spread
-from benchmarks._work import Seen, trained, work
+from benchmarks._common import (
+    Flat,
+    Goal,
+    RackArgs,
+    limit,
+    noise,
+    racks,
+    read_options,
+    report,
+    spreads,
+    with_options,
+)
+from benchmarks._work import Seen, train_racks, work
 
 SPEEDS = (1.0, 0.5, 0.25)
 BATCHES: dict[str, tuple[int, ...]] = {"equal": (1024, 1024, 1024), "batches": (1024, 4096, 512)}
 """Job -> tokens of a step, by rack."""
 
-GOAL_PCT = 95.0
+GOAL = Goal(">= 95 % of the tokens per second of the racks alone", 95.0, "%", better="higher")
+OPTIONS = {
+    "repeats": (3, "of both jobs"),
+    "seconds": (30.0, "of a job"),
+    "numel": (1 << 20, "fp32 elements"),
+    "fragments": (4, "P"),
+    "period": (64, "H"),
+    "overlap": (8, "tau"),
+    "step_ms": (50.0, "of the fastest"),
+}
 
 
 def main() -> None:
-    options = _options()
+    options = read_options("unequal", __doc__, OPTIONS)
     shares: dict[str, list[float]] = {name: [] for name in BATCHES}
     merged: dict[str, list[float]] = {name: [] for name in BATCHES}
     for _ in range(options.repeats):
         for name in BATCHES:
-            one = argparse.Namespace(**{**vars(options), "job": name})
-            ended = trained(_rack, one, len(SPEEDS))
+            one = with_options(options, job=name)
+            ended = train_racks(_rack, one, len(SPEEDS))
             shares[name].append(share_pct(ended, _alone(one)))
             merged[name].append(min(100 * s.tokens_merged / s.tokens for s in ended.values()))
     values = [min(pair) for pair in zip(*shares.values(), strict=True)]
-    report(
-        "unequal",
-        goal=f">= {GOAL_PCT:g} % of the tokens per second of the racks alone",
-        values=values,
-        passed=statistics.median(values) >= GOAL_PCT,
-        options=options,
-        unit="%",
-        better="higher",
-        beside=limit("of the racks alone", "%", [GOAL_PCT]),
-        more={
-            "share_pct": {name: spread(each, 2) for name, each in shares.items()},
-            "merged_pct": {name: spread(each, 1) for name, each in merged.items()},
-        },
-    )
-
-
-def _options() -> argparse.Namespace:
-    parser = arguments("unequal", __doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="of both jobs (default 3)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of a job (default 30)")
-    parser.add_argument("--numel", type=int, default=1 << 20, help="fp32 elements (default 1M)")
-    parser.add_argument("--fragments", type=int, default=4, help="P (default 4)")
-    parser.add_argument("--period", type=int, default=64, help="H (default 64)")
-    parser.add_argument("--overlap", type=int, default=8, help="tau (default 8)")
-    parser.add_argument("--step-ms", type=float, default=50.0, help="of the fastest (default 50)")
-    return parser.parse_args()
+    plain = limit("of the racks alone", "%", [GOAL.bound])
+    more = {
+        "share_pct": spreads(shares, 2),
+        "merged_pct": spreads(merged, 1),
+    }
+    report("unequal", GOAL, values, options, plain, more)
 
 
 def share_pct(ended: dict[int, Seen], alone: dict[int, float]) -> float:
@@ -93,12 +92,8 @@ def _rack(args: RackArgs) -> None:
 
 def _alone(options: argparse.Namespace) -> dict[int, float]:
     """Tokens per second of each rack without mend, all at the same time, for as long."""
-    racks = Racks(_plain, options, len(SPEEDS))
-    try:
-        pipes = [racks.start(rack) for rack in range(len(SPEEDS))]
+    with racks(_plain, options, len(SPEEDS)) as pipes:
         return {rack: pipe.recv() for rack, pipe in enumerate(pipes)}
-    finally:
-        racks.close()
 
 
 def _plain(args: RackArgs) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of `mend bench delay-sweep`, and what it says of itself."""
+"""Arguments and help of `mend bench delay-sweep`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Beside each figure stands what the analytic line tau x step says.
 Blocking and concurrent must train the same: losses and digests are compared
 bit for bit, over all delays. Exit status 1 when they differ.
 
-[bold]Your own script[/bold] goes behind [bold]--[/bold]. It says MendConfig()
+[bold]Your own script[/bold] goes after [bold]--[/bold]. It says MendConfig()
 and leaves H, P, tau, delays and diagnostics_dir to MEND_*, calls
 runtime.count_tokens(n), and runtime.record(loss=loss.item()) if losses are to
 be compared. {seed} in an argument becomes the seed of the cell. Without a
@@ -46,102 +46,70 @@ so far.
   mend bench delay-sweep --table --out runs/mine
 """
 
-_Quick = Annotated[
-    bool, typer.Option("--quick", help="Two delays, a tiny model, less than two minutes.")
-]
-_Delays = Annotated[
-    str | None, typer.Option(metavar="MS,...", help="Mean delays of a transfer, up to 600000.")
-]
-_Distributions = Annotated[
-    str | None, typer.Option(metavar="NAME,...", help="constant, bimodal, long_tail; CoV 0.29.")
-]
-_Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Repeats; each draws other delays and batches.")
-]
-_Tau = Annotated[
-    str | None,
-    typer.Option(metavar="STEPS|auto", help="Overlap. auto: the least that covers a delay."),
-]
-_Period = Annotated[int | None, typer.Option(help="H: sync_period_steps.")]
-_Fragments = Annotated[int | None, typer.Option(min=1, help="P.")]
-_Racks = Annotated[int, typer.Option(help="Racks of every cell.")]
-_Nproc = Annotated[int, typer.Option(min=1, help="Processes per rack.")]
-_WarmUp = Annotated[
-    int | None, typer.Option(min=1, help="Steps before those that count; tau, if that is more.")
-]
-_Rounds = Annotated[int | None, typer.Option(min=2, help="Built-in model: rounds that count.")]
-_StepMs = Annotated[
-    float | None,
-    typer.Option(min=0, help="Built-in model: a step lasts so long; what is left, it sleeps."),
-]
-_Size = Annotated[
-    Literal["tiny", "small"] | None, typer.Option(help="Built-in model: 0.03M or 0.9M weights.")
-]
-_Device = Annotated[
-    Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there are enough GPUs.")
-]
-_Link = Annotated[
-    str, typer.Option(metavar="RATE,RTT[,LOSS]", help="A real link as of mend launch. Root only.")
-]
-_Env = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="For every rank; may be repeated.")
-]
-_Out = Annotated[Path, typer.Option(help="Where cells, table and plots go.")]
-_Fresh = Annotated[bool, typer.Option("--fresh", help="Forget the sweep that is in --out.")]
-_Table = Annotated[
-    bool, typer.Option("--table", help="Run nothing: make table and plots of --out again.")
-]
-
 OUT = Path("runs/delay_sweep")
 
 
 def delay_sweep_command(
     context: typer.Context,
-    quick: _Quick = False,
-    delays: _Delays = None,
-    distributions: _Distributions = None,
-    seeds: _Seeds = None,
-    tau: _Tau = None,
-    period: _Period = None,
-    fragments: _Fragments = None,
-    racks: _Racks = 2,
-    nproc_per_rack: _Nproc = 1,
-    warm_up: _WarmUp = None,
-    rounds: _Rounds = None,
-    step_ms: _StepMs = None,
-    size: _Size = None,
-    device: _Device = "auto",
-    link: _Link = "",
-    env: _Env = None,
-    out: _Out = OUT,
-    fresh: _Fresh = False,
-    only_table: _Table = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two delays, a tiny model, less than two minutes.")
+    ] = False,
+    delays: Annotated[
+        str | None, typer.Option(metavar="MS,...", help="Mean delays of a transfer, up to 600000.")
+    ] = None,
+    distributions: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="constant, bimodal, long_tail; CoV 0.29."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Repeats; each draws other delays and batches.")
+    ] = None,
+    tau: Annotated[
+        str | None,
+        typer.Option(metavar="STEPS|auto", help="Overlap. auto: the least that covers a delay."),
+    ] = None,
+    period: Annotated[int | None, typer.Option(help="H: sync_period_steps.")] = None,
+    fragments: Annotated[int | None, typer.Option(min=1, help="P.")] = None,
+    racks: Annotated[int, typer.Option(help="Racks of every cell.")] = 2,
+    nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
+    warm_up: Annotated[
+        int | None,
+        typer.Option(min=1, help="Steps before those that count; tau, if that is more."),
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=2, help="Built-in model: rounds that count.")
+    ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(min=0, help="Built-in model: a step lasts so long; what is left, it sleeps."),
+    ] = None,
+    size: Annotated[
+        Literal["tiny", "small"] | None, typer.Option(help="Built-in model: 0.03M or 0.9M weights.")
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there are enough GPUs.")
+    ] = "auto",
+    link: Annotated[
+        str,
+        typer.Option(metavar="RATE,RTT[,LOSS]", help="A real link as of mend launch. Root only."),
+    ] = "",
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="For every rank; may be repeated.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where cells, table and plots go.")] = OUT,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget the sweep that is in --out.")
+    ] = False,
+    only_table: Annotated[
+        bool, typer.Option("--table", help="Run nothing: make table and plots of --out again.")
+    ] = False,
 ) -> None:
-    """What HELP says. `context.obj`: the script and its arguments behind `--`, or None."""
+    """See HELP. `context.obj`: the script and its arguments after `--`, or None."""
     from benchmarks.delay_sweep import options, run
     from benchmarks.delay_sweep.state import State
 
     console = Console()
     if only_table:
         raise typer.Exit(run.conclude(State.load(out), console))
-    asked = options.Asked(
-        quick=quick,
-        delays=delays,
-        distributions=distributions,
-        seeds=seeds,
-        tau=tau,
-        period=period,
-        fragments=fragments,
-        racks=racks,
-        nproc_per_rack=nproc_per_rack,
-        warm_up=warm_up,
-        rounds=rounds,
-        step_ms=step_ms,
-        size=size,
-        device=device,
-        link=link,
-        env=tuple(env or ()),
-        script=context.obj,
-    )
-    settings = options.settings_of(asked)
+    settings = options.settings_of(context.params, context.obj)
     raise typer.Exit(run.sweep(settings, out, fresh=fresh, console=console))

@@ -1,4 +1,4 @@
-"""The analytic line: what a delay should cost. Pure arithmetic.
+"""The analytic line: the cost that a delay should have. Pure arithmetic.
 
 A round takes L = D + X: the delay D of its latest transfer and the exchange X itself (encode, pull,
 merge, digest, votes). Blocking, training waits L in every round. Concurrent, tau steps of t_step
@@ -32,7 +32,7 @@ def mean_over_rounds(
 
 
 def usual_delay_ms(mean_ms: float, distribution: Distribution, pulls: int) -> float:
-    """What the latest delay of a round stays below in USUAL of all rounds."""
+    """The delay that the latest transfer of a round stays below in USUAL of all rounds."""
     return quantile(mean_ms, distribution, USUAL ** (1 / pulls)) if mean_ms else 0.0
 
 

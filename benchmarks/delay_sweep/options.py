@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from benchmarks.delay_sweep.plan import SEED_IN_ARGUMENT, SET_BY_THE_SWEEP, Sweep
 from benchmarks.delay_sweep.run import machine
@@ -32,8 +31,8 @@ USUAL: Mapping[str, Any] = {
     "step_ms": 50.0,
     "size": "small",
 }
-"""Of what is not given: half an hour on a laptop. H leaves room for the tau of 2000 ms by steps of
-50 ms, with a tail."""
+"""Defaults: half an hour on a laptop. H leaves room for the tau of 2000 ms with a tail by steps of
+50 ms."""
 
 QUICK: Mapping[str, Any] = {
     **USUAL,
@@ -44,56 +43,35 @@ QUICK: Mapping[str, Any] = {
 BUILT_IN_ONLY = ("rounds", "step_ms", "size")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """The arguments. None: not given."""
-
-    quick: bool
-    delays: str | None
-    distributions: str | None
-    seeds: int | None
-    tau: str | None
-    period: int | None
-    fragments: int | None
-    racks: int
-    nproc_per_rack: int
-    warm_up: int | None
-    rounds: int | None
-    step_ms: float | None
-    size: str | None
-    device: Literal["auto", "cpu", "cuda"]
-    link: str
-    env: tuple[str, ...]
-    script: Sequence[str] | None
-
-
-def settings_of(asked: Asked) -> Sweep:
-    """Raises ConfigError for what does not go together."""
-    usual = QUICK if asked.quick else USUAL
-    given = {name: getattr(asked, name) for name in usual if getattr(asked, name) is not None}
+def settings_of(arguments: Mapping[str, Any], script: Sequence[str] | None) -> Sweep:
+    """`arguments`: of the command, by name; None: not given. Raises ConfigError for arguments that
+    do not go together."""
+    usual = QUICK if arguments["quick"] else USUAL
+    given = {name: arguments[name] for name in usual if arguments[name] is not None}
     of = {**usual, **given}
-    on_cpu = _on_cpu(asked)
+    racks, nproc_per_rack = arguments["racks"], arguments["nproc_per_rack"]
+    on_cpu = _on_cpu(arguments["device"], racks * nproc_per_rack)
     return Sweep(
-        command=_built_in(of) if asked.script is None else _own(asked.script, given),
+        command=_built_in(of) if script is None else _own(script, given),
         delays_ms=tuple(_delay(text) for text in _list(of["delays"])),
         # Sweep refuses others
         distributions=cast(tuple[Distribution, ...], _list(of["distributions"])),
         seeds=of["seeds"],
-        racks=asked.racks,
-        nproc_per_rack=asked.nproc_per_rack,
+        racks=racks,
+        nproc_per_rack=nproc_per_rack,
         period_steps=of["period"],
         fragments=of["fragments"],
         overlap_steps=_tau(of["tau"]),
         warm_up_steps=of["warm_up"],
         on_cpu=on_cpu,
-        link=asked.link,
-        env=_inherited(os.environ) | dict(_pair(text) for text in asked.env),
+        link=arguments["link"],
+        env=_inherited(os.environ) | dict(_pair(text) for text in arguments["env"] or ()),
         machine=machine(on_cpu),
     )
 
 
 def _built_in(of: Mapping[str, Any]) -> tuple[str, ...]:
-    """The script that a sweep brings, with its options."""
+    """The built-in script with its options."""
     options = {name.replace("_", "-"): of[name] for name in (*BUILT_IN_ONLY, "warm_up")}
     options["seed"] = SEED_IN_ARGUMENT
     words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
@@ -133,8 +111,7 @@ def _tau(text: str) -> int | None:
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings that cells have from the shell: part of what the figures depend on. Those that the
-    sweep sets itself are not passed on."""
+    """Settings from the shell, on which the figures depend, without those that the sweep sets."""
     ours = {f"MEND_{name}" for name in PLACES} | SET_BY_THE_SWEEP
     return {
         name: value
@@ -150,14 +127,14 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _on_cpu(asked: Asked) -> bool:
+def _on_cpu(device: str, needed: int) -> bool:
     """Whether the cells are kept off the GPUs. Raises ConfigError for too few GPUs."""
-    if asked.device == "cpu":
+    if device == "cpu":
         return True
-    gpus, needed = len(visible_gpus(os.environ)), asked.racks * asked.nproc_per_rack
+    gpus = len(visible_gpus(os.environ))
     if gpus >= needed:
         return False
-    if asked.device == "cuda":
+    if device == "cuda":
         rule = f"{needed} processes need {needed} GPUs, and there are {gpus}"
         raise ConfigError("device", "cuda", rule, "Lower --racks or --nproc-per-rack.")
     return True

@@ -1,4 +1,4 @@
-"""What a delay sweep measures, in which order, with which overlap. Pure arithmetic.
+"""The cells of a delay sweep, their order and their overlap. Pure arithmetic.
 
 A cell is one job: one delay, distribution, mode and seed. A place is a (delay, distribution); its
 cells of one seed run next to each other, so that a disturbance of the machine meets all modes.
@@ -37,7 +37,7 @@ SET_BY_THE_SWEEP = frozenset(
         "OUTER_RAMP_ROUNDS", "OUTER_OPTIMIZER_MOMENTUM",
     )
 )  # fmt: skip
-"""What makes a cell; nobody else may set it."""
+"""Set by the sweep for every cell; neither --env nor the shell may set them."""
 
 DELAY_MS_MAX = 600_000.0
 SEED_IN_ARGUMENT = "{seed}"
@@ -45,7 +45,7 @@ SEED_IN_ARGUMENT = "{seed}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """What the modes are compared at."""
+    """A delay and its distribution, at which the modes are compared."""
 
     delay_ms: float
     distribution: Distribution
@@ -116,13 +116,8 @@ class Sweep:
         return tuple(found)
 
     def fields(self) -> dict[str, Any]:
-        """As it is written to a file; `from_fields` reads it."""
+        """As it is written to a file."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # its own dict
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Sweep:
-        lists = ("command", "delays_ms", "distributions")
-        return cls(**{**fields, **{name: tuple(fields[name]) for name in lists}})
 
     def hash(self) -> str:
         """Of all settings; cells with other ones are not mixed."""
@@ -131,7 +126,7 @@ class Sweep:
 
 
 def _check(sweep: Sweep) -> None:
-    """Raises ConfigError for what no run could be made of."""
+    """Raises ConfigError for settings that cannot be run."""
     small = {"racks": 2, "nproc_per_rack": 1, "seeds": 1, "fragments": 1, "warm_up_steps": 1}
     for name, least in small.items():
         if getattr(sweep, name) < least:
@@ -205,8 +200,8 @@ def cells(sweep: Sweep, taus: Mapping[Place, int]) -> Iterator[Cell]:
 
 
 def environment(sweep: Sweep, cell: Cell) -> dict[str, str]:
-    """What makes a cell of a script that says `MendConfig()`. Lockstep in both modes: then they
-    merge the same work in the same rounds, and losses can be compared bit for bit."""
+    """The MEND_* of a cell, for a script that says `MendConfig()`. Both modes are in lockstep, so
+    that they merge the same work in the same rounds and losses can be compared bit for bit."""
     values = {
         "MEND_EXCHANGE": str(cell.mode != NONE).lower(),
         "MEND_CONCURRENT_OUTER_STEP": str(cell.mode != BLOCKING).lower(),
@@ -233,6 +228,6 @@ def command_of(sweep: Sweep, cell: Cell) -> tuple[str, ...]:
 
 
 def counted_from(sweep: Sweep, cell: Cell) -> int:
-    """First step that counts. The first merge is applied tau steps behind its capture; from then
+    """First step that counts. The first merge is applied tau steps after its capture; from then
     on every round costs what it costs."""
     return max(sweep.warm_up_steps, cell.overlap_steps)

@@ -72,17 +72,17 @@ def _figure(sweep: Sweep, rows: Sequence[Row]) -> Figure:
 def _throughput(axis: Any, rows: Sequence[Row]) -> None:
     axis.axhline(1.0, color=COLOURS[NONE], linewidth=1)
     for mode in (BLOCKING, CONCURRENT):
-        mine = [row for row in rows if row.mode == mode]
-        _line(axis, mine, mode, [row.share_predicted for row in mine])
-        _points(axis, mine, mode, [row.share for row in mine])
+        own_rows = [row for row in rows if row.mode == mode]
+        _line(axis, own_rows, mode, [row.share_predicted for row in own_rows])
+        _points(axis, own_rows, mode, [row.share for row in own_rows])
     axis.set_ylim(bottom=0)
 
 
 def _stall(axis: Any, rows: Sequence[Row]) -> None:
     for mode in (BLOCKING, CONCURRENT):
-        mine = [row for row in rows if row.mode == mode]
-        _line(axis, mine, mode, [row.stall_ms_predicted for row in mine])
-        _points(axis, mine, mode, [row.stall_ms for row in mine])
+        own_rows = [row for row in rows if row.mode == mode]
+        _line(axis, own_rows, mode, [row.stall_ms_predicted for row in own_rows])
+        _points(axis, own_rows, mode, [row.stall_ms for row in own_rows])
     hidden = {row.place.delay_ms: row.hidden_ms for row in rows if row.mode == CONCURRENT}
     axis.plot(
         list(hidden), list(hidden.values()), color="#111827", linestyle=":", linewidth=1.2,

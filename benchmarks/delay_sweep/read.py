@@ -1,4 +1,4 @@
-"""What one run of a sweep did, from the files it left. Reads files only.
+"""Reads the figures of one run of a sweep from its files.
 
 Throughput is between two steps whose ends were noted (`progress`, and `recorded` where the script
 calls `runtime.record`), so start, warm-up and shutdown are outside.
@@ -94,13 +94,13 @@ def check_settings(folder: Path, files: Files, wanted: Mapping[str, object]) -> 
         return
     for path in sorted(folder.glob("tape-rack0-rank0.mend")):
         try:
-            told = read_tape(path).header.config
+            recorded_config = read_tape(path).header.config
         except TapeError:  # judged by `mend replay`, not here
             continue
         for name, value in wanted.items():
-            if name in told and told[name] != value:
+            if name in recorded_config and recorded_config[name] != value:
                 rule = f"the script sets it itself, where this cell wants {value!r}"
-                raise ConfigError(name, told[name], rule, remedy)
+                raise ConfigError(name, recorded_config[name], rule, remedy)
 
 
 # ------------------------------------------------------------------ figures
@@ -179,12 +179,12 @@ def _span(events: Sequence[Event], counted_from: int, gap: int) -> tuple[Mark, M
 
 
 def _stall(events: Sequence[Event], counted_from: int, gap: int, blocking: bool) -> Stall:
-    """Per round that was waited for: blocking waits behind a capture, concurrent at an apply."""
-    told = _of(events, "progress")
-    end = told[-1]
+    """Per round that was waited for: blocking waits after a capture, concurrent at an apply."""
+    progress = _of(events, "progress")
+    end = progress[-1]
     # A short run may have none between warm-up and its last round; then all of it counts.
-    settled = (e for e in told if counted_from <= e["step"] <= end["step"] - gap)
-    begin = next(settled, told[0])
+    settled = (e for e in progress if counted_from <= e["step"] <= end["step"] - gap)
+    begin = next(settled, progress[0])
     ms = end["stall_ms_total"] - begin["stall_ms_total"]
     rounds = [
         event
@@ -196,7 +196,7 @@ def _stall(events: Sequence[Event], counted_from: int, gap: int, blocking: bool)
 
 
 def _losses(events: Sequence[Event]) -> list[float]:
-    """Of NaN and infinity the recorder writes the word."""
+    """The recorded losses. The recorder writes NaN and infinity as words."""
     return [
         float(event["values"][LOSS]) for event in _of(events, "recorded") if LOSS in event["values"]
     ]

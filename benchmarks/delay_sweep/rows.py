@@ -1,4 +1,4 @@
-"""What the cells of a sweep say together: rows with intervals, and whether the bits are equal.
+"""Evaluates the cells of a sweep: rows with intervals, and whether the bits are equal.
 Reads no file, prints nothing.
 
 Ratios are taken within a repeat (a seed at a place), where the modes ran next to each other; the

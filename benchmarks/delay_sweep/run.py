@@ -1,4 +1,4 @@
-"""`mend bench delay-sweep`. Launches the cells, keeps what they found, shows it."""
+"""Runs a delay sweep: launches the cells, keeps their figures, prints them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from benchmarks._common import cpu_name
 from benchmarks.delay_sweep import read, table
 from benchmarks.delay_sweep.plan import (
     BLOCKING,
@@ -51,20 +52,12 @@ class Stopped(Exception):
 
 
 def machine(on_cpu: bool) -> dict[str, str]:
-    """What figures depend on beside the settings, so that no two machines are mixed."""
+    """The machine and versions, so that the figures of two machines are not mixed."""
     import torch
 
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in _cpuinfo().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": str(cores),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -73,13 +66,6 @@ def machine(on_cpu: bool) -> dict[str, str]:
     if not on_cpu and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
     return found
-
-
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def sweep(settings: Sweep, out: Path, *, fresh: bool, console: Console) -> int:
@@ -95,11 +81,11 @@ def sweep(settings: Sweep, out: Path, *, fresh: bool, console: Console) -> int:
         status = stopped.status
     except KeyboardInterrupt:  # between two cells, or while a line was written
         status, state = 128 + signal.SIGINT, State.load(out)
+    different = conclude(state, console)
     if not status:
-        return conclude(state, console)
-    conclude(state, console)
-    told = f"stopped; the same command goes on behind the {len(state.done)} cells that are done"
-    console.print(told, highlight=False)
+        return different
+    message = f"stopped; the same command goes on behind the {len(state.done)} cells that are done"
+    console.print(message, highlight=False)
     return status
 
 
@@ -128,15 +114,15 @@ def _taus(state: State, console: Console) -> dict[Place, int]:
     sweep = state.sweep
     if sweep.overlap_steps is not None:
         return overlaps(sweep, 1.0, 0.0)
-    found: dict[str, read.Measured] = {}
+    measured: dict[str, read.Measured] = {}
     for cell in calibration(sweep):
         done = state.find(cell) or run_cell(state, cell)
         console.print(table.line_of(done), highlight=False)
-        found[cell.mode] = done.measured
-    step_ms = found[NONE].step_ms
-    taus = overlaps(sweep, step_ms, found[BLOCKING].stall_ms_per_round)
-    told = ", ".join(f"{place.name} {tau}" for place, tau in taus.items())
-    console.print(f"a step takes {step_ms:.1f} ms; tau: {told}", highlight=False)
+        measured[cell.mode] = done.measured
+    step_ms = measured[NONE].step_ms
+    taus = overlaps(sweep, step_ms, measured[BLOCKING].stall_ms_per_round)
+    shown = ", ".join(f"{place.name} {tau}" for place, tau in taus.items())
+    console.print(f"a step takes {step_ms:.1f} ms; tau: {shown}", highlight=False)
     return taus
 
 
@@ -185,7 +171,7 @@ def run_cell(state: State, cell: Cell) -> Done:
 
 
 def _settings_of(sweep: Sweep, cell: Cell) -> dict[str, Any]:
-    """What the tape must say if the script left its settings to the sweep."""
+    """Settings on the tape of a script that leaves them to the sweep."""
     return {
         "exchange": cell.mode != NONE,
         "concurrent_outer_step": cell.mode != BLOCKING,
@@ -198,7 +184,7 @@ def _settings_of(sweep: Sweep, cell: Cell) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------ what came out
+# ------------------------------------------------------------------ results
 
 
 def conclude(state: State, console: Console) -> int:

@@ -1,7 +1,7 @@
-"""What a sweep has done so far, on disk. Each finished cell is a line at once.
+"""The finished cells of a sweep, on disk: one line each, written at once.
 
-`cells.jsonl`: the first line holds the settings and their hash, each further one a cell. Whatever
-stops a sweep (Ctrl-C, kill -9, a power cut) costs the cell that ran.
+`cells.jsonl`: the first line holds the settings and their hash, each further one a cell. A sweep
+that is stopped (Ctrl-C, kill -9, a power cut) loses only the cell that ran.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.delay_sweep.plan import Cell, Place, Sweep
+import msgspec
+
+from benchmarks.delay_sweep.plan import Cell, Sweep
 from benchmarks.delay_sweep.read import Measured
 from mend.errors import ConfigError
 
@@ -39,8 +41,8 @@ class State:
 
     @classmethod
     def begin(cls, out: Path, sweep: Sweep, *, fresh: bool) -> State:
-        """Go on with what is there, or begin. Raises ConfigError when `out` has a sweep with other
-        settings, or files that no sweep wrote."""
+        """Resume the sweep in `out`, or begin one. Raises ConfigError if `out` has a sweep with
+        other settings, or files that no sweep wrote."""
         if fresh or not (out / NAME).exists():
             if out.is_dir() and any(out.iterdir()) and not fresh:
                 rule = "the folder is not empty, and no sweep is in it"
@@ -57,7 +59,7 @@ class State:
 
     @classmethod
     def _anew(cls, out: Path, sweep: Sweep) -> State:
-        """Nothing is deleted but what a sweep wrote."""
+        """Delete the files of an earlier sweep, and nothing else."""
         if (out / NAME).exists():
             (out / NAME).unlink()
             shutil.rmtree(out / RUNS, ignore_errors=True)
@@ -68,16 +70,16 @@ class State:
 
     @classmethod
     def load(cls, out: Path) -> State:
-        """What is there. A last line that was cut is taken off. Raises ConfigError without any."""
+        """Read the folder. A torn last line is removed. Raises ConfigError without any line."""
         path = out / NAME
         whole = _whole_lines(path)
         if not whole:
             rule = f"there is no {NAME} of a sweep in it"
             raise ConfigError("out", str(out), rule, "Run the sweep first, or name its folder.")
         try:
-            state = cls(out, Sweep.from_fields(json.loads(whole[0])["settings"]))
-            state.done = [_done(json.loads(line)) for line in whole[1:]]
-        except (KeyError, TypeError, ValueError) as error:
+            state = cls(out, msgspec.convert(json.loads(whole[0])["settings"], Sweep))
+            state.done = [msgspec.convert(json.loads(line), Done) for line in whole[1:]]
+        except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
             rule = f"its {NAME} is not what this version writes ({error})"
             remedy = "Choose another --out, or use --fresh to begin anew."
             raise ConfigError("out", str(out), rule, remedy) from error
@@ -104,7 +106,7 @@ class State:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Of the file, which is cut behind the last of them: what is appended begins a line."""
+    """The whole lines of the file. A torn last line is cut off, so that the next one is whole."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -115,13 +117,7 @@ def _whole_lines(path: Path) -> list[str]:
     return data[:stop].decode().splitlines()
 
 
-def _done(record: dict[str, Any]) -> Done:
-    cell = record["cell"]
-    place = Place(**cell["place"])
-    return Done(Cell(**{**cell, "place": place}), Measured(**record["measured"]), record["wall_s"])
-
-
 def _first_difference(old: Sweep, new: Sweep) -> str:
-    there, here = old.fields(), new.fields()
-    name = next(name for name in here if there.get(name) != here[name])
-    return f"{name} was {there.get(name)!r} and is {here[name]!r}"
+    before, now = old.fields(), new.fields()
+    name = next(name for name in now if before.get(name) != now[name])
+    return f"{name} was {before.get(name)!r} and is {now[name]!r}"

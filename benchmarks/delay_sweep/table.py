@@ -78,28 +78,28 @@ def title(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 
 def verdict(bits: Bits) -> list[str]:
-    """What the comparison of bits found, in sentences."""
+    """The result of the comparison of bits, in sentences."""
     what = "losses and digests" if bits.losses else "digests"
-    told = []
+    lines = []
     if not bits.compared:
-        told.append("no two cells were there to be compared bit for bit")
+        lines.append("no two cells were there to be compared bit for bit")
     elif bits.equal:
-        told.append(
+        lines.append(
             f"{what} of blocking and concurrent: equal to the last bit, {bits.pairs} of "
             f"{bits.pairs} repeats; {bits.compared} cells compared, {bits.losses} losses each"
         )
     else:
-        told += [f"NOT EQUAL: {text}" for text in bits.differences]
+        lines += [f"NOT EQUAL: {text}" for text in bits.differences]
     if bits.script_differs:
-        told.append(
+        lines.append(
             "the script itself does not repeat its bits, without any exchange: "
             f"{bits.script_differs}"
         )
     if bits.compared and not bits.losses:
-        told.append(
+        lines.append(
             "no losses were compared: the script does not call runtime.record(loss=loss.item())"
         )
-    return told
+    return lines
 
 
 NARROW = ("place", "mode", "tokens/s", "of none", "line", "stall ms", "line")

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mend
+from benchmarks.h200_machine import device_of_rank
 from mend.coordination.schedule import gap_steps
 from mend.tools import demo_corpus
 from mend.tools.demo_model import SIZES, ByteGPT, Windows, loss_of
@@ -25,7 +26,7 @@ LEARNING_RATE = 1e-3
 
 
 def steps_of(config: mend.MendConfig, warm_up: int, rounds: int) -> int:
-    """Until `rounds` rounds were made behind the steps that do not count."""
+    """Steps until `rounds` rounds were made after those that do not count."""
     counted = rounds * gap_steps(config.fragments, config.sync_period_steps)
     return max(warm_up, config.tau) + counted
 
@@ -49,14 +50,6 @@ def train(
             runtime.record(loss=loss.item())
 
 
-def _device() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="One rank of `mend bench delay-sweep`.")
     parser.add_argument("--size", choices=sorted(SIZES), default="small")
@@ -71,7 +64,7 @@ def main() -> None:
     torch.manual_seed(given.seed)
     rack, racks = int(os.environ["MEND_RACK"]), int(os.environ["MEND_RACKS"])
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    device, size = _device(), SIZES[given.size]
+    device, size = device_of_rank(), SIZES[given.size]
     model: nn.Module = ByteGPT(size).to(device)
     corpus = demo_corpus.standard_library(racks).racks[rack]
     windows = Windows(corpus, size, seed=1 + rack + racks * (rank + 1000 * given.seed))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._rows import ROWS
+from benchmarks._run import ROWS
 from tests.process.racks import ROOT, Nursery
 
 KEYS = {

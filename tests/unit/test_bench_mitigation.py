@@ -6,12 +6,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from benchmarks.mitigation import SLOW, Behind, Rates, arms, rates, row_of
+from benchmarks.mitigation import SLOW, Rates, Step, arms, rates, row_of
 
 
-def steps(count: int, step_s: float, taken: int, since_s: float = 0.0) -> list[Behind]:
+def steps(count: int, step_s: float, taken: int, since_s: float = 0.0) -> list[Step]:
     """A round per step."""
-    return [Behind(since_s + step_s * n, taken, n) for n in range(1, count + 1)]
+    return [Step(since_s + step_s * n, taken, n) for n in range(1, count + 1)]
 
 
 def test_tokens_are_those_of_all_racks_and_rounds_those_that_one_saw() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import quality, quality_arms, quality_page, quality_table
+from benchmarks import quality, quality_arms, quality_table
 from benchmarks.quality_arms import ARMS, CORE, Arm, Cell, Curve, Inner, Outer, Plan, windows_of
 from mend.errors import UsageError
 from mend.tools.demo_corpus import Corpus
@@ -147,7 +147,7 @@ def test_the_settings_of_an_arm() -> None:
     assert (taus["mend-blocking"], taus["mend-concurrent"], taus["page-tau-16"]) == (0, 8, 16)
     assert quality_arms.overlap_of(ARMS["mend-concurrent"], 16) == 4
     model, _ = quality_arms.fresh(cell("page-long"))
-    settings = quality_page.settings_of(ARMS["page-long"], cell("page-long"), model)
+    settings = quality_arms.settings_of(ARMS["page-long"], cell("page-long"), model)
     assert (settings.period, settings.overlap, len(settings.fragments)) == (8, 2, 4)
     parameters = sorted(index for part in settings.fragments for index in part)
     assert parameters == list(range(len(list(model.parameters()))))
@@ -292,13 +292,13 @@ def test_runs_that_do_not_compare_are_not_put_into_one_table() -> None:
 
 
 def test_what_is_asked_for_becomes_cells() -> None:
-    options = quality.parsed(["--seeds", "2", "--racks", "4", "--arms", "diloco,page-long"])
+    options = quality.parse_options(["--seeds", "2", "--racks", "4", "--arms", "diloco,page-long"])
     found = [c.key for c in quality.cells(PLAN, options)]
     assert found == [(4, s, arm) for s in (1, 2) for arm in ("diloco", "page-long")]
-    assert len(quality.cells(PLAN, quality.parsed([]))) == 2 * 3 * len(CORE)
+    assert len(quality.cells(PLAN, quality.parse_options([]))) == 2 * 3 * len(CORE)
     for wrong in (["--arms", "dilco"], ["--racks", "1"], ["--racks", "two"], ["--seeds", "0"]):
         with pytest.raises(SystemExit):
-            quality.parsed(wrong)
+            quality.parse_options(wrong)
 
 
 def test_the_page_says_what_makes_its_runs() -> None:
@@ -308,15 +308,15 @@ def test_the_page_says_what_makes_its_runs() -> None:
     found.append(row(2, 2, "page-long", 2.0))
     for each in found:
         each["plan"] = asdict(quality.FULL)
-    lines = quality.command(quality.parsed(["--table"]), found).splitlines()
+    lines = quality.command(quality.parse_options(["--table"]), found).splitlines()
     assert lines == [
         "python -m benchmarks.quality --racks 2 --seeds 1",
         "python -m benchmarks.quality --racks 2 --seeds 2 --arms page-long",
         "python -m benchmarks.quality --racks 4 --seeds 2 --arms diloco",
     ]
     found[0]["plan"]["learning_rate"] = 1e-3
-    assert "--learning-rate 0.001" in quality.command(quality.parsed([]), found)
-    assert "--quick" in quality.command(quality.parsed(["--quick"]), found)
+    assert "--learning-rate 0.001" in quality.command(quality.parse_options([]), found)
+    assert "--quick" in quality.command(quality.parse_options(["--quick"]), found)
 
 
 def test_a_plan_never_looks_between_two_merges() -> None:

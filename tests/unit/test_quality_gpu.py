@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks import quality_gpu, quality_gpu_codecs, quality_gpu_outer, quality_gpu_table
 from benchmarks.quality_gpu import Bench, Plan
 from benchmarks.quality_gpu_model import EMBEDDINGS, SIZES, Size, Texts, leaves_of, orthogonal
-from benchmarks.quality_gpu_outer import Outer, Pending, parsed
+from benchmarks.quality_gpu_outer import Outer, Pending, parse_arm
 from mend.codec import CODECS
 from mend.codec.powersgd import PowerSGD
 from mend.reference import (
@@ -106,7 +106,7 @@ def single(made: Bench, seed: int, rack: int) -> Rack:
 
 
 def settings(arm: str) -> Settings:
-    said = parsed(arm)
+    said = parse_arm(arm)
     return Settings(
         fragments=PARTS, period=said.period, overlap=said.overlap, outer_lr=said.lr[0],
         momentum=said.momentum,
@@ -205,7 +205,7 @@ def test_what_a_codec_leaves_out_is_kept_as_the_arm_says(feedback: str) -> None:
     merged, or owed, or in the weights; without feedback the rest is gone."""
     moved = torch.randn(1, 1, 4096, generator=torch.Generator().manual_seed(8))
     theta_SRN = torch.zeros(1, 1, 4096)
-    outer = Outer(parsed(f"merge:H=1:codec=topk:feedback={feedback}"), [theta_SRN], [[0]])
+    outer = Outer(parse_arm(f"merge:H=1:codec=topk:feedback={feedback}"), [theta_SRN], [[0]])
     for step in (1, 2):
         theta_SRN -= moved
         outer.after(step)
@@ -336,12 +336,12 @@ def test_behind_the_closing_round_every_rack_holds_the_anchor(arm: str) -> None:
 
 
 def test_a_ramp_counts_the_rounds_before() -> None:
-    arm = parsed("merge:H=4:lr=1-.7:mu=.9:ramp=3")
+    arm = parse_arm("merge:H=4:lr=1-.7:mu=.9:ramp=3")
     assert arm.outer(Fraction(0)) == (1.0, 0.0)
     assert arm.outer(Fraction(3)) == pytest.approx((1 - 0.3 * 5 / 9, 0.5))
     assert arm.outer(Fraction(27)) == pytest.approx((0.7, 0.9))
     assert arm.outer(Fraction(1000)) == pytest.approx((0.7, 0.9))
-    assert parsed("merge:lr=.7:mu=.9").outer(Fraction(0)) == (0.7, 0.9)
+    assert parse_arm("merge:lr=.7:mu=.9").outer(Fraction(0)) == (0.7, 0.9)
 
 
 def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_round() -> None:
@@ -359,7 +359,7 @@ def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_roun
             if not settings(arm).due(part, step):
                 continue
             old = anchors[part]
-            lr, mu = parsed(arm).outer(Fraction(old.version))
+            lr, mu = parse_arm(arm).outer(Fraction(old.version))
             delta = merge([old.values - read(rack, part) for rack in racks], [1 / 3] * 3)
             now = replace(settings(arm), outer_lr=lr, momentum=mu)
             anchors[part] = outer_step(old, delta, now)
@@ -376,7 +376,7 @@ def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_roun
 def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
     """Two racks in turns, divided by both: half a delta, half a round, by hand."""
     theta_SRN = torch.tensor([[[1.0], [1.0]]])
-    outer = Outer(parsed("turns:H=2:lr=1:mu=.5:divisor=live"), [theta_SRN], [[0]])
+    outer = Outer(parse_arm("turns:H=2:lr=1:mu=.5:divisor=live"), [theta_SRN], [[0]])
     theta_SRN[0, 0] -= 0.5
     outer.after(1)  # nobody is due: the only fragment is due at H
     outer.after(2)  # rack 0: s D = .25, b = .25, step .25 + .5 * .5 * .25
@@ -405,7 +405,7 @@ def test_racks_of_unequal_speed_count_as_the_arm_says(
 ) -> None:
     """Four steps of .2 and one of .2, by hand: the step, and what half of the momentum adds."""
     theta_SRN = torch.tensor([[[1.0], [1.0]]])
-    outer = Outer(parsed(f"merge:H=4:mu=.5:speeds=1/.25:{words}"), [theta_SRN], [[0]])
+    outer = Outer(parse_arm(f"merge:H=4:mu=.5:speeds=1/.25:{words}"), [theta_SRN], [[0]])
     theta_SRN[0, 0] -= 0.8
     theta_SRN[0, 1] -= 0.2
     outer.after(4)
@@ -489,7 +489,7 @@ def test_muon_moves_every_direction_of_a_matrix_by_about_the_same() -> None:
 
 def test_the_overlap_rises_with_the_rounds_that_were_merged() -> None:
     theta = torch.zeros(1, 2, 6)
-    outer = Outer(parsed("merge:H=9:tau=8:rise=2"), [theta], [[0]])
+    outer = Outer(parse_arm("merge:H=9:tau=8:rise=2"), [theta], [[0]])
     due = []
     for step in range(1, 60):
         outer.after(step)
@@ -514,7 +514,7 @@ def test_a_size_has_the_parameters_of_its_name(name: str, millions: float) -> No
 )
 def test_an_arm_that_makes_no_sense_is_refused(said: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        parsed(said)
+        parse_arm(said)
 
 
 def test_every_rack_trains_on_its_own_text_and_the_held_out_one_is_seen_by_none() -> None:

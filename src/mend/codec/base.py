@@ -19,7 +19,7 @@ Feedback = Literal["buffer", "weights"]
 
 
 class Codec(Protocol):
-    """How an offer travels. Several threads share one instance, so it holds no scratch memory.
+    """Encodes and decodes offers. Several threads share an instance, so it holds no scratch memory.
 
     Equal elements give equal bytes, and equal bytes give equal elements, on every machine and with
     any number of threads: every rack merges what `decode` returns, the sender of the bytes too.
@@ -60,8 +60,8 @@ class Varying(Protocol):
 
 
 class FragmentCodec(Protocol):
-    """The codec of a rank's part of one fragment. Its state is a vector that lies behind the values
-    of every anchor: it has that anchor's version, is in its digest, and travels with it to a rack
+    """The codec of a rank's part of one fragment. Its state is a vector that follows the values of
+    every anchor: it has that anchor's version, is in its digest, and travels with it to a rack
     that joins and into checkpoints."""
 
     @property

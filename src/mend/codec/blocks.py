@@ -1,4 +1,4 @@
-"""What all codecs share that encode a fixed number of elements to a fixed number of bytes. Runs on
+"""Base of the codecs that encode a fixed number of elements to a fixed number of bytes. Runs on
 workers. Touches tensors; never peers, clocks, files.
 
 A block is self-contained: its bytes follow those of the block before, and the last one is filled

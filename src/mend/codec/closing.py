@@ -1,11 +1,10 @@
-"""codec.closing: the last offers of a run go whole. Runs on workers. Touches tensors; never peers,
-clocks, files.
+"""Closing offers: the last offer of a fragment is sent as fp32. Runs on workers. Touches tensors;
+never peers, clocks, files.
 
 With feedback in the weights a rack's weights hold what its codec has left out of every offer so
-far, and the merged model does not. So the last offer of each fragment goes as fp32, and brings all
-of it at once. Such a payload is the elements and one byte, 1: its length is odd, which that of no
-other payload is. So whoever reads a payload knows which kind it is, whatever its sender's rack does
-at that moment.
+far, and the merged model does not. The last offer of each fragment is sent as fp32, and brings all
+of it at once. Its payload is the elements and one byte, 1: its length is odd, which that of no
+other payload is. So a reader can tell the two kinds apart by the payload alone.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes, S elements of a codec's state.
 """
@@ -131,11 +130,11 @@ class Either:
         version: int,
         out_S: Tensor,
     ) -> None:
-        """Closing offers say nothing to a codec's state."""
+        """Closing offers do not change a codec's state."""
         pairs = zip(payloads, weights, strict=True)
-        there = [(payload, weight) for payload, weight in pairs if not _closes(payload)]
-        own = [payload for payload, _ in there], [weight for _, weight in there]
-        self.codecs.advance(*own, state_S, version, out_S)
+        kept = [(payload, weight) for payload, weight in pairs if not _closes(payload)]
+        payloads, weights = [payload for payload, _ in kept], [weight for _, weight in kept]
+        self.codecs.advance(payloads, weights, state_S, version, out_S)
 
 
 def fragment_codec(codec: Codec | LayoutCodec, owned: Owned, max_age: int) -> FragmentCodec:

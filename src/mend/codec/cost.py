@@ -1,4 +1,4 @@
-"""codec.cost: codecs that cost loss, as far as it was measured. Touches nothing."""
+"""The measured loss that lossy codecs cost. Touches nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ test holds them to benchmarks/results/quality_gpu.md)."""
 
 
 def cost_of(codec: str, alignment: str = "carry") -> str:
-    """A warning for people; empty of a codec that costs nothing that was measurable, or of which
-    nothing is known."""
+    """A warning for users; empty for a codec without a measured cost."""
     if codec != "topk" and not codec.startswith("powersgd-"):
         return ""
     known = "topk" if codec == "topk" else "powersgd-4"

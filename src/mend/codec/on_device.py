@@ -1,7 +1,7 @@
-"""Encoding on the GPU that holds the weights: what crosses the bus is the payload.
+"""Encoding on the GPU that holds the weights, so that only payloads cross the bus.
 
-One kernel makes an offer out of snapshot, anchor and residual. Its payload and what it says of it
-lie in one row of bytes, the parcel, so that one copy brings them to the host.
+One kernel makes an offer of snapshot, anchor and residual. The payload and its statistics lie in
+one row of bytes, the parcel, so that one copy brings them to the host.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes, G programs of the kernel.
 """
@@ -24,14 +24,14 @@ ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 _NAMES = ", ".join(ON_DEVICE).replace("bfloat16", "bf16")
 
 SAID_MAX = 400
-"""Characters of what Triton says."""
+"""Characters of a message of Triton."""
 
 _ALIGNED = 16
 """Bytes at whose multiple the second part of a parcel begins."""
 
 
 class Offered(NamedTuple):
-    """What a parcel holds. norm: the greatest magnitude in x; unsent, length: of the vectors of
+    """Content of a parcel. norm: the greatest magnitude in x; unsent, length: of the vectors of
     what was left out and x. bad: the first of ROW_NUMEL elements, of which one is no number below
     the limit; None: all are."""
 

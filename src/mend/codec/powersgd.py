@@ -174,7 +174,7 @@ class LowRank:
             for each, weight in there:
                 merged_rk += each.factors[number].numpy() * weight
             noise_rk = _noise(basis_rk.shape, (side, number, after))
-            basis_rk.copy_(rounded(orthonormal(_mixed(merged_rk, noise_rk))))
+            basis_rk.copy_(rounded(orthonormal(_mix(merged_rk, noise_rk))))
 
     def slot(self, state_S: Tensor, version: int) -> Tensor:
         """The bases of a version, end to end."""
@@ -191,7 +191,7 @@ class LowRank:
 
 
 class Offered(NamedTuple):
-    """What a payload says. factors: per matrix float64 (r, k)."""
+    """Content of a payload. factors: per matrix float64 (r, k)."""
 
     base: int
     factors: list[Tensor]
@@ -440,7 +440,7 @@ def rounded(values_rk: np.ndarray) -> Tensor:
     return torch.from_numpy((np.rint(values_rk * unit) / unit).astype(np.float32))
 
 
-def _mixed(merged_rk: np.ndarray, noise_rk: np.ndarray) -> np.ndarray:
+def _mix(merged_rk: np.ndarray, noise_rk: np.ndarray) -> np.ndarray:
     """The merged factor, with enough of random directions to have r of them."""
     peak = float(np.abs(merged_rk).max())
     if not 0 < peak < math.inf:

@@ -1,4 +1,5 @@
-"""The greatest of every chunk. Runs on workers. Touches tensors; never peers, clocks, files.
+"""The 64 greatest elements of every chunk of 4096. Runs on workers. Touches tensors; never peers,
+clocks, files.
 
 SparseLoCo (arXiv 2508.15706): of 4096 elements the 64 of the greatest magnitude are sent, with two
 bits each; what is left out stays behind. Their indices have 12 bits.

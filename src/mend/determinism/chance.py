@@ -58,10 +58,10 @@ def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
 
 def _mix(z: Tensor) -> Tensor:
     z = z + _ADD
-    z = (z ^ _shifted(z, 30)) * _FIRST
-    z = (z ^ _shifted(z, 27)) * _SECOND
-    return z ^ _shifted(z, 31)
+    z = (z ^ _shift_right(z, 30)) * _FIRST
+    z = (z ^ _shift_right(z, 27)) * _SECOND
+    return z ^ _shift_right(z, 31)
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
+def _shift_right(z: Tensor, by: int) -> Tensor:
     return (z >> by) & ((1 << (64 - by)) - 1)

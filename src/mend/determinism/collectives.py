@@ -3,8 +3,8 @@ no socket of its own.
 
 Every rank's part is a leaf of the tree of trees.py, in rank order: with 1, 2, 4 or 8 ranks that own
 neighbouring rows of the batch the sum over the batch is the same. The bytes are those of a ring:
-all_to_all, the tree over one's own share, all_gather. What is small goes from every rank to every
-other at once, which takes a third of the time of a ring's many turns, and has the same bits.
+all_to_all, the tree over the rank's own share, all_gather. Small tensors go from every rank to
+every other at once: the same bits in a third of the time of a ring.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mend.determinism.coverage import unseen
-from mend.determinism.trees import tree_sum
+from mend.determinism.trees import tree_sum, widen
 from mend.errors import NotDeterministic, UsageError
 
 try:
@@ -29,7 +29,7 @@ except ImportError:  # an older torch: fix_fsdp says so
 Group = dist.ProcessGroup | None
 
 SMALL_BYTES = 1 << 16
-"""Of one rank; up to here it is the number of turns that takes the time."""
+"""Of one rank. Up to this size the time depends on the number of turns."""
 
 
 def all_reduce(tensor: Tensor, group: Group = None, *, mean: bool = False) -> None:
@@ -66,7 +66,7 @@ def reduce_scatter(
 
 
 def all_gather(tensor: Tensor, group: Group = None, dim: int = 0) -> Tensor:
-    """The ranks' tensors, of equal shapes, behind one another in rank order. A collective."""
+    """The ranks' tensors, of equal shapes, one after another in rank order. A collective."""
     ranks = dist.get_world_size(group)
     with unseen():
         moved = tensor.detach().movedim(dim, 0).contiguous()
@@ -95,10 +95,9 @@ def sum_over_shares(x: Tensor, dim: int, group: Group = None) -> Tensor:
 
     Only what is a subtree of the whole is summed before it goes over the wire.
     """
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     share = x.shape[dim]
     leaves = share & -share
-    moved = wide.movedim(dim, 0)
+    moved = widen(x).movedim(dim, 0)
     parts = tree_sum(moved.reshape(share // leaves, leaves, *moved.shape[1:]), 1)
     return tree_sum(all_gather(parts, group), 0).to(x.dtype)
 
@@ -117,7 +116,7 @@ ddp_hook.__annotations__ = {}
 
 
 class FixedReduceScatter(ReduceScatter):
-    """What FSDP2 takes in place of NCCL's or gloo's reduce_scatter."""
+    """A reduce_scatter for FSDP2 in place of NCCL's or gloo's."""
 
     def allocate(self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)

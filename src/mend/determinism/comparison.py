@@ -1,5 +1,5 @@
-"""Where two recorded runs part: the step, and in it the first operator that makes different bits of
-equal ones. Pure: reads what recorder.py has written.
+"""Compares two recorded runs: finds the first step that differs, and in it the first operator that
+makes different bits of equal inputs. Pure: reads the records of recorder.py.
 
 Runs of one setting are compared entry by entry. Runs that cut the batch otherwise (microbatches,
 ranks) are compared row by row: a row is known by the bits that the model was given for it.
@@ -16,7 +16,7 @@ from mend.determinism.recorder import FORMAT, MODULE
 from mend.errors import UsageError
 
 PARTS = ("start", "losses", "gradients", "weights", "optimizer")
-"""Of a step, in the order in which they come to be."""
+"""Parts of a step, in the order of its computation."""
 
 ROW_DIGITS = 16
 """Of the hash of one row, in hexadecimal."""
@@ -32,7 +32,7 @@ RANDOM = ("rand", "normal", "uniform", "bernoulli", "dropout", "multinomial", "e
 
 @dataclass
 class Recording:
-    """What one rank wrote: its header, and by step its digests and its entries."""
+    """The records of one rank: its header, and its digests and entries by step."""
 
     header: dict[str, Any]
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -44,12 +44,12 @@ class Recording:
 
 
 Run = Sequence[Recording]
-"""Of all ranks, in their order."""
+"""Recordings of all ranks, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Where two runs part.
+    """Where two runs begin to differ.
 
     `part`: of PARTS, or "length" (one run made fewer steps). `name`: the first parameter that
     differs there. `operator`: empty where none was found, or none was looked for (`located` says
@@ -88,7 +88,7 @@ def compare(one: Run, other: Run) -> Finding | None:
     if finding is None or finding.part in ("start", "length"):
         return finding
     entries = [each.entries.get(finding.step) for run in (one, other) for each in run]
-    return _located(finding, one, other) if all(entries) else finding
+    return _locate(finding, one, other) if all(entries) else finding
 
 
 def different_facts(one: Run, other: Run) -> list[str]:
@@ -117,7 +117,7 @@ def _first_part(one: Run, other: Run) -> Finding | None:
                     not same_ranks or len(left[part]) != len(right[part])
                 )
                 if not other_rows and left.get(part) != right.get(part):
-                    return _of_the_start(Finding(step, part, _name(left, right, part), rank=rank))
+                    return _explain_start(Finding(step, part, _name(left, right, part), rank=rank))
     if last[0] != last[1]:
         cause = f"the runs made {last[0]} and {last[1]} steps, equal as far as both go"
         return Finding(min(last) + 1, "length", cause=cause)
@@ -130,7 +130,7 @@ def _name(left: dict[str, Any], right: dict[str, Any], part: str) -> str:
     return next((a[0] for a, b in pairs if a != b), "")
 
 
-def _of_the_start(finding: Finding) -> Finding:
+def _explain_start(finding: Finding) -> Finding:
     if finding.part != "start":
         return finding
     cause = (
@@ -155,7 +155,7 @@ class _Pair:
     other: list[dict[str, Any]]
 
 
-def _located(finding: Finding, one: Run, other: Run) -> Finding:
+def _locate(finding: Finding, one: Run, other: Run) -> Finding:
     calls = [[_calls(each.entries[finding.step]) for each in run] for run in (one, other)]
     if calls[0] == calls[1]:
         return _first_of_ranks(finding, one, other)
@@ -211,14 +211,14 @@ def _side_by_side(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> Ite
 
 
 def _by_key(one: Run, other: Run, step: int) -> Iterator[_Pair]:
-    """What happened in all calls of all ranks at the n-th (direction, module, operator)."""
-    runs = [_keyed(run, step) for run in (one, other)]
+    """The entries of all calls of all ranks at the n-th (direction, module, operator)."""
+    runs = [_entries_by_key(run, step) for run in (one, other)]
     for key, entries in runs[0].items():
         if key in runs[1]:
             yield _Pair(key[0], entries, runs[1][key])
 
 
-def _keyed(run: Run, step: int) -> dict[tuple[Any, int], list[dict[str, Any]]]:
+def _entries_by_key(run: Run, step: int) -> dict[tuple[Any, int], list[dict[str, Any]]]:
     keyed: dict[tuple[Any, int], list[dict[str, Any]]] = defaultdict(list)
     for recording in run:
         counts: Counter[tuple[Any, int]] = Counter()
@@ -246,7 +246,7 @@ def _cut(rows: str) -> list[str]:
 
 
 class _Rows:
-    """Which row of one run is which of the other. Equal rows are taken in their order."""
+    """Matches the rows of one run to those of the other. Equal rows are taken in their order."""
 
     def __init__(self, one: list[str], other: list[str]) -> None:
         self.compared = self.skipped = 0

@@ -1,5 +1,5 @@
-"""Which operators keep bits at level shape. Sees every operator that the thread runs on CPU tensors
-of floating point; what it does not know to keep bits it counts, or refuses by name."""
+"""Watches the operators that a thread runs at level shape. Those on CPU tensors of floating point
+that are not known to keep bits are counted, or refused by name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _EXACT = """
 """
 
 SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split())
-"""What adds nothing up, or adds element by element (laws.py)."""
+"""Operators that add nothing up, or add element by element (laws.py)."""
 
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
@@ -142,8 +142,8 @@ class unseen:
         torch._C._set_deterministic_fill_uninitialized_memory(self._filled)
 
 
-def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its operators unseen()."""
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` inside unseen()."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         with unseen():

@@ -1,4 +1,4 @@
-"""What proves that two runs hold the same bits. Reads tensors, changes none.
+"""Digests of weights, optimizers and other states. Reads tensors, changes none.
 
 A digest is sha256 over the names, shapes, dtypes and the xxh3_128 of the bytes of all tensors.
 Detects accidents, not adversaries. Of DTensors (FSDP2, TP) the whole tensor counts, so that a
@@ -24,16 +24,16 @@ DEPTH_MAX = 32
 """Of nested lists and dicts in a state."""
 
 _WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What DDP, torch.compile and checkpointing put into the names of parameters."""
+"""Parts that DDP, torch.compile and checkpointing add to the names of parameters."""
 
 
 def weight_digest(model: nn.Module) -> str:
-    """Of all parameters and persistent buffers, by name; wrappers do not change it."""
+    """Digest of all parameters and persistent buffers, by name; wrappers do not change it."""
     return digest({plain_name(name): value for name, value in model.state_dict().items()})
 
 
 def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
-    """Of the state and the options of all parameter groups, in the optimizer's own order."""
+    """Digest of the state and options of all parameter groups, in the optimizer's own order."""
     groups = []
     for group in optimizer.param_groups:
         options = {name: value for name, value in group.items() if name != "params"}
@@ -43,7 +43,7 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
 
 
 def digest(value: Any) -> str:
-    """Of nested dicts, lists, tensors, arrays and numbers, such as a scheduler's state_dict()."""
+    """Digest of nested dicts, lists, tensors, arrays and numbers, as a scheduler's state_dict()."""
     whole = hashlib.sha256(b"mend-dg1")
     shares = [share for each in _tensors(value, 0) if (share := share_of(each)) is not None]
     for piece in _pieces(value, "", whole_of(shares)):
@@ -53,7 +53,7 @@ def digest(value: Any) -> str:
 
 
 def tensor_hash(tensor: Tensor) -> bytes:
-    """Of a tensor's elements in row-major order; 16 bytes."""
+    """Hash of a tensor's elements in row-major order; 16 bytes."""
     return xxhash.xxh3_128_digest(bytes_of(whole_tensor(tensor.detach()).cpu()).numpy().data)
 
 
@@ -66,14 +66,14 @@ def first_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> str | 
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also of NaN, and of the two zeros."""
+    """Whether shapes, types and all bits are equal, those of NaN and of zeros as well."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(bytes_of(one.detach()), bytes_of(other.detach()))
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Flat, in row-major order, as uint8."""
+    """The elements in row-major order as flat uint8."""
     flat = tensor.contiguous().reshape(-1)
     if flat.stride(0) != 1:  # one element of something larger is contiguous, too
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -95,7 +95,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
-    """What a container holds, in one order, with what its path is continued by."""
+    """The items of a container in a fixed order, each with its part of the path."""
     if isinstance(value, Mapping):
         keys = sorted(value, key=lambda key: (type(key).__name__, key))
         return [(f".{key}", value[key]) for key in keys]

@@ -1,4 +1,4 @@
-"""Switches of the process, put on together and put back together."""
+"""Turns determinism on and off: seeds, switches of torch, environment variables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
 
 PINNED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-"""What cuBLAS and NCCL read at their start. A value that is set already stays, if it is one of
-ALLOWED; the ring and the simple protocol add in one order for a given number of ranks."""
+"""Read by cuBLAS and NCCL when they start. A value that is set already stays if it is in ALLOWED;
+the ring and the simple protocol add in one order for a given number of ranks."""
 
 ALLOWED = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
@@ -44,13 +44,13 @@ UNSEEN = (
     "torch.compile(mode='max-autotune'): picks kernels by their speed",
     "another GPU model, another version of torch, CUDA or NCCL, another number of threads",
 )
-"""What no switch of a running process covers."""
+"""Sources of other bits that no switch of a running process covers."""
 
 _enabled: Determinism | None = None
 
 
 class Closes:
-    """What ends with close(), or with the `with` that it begins."""
+    """A context manager that ends with close()."""
 
     def close(self) -> None:
         raise NotImplementedError
@@ -68,10 +68,10 @@ class Closes:
 
 
 class Determinism(Closes):
-    """What enable() put on; close() or the end of a `with` puts it back.
+    """The switches set by enable(); close() or the end of a `with` restores them.
 
-    `settings`: name -> value, all that is pinned, TF32 included. `unseen`: what cannot be covered.
-    The state of the random generators is not put back.
+    `settings`: name -> value of all that is pinned, TF32 included. `unseen`: what is not covered.
+    The state of the random generators is not restored.
     """
 
     def __init__(self, seed: int, level: Level) -> None:
@@ -83,29 +83,30 @@ class Determinism(Closes):
 
     @property
     def unreached(self) -> dict[str, int]:
-        """Level shape: operators that ran here without an order of mend's -> how often. In strict
-        mode they raise instead."""
+        """Level shape: how often operators ran that have no order of mend's. In strict mode they
+        raise instead."""
         return dict(self._coverage.unreached) if self._coverage else {}
 
     @property
     def slow_shapes(self) -> int:
-        """Level shape: products whose order BLAS did not keep, made one addition at a time."""
+        """Level shape: shapes of products whose order BLAS did not keep. They are computed one
+        addition at a time, which is slow."""
         return len(shapes_without_blas())
 
     @property
     def is_of_this_thread(self) -> bool:
-        """Whether close() can put all back: the watch of level shape is one of the thread."""
+        """Whether close() can restore everything: level shape watches one thread."""
         return self._coverage is None or self._coverage in _get_current_dispatch_mode_stack()
 
     def close(self) -> None:
-        """Put every switch back, in the thread that called enable(). A second call does nothing."""
+        """Restore every switch, in the thread that called enable(). A second call does nothing."""
         global _enabled
         if _enabled is self:
             _enabled = None
         self._undo.close()
 
     def put_kernels(self, strict: bool) -> None:
-        """Level shape: mend's kernels in the place of aten's, and somebody who watches the rest."""
+        """Level shape: replace aten's kernels by mend's, and watch all other operators."""
         self._undo.callback(put_in_place())
         self._coverage = Coverage(REACHED, strict)
         self._undo.enter_context(self._coverage)
@@ -121,7 +122,7 @@ class Determinism(Closes):
 def enable(
     seed: int, level: Level = "run", *, strict: bool = True, tf32: bool = False
 ) -> Determinism:
-    """Seed everything and pin every switch; returns what close() or a `with` puts back.
+    """Seed everything and pin every switch, until close() or the end of a `with`.
 
     Level "run": on the same machine, with the same versions and numbers of ranks and threads, the
     same script gives the same bits. Level "shape" (on the CPU; CUDA is refused): what a sequence
@@ -141,7 +142,7 @@ def enable(
             f"determinism is enabled already (level {_enabled.level}, seed {_enabled.seed}); "
             "close() that one first"
         )
-    seed = _checked(seed)
+    seed = _check_seed(seed)
     if level not in get_args(Level):
         raise ConfigError("level", level, f"one of {', '.join(get_args(Level))}", "Name a level.")
     state = Determinism(seed, level)
@@ -159,11 +160,11 @@ def enable(
 
 
 def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | None:
-    """What mend_init does with `determinism`; None where there is nothing to put back. Racks train
-    on data of their own, so each has its own numbers."""
+    """The part of mend_init for `determinism`; None where there is nothing to restore. Racks train
+    on data of their own, so each has a seed of its own."""
     if level is None:
         return None
-    seed = _checked(seed)
+    seed = _check_seed(seed)
     if _enabled is None:
         return enable(seed_of(seed, rack), level)
     if _enabled.level != level:
@@ -174,7 +175,7 @@ def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | 
     return None
 
 
-def _checked(seed: object) -> int:
+def _check_seed(seed: object) -> int:
     number = -1
     if not isinstance(seed, bool):
         with suppress(TypeError):
@@ -186,12 +187,12 @@ def _checked(seed: object) -> int:
 
 
 def enabled() -> Determinism | None:
-    """What is on in this process."""
+    """The switches that are on in this process; None: none are."""
     return _enabled
 
 
 def seed_all(seed: int) -> None:
-    """Python, numpy, torch and all its devices. Loader workers draw their seeds from torch's."""
+    """Seed Python, numpy, torch and its devices. Loader workers draw their seeds from torch's."""
     random.seed(seed)
     np.random.seed(seed)
     if _cpu_alone():  # 0.1 ms of every step otherwise: torch notes who asked for each device
@@ -208,12 +209,12 @@ def _cpu_alone() -> bool:
 
 
 def seed_of(seed: int, number: int) -> int:
-    """Of a step, or of a rack: 32 bits that depend on both, and are far apart for neighbours."""
+    """The seed of a step or rack: 32 bits that depend on both numbers."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4], "big")
 
 
 def random_state() -> dict[str, Any]:
-    """Of every generator that seed_all() seeds."""
+    """State of every generator that seed_all() seeds."""
     cuda = torch.cuda.get_rng_state_all() if _cuda_runs() else []
     return {
         "python": random.getstate(),

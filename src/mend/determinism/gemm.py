@@ -23,16 +23,16 @@ from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
 LEAF_MAX = 128
-"""No BLAS seen so far cuts a K of 128; MKL on some EPYCs cuts 256, behind 192."""
+"""No BLAS seen so far cuts a K of 128; MKL on some EPYCs cuts 256, after 192."""
 
 LEAVES_MIN = 8
-"""Of what a linear sums over, where K allows: shards of 2, 4 and 8 ranks are whole subtrees."""
+"""Least leaves of a linear's sum, where K allows: shards of 2, 4 and 8 ranks are subtrees."""
 
 SIDE_MIN = 16
 """Rows and columns are padded to it: below, BLAS takes kernels for vectors, of another order."""
 
 ELEMENTS_MAX = 1 << 23
-"""Of leaves' products that exist at once; larger products are made in pieces."""
+"""Most elements of leaves' products at once; larger products are made in pieces."""
 
 SHAPES_MAX = 4096
 """Shapes whose check is remembered."""
@@ -74,23 +74,23 @@ def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
     (batch, rows, pairs), columns = a_BMK.shape, b_BKN.shape[2]
     if not pairs or not batch * rows * columns:
         return a_BMK.new_zeros(batch, rows, columns)
-    a_BMK, b_BKN = _padded(a_BMK, b_BKN)
+    a_BMK, b_BKN = _pad(a_BMK, b_BKN)
     if pairs <= leaf:
-        return _trimmed(_chains(a_BMK, b_BKN).add_(ZERO), rows, columns)
+        return _trim(_chains(a_BMK, b_BKN).add_(ZERO), rows, columns)
     stack = Stack()
     for k in range(0, pairs, 2 * leaf):
         node, odd = _chains(a_BMK[:, :, k : k + leaf], b_BKN[:, k : k + leaf]), k + leaf
         if odd < pairs:
             _add_chains(node, a_BMK[:, :, odd : odd + leaf], b_BKN[:, odd : odd + leaf])
         stack.push(node)
-    return _trimmed(stack.total(), rows, columns)
+    return _trim(stack.total(), rows, columns)
 
 
 def row_sums(x: Tensor) -> Tensor:
     """Sums over the last dimension, which stays, with size 1; fp32 for narrower floats.
 
-    Leaves at multiples of 128 (products with 1), zeros behind change nothing. For what no rank ever
-    has a share of: the features of a norm, the keys of a softmax.
+    Leaves at multiples of 128 (products with 1), trailing zeros change nothing. For dimensions that
+    are never sharded: the features of a norm, the keys of a softmax.
     """
     if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
         return tree_sum(x, -1).unsqueeze(-1)
@@ -161,13 +161,13 @@ def _fp32(x: Tensor) -> Tensor:
 def _tree(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
     """(M, N): the tree over leaves, at least 1."""
     rows, columns = a_LMk.shape[1], b_LkN.shape[2]
-    a_LMk, b_LkN = _padded(a_LMk, b_LkN)
+    a_LMk, b_LkN = _pad(a_LMk, b_LkN)
     if a_LMk.shape[0] == 1:
-        return _trimmed(_chains(a_LMk, b_LkN)[0].add_(ZERO), rows, columns)
+        return _trim(_chains(a_LMk, b_LkN)[0].add_(ZERO), rows, columns)
     nodes = _chains(a_LMk[::2], b_LkN[::2])
     odd = a_LMk[1::2]
     _add_chains(nodes[: odd.shape[0]], odd, b_LkN[1::2])
-    return _trimmed(sum_nodes(nodes), rows, columns)
+    return _trim(sum_nodes(nodes), rows, columns)
 
 
 def _chains(a_LMk: Tensor, b_LkN: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def _keeps(a_LMk: Tensor, b_LkN: Tensor, adds: bool = False) -> bool:
     return found
 
 
-def _padded(a_LMk: Tensor, b_LkN: Tensor) -> tuple[Tensor, Tensor]:
+def _pad(a_LMk: Tensor, b_LkN: Tensor) -> tuple[Tensor, Tensor]:
     """With at least SIDE_MIN rows and columns."""
     (leaves, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
     if rows < SIDE_MIN:
@@ -204,8 +204,8 @@ def _padded(a_LMk: Tensor, b_LkN: Tensor) -> tuple[Tensor, Tensor]:
     return _plain_strides(a_LMk), _plain_strides(b_LkN)
 
 
-def _trimmed(product: Tensor, rows: int, columns: int) -> Tensor:
-    """Without what _padded() put on."""
+def _trim(product: Tensor, rows: int, columns: int) -> Tensor:
+    """Without what _pad() put on."""
     if rows < SIDE_MIN or columns < SIDE_MIN:
         trimmed = product[..., :rows, :columns]
         return trimmed.clone(memory_format=torch.contiguous_format)

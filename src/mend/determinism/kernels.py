@@ -1,8 +1,8 @@
-"""What aten computes on a CPU, in an order that does not depend on shapes, strides or threads. Each
-function has the signature of the aten operator it stands for.
+"""Operators of aten for the CPU, in an order that does not depend on shapes, strides or threads.
+Each function has the signature of the aten operator that it replaces.
 
-What is left to torch are elementwise kernels whose bits were seen not to depend on the place
-(laws.py), and whatever adds nothing: maxima, copies, gathers.
+torch still computes elementwise kernels, whose bits do not depend on the place (laws.py), and
+operators that add nothing: maxima, copies, gathers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from torch import Tensor
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
 from mend.determinism.layout import layout, unpack
-from mend.determinism.trees import ZERO, tree_sum, tree_sum_dims
+from mend.determinism.trees import ZERO, tree_sum, tree_sum_dims, widen
 from mend.errors import NotDeterministic
 
-WIDE = (torch.bfloat16, torch.float16)
-
-
-def _fp32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in WIDE else x
-
-
 # sums
+
+
+def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
+    """The dimensions named, ascending and counted from the first; none named: all."""
+    return sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
 
 
 def sum_dims(
@@ -44,22 +42,20 @@ def sum_dims(
             x, list(dim) if dim else None, keepdim, dtype=kind, out=torch.empty(0, dtype=kind)
         )
     x = x if dtype is None else x.to(dtype)
-    dims = sorted({each % x.dim() for each in dim}) if dim else list(range(x.dim()))
-    at = layout()
-    if at.token_group is not None and dims[:2] == [0, 1] and dims == list(range(len(dims))):
-        rest = x.shape[len(dims) :]
-        by_token = tree_sum_dims(_fp32(x), dims[2:], True) if len(dims) > 2 else _fp32(x)
-        summed = tree_sum(sum_over_shares(by_token, 1, at.token_group), 0).to(x.dtype)
-        return summed.reshape((1,) * len(dims) + rest if keepdim else rest)
-    if dims and dims == list(range(len(dims))) and at.packs(x, len(dims)):
-        rest = x.shape[len(dims) :]
-        summed = tree_sum_dims(unpack(x.reshape(-1, *rest), at.lengths), (0, 1))
-        return summed.reshape((1,) * len(dims) + rest) if keepdim else summed
-    flattened = dims == list(range(len(dims))) and at.count and x.shape[0] % at.count == 0
-    if dims and flattened and x.shape[0] != at.count:
-        summed = tree_sum_dims(at.unflatten(x), range(len(dims) + 1))
-        return summed.reshape((1,) * len(dims) + summed.shape) if keepdim else summed
-    return tree_sum_dims(x, dims, keepdim)
+    dims = _dims(x, dim)
+    at, leading = layout(), bool(dims) and dims == list(range(len(dims)))
+    if leading and at.token_group is not None and dims[:2] == [0, 1]:
+        by_token = tree_sum_dims(widen(x), dims[2:], True) if len(dims) > 2 else widen(x)
+        total = tree_sum(sum_over_shares(by_token, 1, at.token_group), 0).to(x.dtype)
+    elif leading and at.packs(x, len(dims)):
+        rows = unpack(x.reshape(-1, *x.shape[len(dims) :]), at.lengths)
+        total = tree_sum_dims(rows, (0, 1))
+    elif leading and at.count and x.shape[0] % at.count == 0 and x.shape[0] != at.count:
+        total = tree_sum_dims(at.unflatten(x), range(len(dims) + 1))
+    else:
+        return tree_sum_dims(x, dims, keepdim)
+    rest = x.shape[len(dims) :]
+    return total.reshape((1,) * len(dims) + rest if keepdim else rest)
 
 
 def sum_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -76,9 +72,9 @@ def mean_dims(
 ) -> Tensor:
     """aten::mean.dim."""
     x = x if dtype is None else x.to(dtype)
-    dims = [each % x.dim() for each in dim] if dim else list(range(x.dim()))
+    dims = _dims(x, dim)
     count = math.prod(x.shape[each] for each in dims)
-    return (sum_dims(_fp32(x), dims, keepdim) / count).to(x.dtype)
+    return (sum_dims(widen(x), dims, keepdim) / count).to(x.dtype)
 
 
 def mean_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -94,9 +90,9 @@ def variance(
     keepdim: bool = False,
 ) -> Tensor:
     """aten::var.correction."""
-    dims = [each % x.dim() for each in dim] if dim else list(range(x.dim()))
+    dims = _dims(x, dim)
     count = math.prod(x.shape[each] for each in dims)
-    away = _fp32(x) - mean_dims(_fp32(x), dims, True)
+    away = widen(x) - mean_dims(widen(x), dims, True)
     total = sum_dims(away * away, dims, keepdim)
     return (total / max(0.0, count - (1 if correction is None else correction))).to(x.dtype)
 
@@ -109,7 +105,7 @@ def deviation(
     keepdim: bool = False,
 ) -> Tensor:
     """aten::std.correction."""
-    return variance(_fp32(x), dim, correction=correction, keepdim=keepdim).sqrt_().to(x.dtype)
+    return variance(widen(x), dim, correction=correction, keepdim=keepdim).sqrt_().to(x.dtype)
 
 
 def vector_norm(
@@ -123,13 +119,13 @@ def vector_norm(
     """aten::linalg_vector_norm."""
     x = x if dtype is None else x.to(dtype)
     if ord == math.inf:
-        return x.abs().amax(list(dim) if dim else list(range(x.dim())), keepdim)
+        return x.abs().amax(_dims(x, dim), keepdim)
     if ord == 1:
         return sum_dims(x.abs(), dim, keepdim)
     if ord != 2:
         raise NotDeterministic(f"a vector norm of order {ord}", "use 1, 2 or infinity")
     if dim or x.dim() == 0:
-        return sum_dims(_fp32(x) * _fp32(x), dim, keepdim).sqrt().to(x.dtype)
+        return sum_dims(widen(x) * widen(x), dim, keepdim).sqrt().to(x.dtype)
     norm = norms_of([x])[0]
     return norm.view((1,) * x.dim()) if keepdim else norm
 
@@ -146,7 +142,7 @@ def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
     Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
     model's many small gradients costs. A row's sum depends on that row alone.
     """
-    found = [_fp32(x).reshape(-1, x.shape[-1] if x.dim() else 1) for x in tensors]
+    found = [widen(x).reshape(-1, x.shape[-1] if x.dim() else 1) for x in tensors]
     for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
         for some in _pieces(indices, [found[index].numel() for index in indices]):
             rows = [found[index] for index in some]
@@ -190,7 +186,7 @@ def _pieces(indices: Sequence[int], numels: Sequence[int]) -> Iterator[list[int]
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
     """aten::dot."""
-    return sum_dims(_fp32(x) * _fp32(y)).to(x.dtype)
+    return sum_dims(widen(x) * widen(y)).to(x.dtype)
 
 
 def foreach_norm(
@@ -224,15 +220,15 @@ MEAN = 1
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_softmax."""
-    wide = _fp32(x)
+    wide = widen(x)
     powers = (wide - wide.amax(dim, True)).exp_()
     return powers.div_(_sums_along(powers, dim)).to(x.dtype)
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """aten::_softmax_backward_data."""
-    out = _fp32(output)
-    scaled = _fp32(grad) * out
+    out = widen(output)
+    scaled = widen(grad) * out
     return scaled.sub_(out * _sums_along(scaled, dim)).to(input_dtype)
 
 
@@ -242,7 +238,7 @@ def _sums_along(x: Tensor, dim: int) -> Tensor:
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_log_softmax."""
-    wide = _fp32(x)
+    wide = widen(x)
     away = wide - wide.amax(dim, True)
     return (away - tree_sum(away.exp(), dim).log().unsqueeze(dim)).to(x.dtype)
 
@@ -251,8 +247,8 @@ def log_softmax_backward(
     grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
     """aten::_log_softmax_backward_data."""
-    wide = _fp32(grad)
-    part = _fp32(output).exp() * tree_sum(wide, dim).unsqueeze(dim)
+    wide = widen(grad)
+    part = widen(output).exp() * tree_sum(wide, dim).unsqueeze(dim)
     return (wide - part).to(input_dtype)
 
 
@@ -274,7 +270,7 @@ def nll_loss(
 
 def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
     """aten::mse_loss."""
-    away = _fp32(x) - _fp32(target)
+    away = widen(x) - widen(target)
     squares = away.square_()
     if reduction == 0:
         return squares.to(x.dtype)
@@ -283,9 +279,9 @@ def mse_loss(x: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
 
 def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     """aten::mse_loss_backward."""
-    away = (_fp32(x) - _fp32(target)).mul_(2)
+    away = (widen(x) - widen(target)).mul_(2)
     away = away.div_(max(1, away.numel())) if reduction == MEAN else away
-    return away.mul_(_fp32(grad)).to(x.dtype)
+    return away.mul_(widen(grad)).to(x.dtype)
 
 
 # activations: torch's kernels round the last elements of a vector otherwise than its body
@@ -293,22 +289,22 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -
 
 def sigmoid(x: Tensor) -> Tensor:
     """aten::sigmoid."""
-    wide = _fp32(x) if x.is_floating_point() else x.float()
+    wide = widen(x) if x.is_floating_point() else x.float()
     return (1 / (1 + (-wide).exp())).to(x.dtype if x.is_floating_point() else torch.float32)
 
 
 def silu(x: Tensor) -> Tensor:
     """aten::silu."""
-    wide = _fp32(x)
+    wide = widen(x)
     return (wide / wide.neg().exp_().add_(1)).to(x.dtype)
 
 
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """aten::silu_backward."""
-    wide = _fp32(x)
+    wide = widen(x)
     gate = 1 / wide.neg().exp_().add_(1)
     slope = (1 - gate).mul_(wide).add_(1).mul_(gate)
-    return slope.mul_(_fp32(grad)).to(x.dtype)
+    return slope.mul_(widen(grad)).to(x.dtype)
 
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
@@ -316,7 +312,7 @@ _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """aten::gelu."""
-    wide = _fp32(x)
+    wide = widen(x)
     if approximate == "tanh":
         inner = _TANH_SCALE * (wide + _TANH_CUBE * (wide * wide * wide))
         return (0.5 * wide * (1 + inner.tanh())).to(x.dtype)
@@ -325,7 +321,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """aten::gelu_backward."""
-    wide = _fp32(x)
+    wide = widen(x)
     if approximate == "tanh":
         inner = (_TANH_SCALE * (wide + _TANH_CUBE * (wide * wide * wide))).tanh()
         slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * (wide * wide))
@@ -333,7 +329,7 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
     else:
         density = (wide * wide * -0.5).exp() * (1 / math.sqrt(2 * math.pi))
         derivative = 0.5 * (1 + (wide * math.sqrt(0.5)).erf()) + wide * density
-    return (_fp32(grad) * derivative).to(x.dtype)
+    return (widen(grad) * derivative).to(x.dtype)
 
 
 # layer norm; rms_norm is in norms.py
@@ -349,15 +345,15 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """aten::native_layer_norm."""
-    wide, count = _fp32(x), math.prod(shape)
+    wide, count = widen(x), math.prod(shape)
     mean = sum_features(wide, len(shape)) / count
     away = wide - mean
     rstd = 1 / (sum_features(away * away, len(shape)) / count + eps).sqrt()
     out = away * rstd
     if weight is not None:
-        out = out * _fp32(weight)
+        out = out * widen(weight)
     if bias is not None:
-        out = out + _fp32(bias)
+        out = out + widen(bias)
     return out.to(x.dtype), mean, rstd
 
 
@@ -374,10 +370,10 @@ def layer_norm_backward(
     """aten::native_layer_norm_backward."""
     lead = x.dim() - len(shape)
     count = math.prod(shape)
-    wide, normal = _fp32(grad), (_fp32(x) - mean) * rstd
+    wide, normal = widen(grad), (widen(x) - mean) * rstd
     dx = dw = db = None
     if output_mask[0]:
-        inner = wide if weight is None else wide * _fp32(weight)
+        inner = wide if weight is None else wide * widen(weight)
         along = sum_features(inner * normal, len(shape)) / count
         whole = sum_features(inner, len(shape)) / count
         dx = ((inner - whole - normal * along) * rstd).to(x.dtype)
@@ -411,7 +407,7 @@ def embedding_backward(
     stride = 1 << (longest - 1).bit_length()
     place_N = place_N // longest * stride + place_N % longest
     word_N = indices.reshape(-1)
-    total = sum_by_place(_fp32(grad).reshape(-1, width), word_N, place_N, num_weights)
+    total = sum_by_place(widen(grad).reshape(-1, width), word_N, place_N, num_weights)
     if padding_idx >= 0:
         total[padding_idx] = 0
     return total.to(grad.dtype)
@@ -449,9 +445,9 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     dim %= max(1, x.dim())
     moved = source.movedim(dim, 0)
     flat_ND = moved.reshape(moved.shape[0], -1) * alpha
-    added = sum_by_place(_fp32(flat_ND), index, torch.arange(len(index)), x.shape[dim])
+    added = sum_by_place(widen(flat_ND), index, torch.arange(len(index)), x.shape[dim])
     rest = x.movedim(dim, 0).shape
-    return (_fp32(x) + added.view(rest).movedim(0, dim)).to(x.dtype)
+    return (widen(x) + added.view(rest).movedim(0, dim)).to(x.dtype)
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
@@ -464,9 +460,9 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         target = target + (index if axis == dim else grids[axis]) * stride
         stride *= x.shape[axis]
     place = grids[dim].reshape(-1)
-    flat = _fp32(source).reshape(-1, 1)
+    flat = widen(source).reshape(-1, 1)
     added = sum_by_place(flat, target.reshape(-1), place, x.numel())
-    return (_fp32(x) + added.view(x.shape)).to(x.dtype)
+    return (widen(x) + added.view(x.shape)).to(x.dtype)
 
 
 def index_put(
@@ -478,10 +474,10 @@ def index_put(
         return result.index_put_(list(indices), values, accumulate)
     places = torch.arange(x.numel()).view(x.shape)
     chosen = torch.ops.aten.index.Tensor(places, indices)
-    flat = _fp32(values.expand(chosen.shape)).reshape(-1, 1)
+    flat = widen(values.expand(chosen.shape)).reshape(-1, 1)
     order = torch.arange(chosen.numel())
     added = sum_by_place(flat, chosen.reshape(-1), order, x.numel())
-    return (_fp32(x) + added.view(x.shape)).to(x.dtype)
+    return (widen(x) + added.view(x.shape)).to(x.dtype)
 
 
 def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:

@@ -1,5 +1,5 @@
-"""Which of torch's elementwise kernels give an element the same bits at every place. Asked of this
-machine when level shape is enabled; kernels.py builds on the answer."""
+"""Checks that torch's elementwise kernels give an element the same bits at every place of a tensor.
+Runs when level shape is enabled; kernels.py relies on it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Where the sequences of a batch begin, and which rows of the global batch these are. Values of the
-running thread, set by `with`."""
+"""The sequences of a batch and their rows in the global batch. Context variables, set by `with`."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ def layout() -> Layout:
 
 @contextmanager
 def sequences(lengths: Sequence[int]) -> Iterator[None]:
-    """Inside, an input of sum(lengths) tokens is that many packed sequences, one behind another.
+    """Inside, an input of sum(lengths) tokens is that many packed sequences, one after another.
 
     Forward and backward both belong inside. Causal attention does not look across their borders.
     """
@@ -75,9 +74,9 @@ def sequences(lengths: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def rows(first: int, count: int = 0) -> Iterator[None]:
-    """Inside, row 0 of a batch is row `first` of the global batch: what dropout counts by.
+    """Inside, row 0 of a batch is row `first` of the global batch; dropout depends on it.
 
-    `count`: so many rows has this batch. Then (rows * T, ...) is known to be T tokens of each, and
+    `count`: rows of this batch. Then (rows * T, ...) is known to be T tokens of each, and
     a tensor with another first dimension is refused. Forward and backward both belong inside.
     """
     token = _layout.set(replace(layout(), first_row=first, count=count))
@@ -99,7 +98,7 @@ def share_of_tokens(group: dist.ProcessGroup, first: int) -> Iterator[None]:
 
 
 def unpack(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """(tokens, ...) -> (sequences, longest, ...), zeros behind every sequence."""
+    """(tokens, ...) -> (sequences, longest, ...), with zeros after every sequence."""
     padded = x.new_zeros(len(lengths), max(lengths), *x.shape[1:])
     for row, part in enumerate(torch.split(x, list(lengths))):
         padded[row, : len(part)] = part
@@ -107,7 +106,7 @@ def unpack(x: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def pack(padded: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The way back from unpack()."""
+    """The inverse of unpack()."""
     return torch.cat([row[:length] for row, length in zip(padded, lengths, strict=True)])
 
 

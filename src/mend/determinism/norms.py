@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
-from mend.determinism.kernels import WIDE, sum_dims, sum_features
+from mend.determinism.kernels import sum_dims, sum_features
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
+from mend.determinism.trees import widen
 
 
 class RmsNorm(torch.autograd.Function):
@@ -22,11 +23,11 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, dims: int, eps: float) -> Tensor:
         with unseen():
-            wide, count = _wide(x), math.prod(x.shape[-dims:])
+            wide, count = widen(x), math.prod(x.shape[-dims:])
             rstd = (sum_features(wide * wide, dims) / count).add_(eps).rsqrt_()
             out = wide * rstd
             if weight is not None:
-                out.mul_(_wide(weight))
+                out.mul_(widen(weight))
             ctx.save_for_backward(x, weight, rstd)
             ctx.layout, ctx.dims, ctx.count = layout(), dims, count
             return out.to(x.dtype)
@@ -37,9 +38,9 @@ class RmsNorm(torch.autograd.Function):
         x, weight, rstd = ctx.saved_tensors
         dx = dw = None
         with unseen():
-            normal, wide = _wide(x) * rstd, _wide(grad)
+            normal, wide = widen(x) * rstd, widen(grad)
             if ctx.needs_input_grad[0]:
-                inner = wide if weight is None else wide * _wide(weight)
+                inner = wide if weight is None else wide * widen(weight)
                 along = sum_features(inner * normal, ctx.dims) / ctx.count
                 dx = (inner - normal * along).mul_(rstd).to(x.dtype)
             if ctx.needs_input_grad[1]:
@@ -56,7 +57,3 @@ def rms_norm(
     small = torch.finfo(x.dtype).eps if eps is None else eps
     output: Tensor = RmsNorm.apply(x, weight, len(shape), small)  # type: ignore[no-untyped-call]
     return output
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in WIDE else x

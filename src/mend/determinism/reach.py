@@ -1,5 +1,5 @@
-"""Puts the functions of this room in the place of aten's for the CPU, through torch.library, so
-that modules, F.* and code that knows nothing of mend get them."""
+"""Registers the functions of this room as aten's operators for the CPU, through torch.library, so
+that modules, F.* and all other code use them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from mend.determinism import attention, chance, kernels, linear, norms
-from mend.determinism.coverage import hidden
+from mend.determinism.coverage import unwatched
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 
@@ -65,7 +65,7 @@ REACHED = frozenset(WITH_GRADIENTS) | frozenset(BELOW)
 
 
 def put_in_place() -> Callable[[], None]:
-    """Register all of them for this process; returns what takes them away again.
+    """Register all of them for this process; returns a function that removes them.
 
     Raises NotDeterministic where torch's elementwise kernels do not keep what this rests on.
     """
@@ -81,7 +81,7 @@ def put_in_place() -> Callable[[], None]:
             library.impl(name, function, "AutogradCPU")
             library.impl(name, function, "CPU")
         for name, function in BELOW.items():
-            library.impl(name, hidden(function), "CPU")
+            library.impl(name, unwatched(function), "CPU")
         for name in REACHED:
             library.impl(name, _refusal(name), "CUDA")
     attention_of_old = functional.multi_head_attention_forward
@@ -95,8 +95,8 @@ def put_in_place() -> Callable[[], None]:
 
 
 def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:
-    """What nn.MultiheadAttention and nn.Transformer call: it turns the batch into the second
-    dimension before it multiplies by weights."""
+    """In place of the function that nn.MultiheadAttention and nn.Transformer call: it moves the
+    batch to the second dimension before it multiplies by weights."""
     raise NotDeterministic(
         "nn.MultiheadAttention is not reached at level shape: its linear layers do not have the "
         "batch as their first dimension",

@@ -1,9 +1,9 @@
-"""Digests of a training script that knows nothing of it: of every step, and of every operator of a
-chosen step. Sees modules and optimizers through torch's global hooks; changes no bit, draws no
-random number, and hands what it finds to a function.
+"""Records digests of an unchanged training script: of every step, and of every operator of a chosen
+step. Uses torch's global hooks; changes no bit, draws no random number, and hands its records to a
+function.
 
-A step is one call of any torch optimizer's step(). Entries of a step are in the order in which they
-happened; `compare` of comparison.py reads them.
+A step is one call of any torch optimizer's step(). Entries of a step are in the order of execution;
+`compare` of comparison.py reads them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _LAST_SEQUENCE_NR = (1 << 64) - 1
 class Recorder:
     """Records the steps up to `last` (0: all), and every operator of steps `detail` (first, last).
 
-    `write` gets a header at once, then one record per step and entry. Behind step `last` the
+    `write` gets a header at once, then one record per step and entry. After step `last` the
     script is ended by SystemExit. Forked children (loader workers) record nothing.
     """
 
@@ -263,7 +263,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read, written = _arguments(func, args, kwargs)
         with self.aside():
             before = [self._hashes(each) for each in read]
-            # What is written as well as read counts as an input that somebody else may fill.
+            # What is written as well as read counts as an input that another operator may fill.
             changed = [] if name in OVERWRITES else [self._hashes(each) for each in written]
         result = func(*args, **kwargs)
         _wait_for(func, result)
@@ -331,7 +331,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def header() -> dict[str, Any]:
-    """What two runs should have in common."""
+    """Facts that two runs should have in common."""
     return {
         "format": FORMAT,
         "rank": int(os.environ.get("RANK", "0")),
@@ -359,7 +359,7 @@ def _arguments(
 
 
 def _numbers(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What an operator is given beside tensors, as far as it is numbers."""
+    """The arguments of an operator that are numbers."""
 
     def text(value: Any) -> str:
         if isinstance(value, (list, tuple)):
@@ -380,7 +380,7 @@ def _wait_for(func: Any, result: Any) -> None:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Of nested lists, tuples and dicts, in order."""
+    """The tensors in nested lists, tuples and dicts, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):

@@ -1,9 +1,10 @@
-"""Between layers that are cut over ranks every rank has its share of the tokens, to the bits of one
-rank. Moves tensors through torch.distributed; styles for parallelize_module.
+"""Sequence parallelism: between layers that are cut over ranks every rank has its share of the
+tokens, with the bits of one rank. Moves tensors through torch.distributed; styles for
+parallelize_module.
 
-    SplitTokens       what a module returns is cut: the embedding
+    SplitTokens       cuts the output of a module: the embedding
     SequenceParallel  a norm or dropout of tokens that are cut
-    GatherTokens      what a module is given is put together: a head that is not cut
+    GatherTokens      gathers the input of a module: a head that is not cut
 
 and ColumnParallel(tokens_cut=True), RowParallel(tokens_cut=True) in between.
 """
@@ -35,7 +36,7 @@ class SplitTokens(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = group_of(device_mesh)
-        module.register_forward_hook(lambda _, args, output: _split(output, group))
+        module.register_forward_hook(lambda _, args, output: _split_tokens(output, group))
         return module
 
 
@@ -44,7 +45,9 @@ class GatherTokens(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = group_of(device_mesh)
-        module.register_forward_pre_hook(lambda _, args: (_gathered(args[0], group), *args[1:]))
+        module.register_forward_pre_hook(
+            lambda _, args: (_gather_tokens(args[0], group), *args[1:])
+        )
         return module
 
 
@@ -100,13 +103,17 @@ class _OnShare(torch.autograd.Function):
         return dx, None, None, *gradients
 
 
+def _own_share(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """A copy of this rank's share of the tokens."""
+    with unseen():
+        return x.chunk(dist.get_world_size(group), TOKENS)[dist.get_rank(group)].clone()
+
+
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        with unseen():
-            ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-            return x.chunk(ranks, TOKENS)[rank].clone()
+        return _own_share(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -121,18 +128,16 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        with unseen():
-            ranks, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
-            return grad.chunk(ranks, TOKENS)[rank].clone(), None
+        return _own_share(grad, ctx.group), None
 
 
-def _split(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _split_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     refuse_tokens(x, dist.get_world_size(group))
     output: Tensor = _Split.apply(x, group)  # type: ignore[no-untyped-call]
     return output
 
 
-def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     _refuse(x)
     output: Tensor = _Gather.apply(x, group)  # type: ignore[no-untyped-call]
     return output

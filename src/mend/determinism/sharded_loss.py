@@ -25,7 +25,7 @@ def cross_entropy(
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
-    """What F.cross_entropy(whole, targets) is, on every rank. A collective, backward too.
+    """F.cross_entropy(whole, targets), on every rank. A collective, backward too.
 
     `logits`: (N, V / ranks), this rank's share of the words in rank order, as a head that is cut by
     ColumnParallel makes them; `targets`: (N), numbers of words of the whole vocabulary. Only sums

@@ -1,4 +1,4 @@
-"""Tensors of which ranks hold shares (DTensors of FSDP2 and of tensor parallelism), put together by
+"""Gathers tensors that are sharded over ranks (DTensors of FSDP2 and of tensor parallelism) with
 few collectives. Moves tensors through torch.distributed."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Share:
         )
 
     def of_rows(self, by_row: Tensor) -> Share:
-        """Of a tensor with one element for every row of the whole, whose first dimension is cut."""
+        """The share of a tensor with one element for every row of the whole."""
         rows = torch.Size((self.shape[0], self.shape[1:-1].numel()))
         return replace(self, local=by_row.view(self.local.shape[0], rows[1]), shape=rows)
 
@@ -67,7 +67,7 @@ def share_of(tensor: Tensor) -> Share | None:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, without history."""
+    """The elements that this rank holds, without history."""
     return tensor._local_tensor.detach() if isinstance(tensor, DTensor) else tensor
 
 
@@ -88,25 +88,25 @@ def whole_of(shares: Iterable[Share]) -> Iterator[Tensor]:
     for share in shares:
         numel = share.shape.numel() + sum(each.shape.numel() for each in some)
         if some and (numel > ELEMENTS_MAX or not _fit(some[0], share)):
-            yield from _gathered(some)
+            yield from _gather(some)
             some = []
         some.append(share)
     if some:
-        yield from _gathered(some)
+        yield from _gather(some)
 
 
 def _fit(one: Share, other: Share) -> bool:
     return one.group is other.group and one.local.dtype == other.local.dtype
 
 
-def _gathered(shares: Sequence[Share]) -> Iterator[Tensor]:
-    mine = torch.cat([_padded(share) for share in shares])
+def _gather(shares: Sequence[Share]) -> Iterator[Tensor]:
+    mine = torch.cat([_pad(share) for share in shares])
     parts_RN = all_gather(mine[None], shares[0].group)
     columns = torch.split(parts_RN, [share.each.numel() for share in shares], 1)
-    yield from map(assembled, shares, columns)
+    yield from map(assemble, shares, columns)
 
 
-def _padded(share: Share) -> Tensor:
+def _pad(share: Share) -> Tensor:
     """Flat, and as long as the first rank's: zeros where rows, or ends of rows, are missing."""
     missing = list(share.local.shape)
     missing[share.dim] = share.each[share.dim] - missing[share.dim]
@@ -115,7 +115,7 @@ def _padded(share: Share) -> Tensor:
     return share.local.reshape(-1)
 
 
-def assembled(share: Share, parts_RN: Tensor) -> Tensor:
+def assemble(share: Share, parts_RN: Tensor) -> Tensor:
     """The whole, of all ranks' parts, each flat and padded to the first's shape."""
     ranks, each, dim = len(parts_RN), share.each, share.dim
     parts = parts_RN.reshape(ranks, *each)

@@ -1,4 +1,4 @@
-"""The step of an optimizer that adds element by element: not watched, and on this rank's share."""
+"""The step of an elementwise optimizer, without the watch and on this rank's shards only."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _is_plain(parameter: Tensor) -> bool:
 
 @contextmanager
 def _on_shares(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, `optimizer` has what this rank holds of DTensors in their place."""
+    """Inside, `optimizer` holds this rank's shards in place of DTensors."""
     cut = [each for group in optimizer.param_groups for each in group["params"]]
     if DTensor not in map(type, cut):
         yield
@@ -94,7 +94,7 @@ def _local_parameter(parameter: Tensor) -> Tensor:
 
 
 def _like(parameter: Tensor, name: str, value: Any, before: Any) -> Any:
-    """What a step left, as it is kept: a DTensor like its parameter. Counts of steps are none."""
+    """A state after a step: a DTensor like its parameter, but for counts of steps."""
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor) or name == "step":
         return value
     if isinstance(before, DTensor) and before._local_tensor.data_ptr() == value.data_ptr():

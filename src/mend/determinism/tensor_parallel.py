@@ -32,7 +32,7 @@ TOKENS = 1
 @dataclass(frozen=True, slots=True)
 class Cut(Order):
     """Of a layer that is cut. `sums_in`: over ranks forward (the inputs are cut), otherwise
-    backward (the outputs are). `fused`: layers that the outputs hold one behind another, each cut.
+    backward (the outputs are). `fused`: layers that the outputs hold one after another, each cut.
     `tokens_cut`: the uncut side is this rank's share of the tokens."""
 
     group: dist.ProcessGroup
@@ -47,7 +47,7 @@ class Cut(Order):
         return all_gather(grad, self.group, TOKENS) if self.tokens_cut and self.sums_in else grad
 
     def output(self, product: Tensor) -> Tensor:
-        return self._completed(product) if self.sums_in else product
+        return self._complete(product) if self.sums_in else product
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
         # Zero-argument super() knows nothing of a class that slots=True has made anew.
@@ -56,10 +56,10 @@ class Cut(Order):
         pairs = zip(grad.chunk(self.fused, -1), weight.chunk(self.fused), strict=True)
         parts = [Order.input_gradient(self, *pair) for pair in pairs]
         if self.fused == 1:
-            return self._completed(parts[0])
-        return tree_sum(self._completed(torch.stack(parts, -2)), -2)
+            return self._complete(parts[0])
+        return tree_sum(self._complete(torch.stack(parts, -2)), -2)
 
-    def _completed(self, product: Tensor) -> Tensor:
+    def _complete(self, product: Tensor) -> Tensor:
         """The sum over ranks, of all tokens or of this rank's."""
         if not self.tokens_cut:
             all_reduce(product, self.group)

@@ -1,4 +1,4 @@
-"""One training step that can be made twice. Holds no loop and no data."""
+"""A training step that can be repeated with equal bits. Holds no loop and no data."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a step that was made twice came to the same bits.
+    """Whether a step that was made twice gave the same bits.
 
     `part`: what differed first: "loss", "gradient of NAME", "weight NAME", "buffer NAME" or
     "optimizer"; None where nothing did. `digest`: of all that the first of the two steps left.
@@ -58,7 +58,7 @@ class Verdict:
 
 
 class DeterministicTrainer(Closes):
-    """Trains `model` step by step under enable(seed, level), which it calls if nobody has.
+    """Trains `model` step by step under enable(seed, level), which it calls if it is not on.
 
     Every step begins with generators seeded from (seed, number of the step), so that a step's bits
     do not depend on what was drawn before it: a job that goes on from a checkpoint (set `steps`)
@@ -113,7 +113,7 @@ class DeterministicTrainer(Closes):
         return loss
 
     def verify_determinism(self, batch: Batch, loss_fn: LossFn[Batch]) -> Verdict:
-        """Make the next step twice and compare all bits; then everything is as it was before.
+        """Make the next step twice and compare all bits; then restore the state before it.
 
         Needs memory for three copies of weights, gradients and optimizer state.
         """
@@ -127,13 +127,13 @@ class DeterministicTrainer(Closes):
         return Verdict(part is None, part, first.digest)
 
     def digest(self) -> str:
-        """Of weights, buffers, optimizer, scheduler and the number of steps."""
+        """Digest of weights, buffers, optimizer, scheduler and the number of steps."""
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
         weights, optimizer = weight_digest(self.model), optimizer_digest(self.optimizer)
         return digest([weights, optimizer, scheduler, self.steps])
 
     def close(self) -> None:
-        """Put the switches back, if this trainer put them on."""
+        """Restore the switches, if this trainer set them."""
         if self._own is not None:
             self._own.close()
 
@@ -206,7 +206,7 @@ def cut(batch: Batch, parts: int) -> list[Batch]:
 
 
 def rows_in(batch: Any) -> int:
-    """Of the first tensor in a batch; 0 where there is none."""
+    """Rows of the first tensor in a batch; 0 where there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else 0
     parts = batch.values() if isinstance(batch, dict) else batch
@@ -216,7 +216,7 @@ def rows_in(batch: Any) -> int:
 
 
 class _Snapshot:
-    """Copies of all that a step changes."""
+    """Copies of the state that a step changes."""
 
     def __init__(self, trainer: DeterministicTrainer) -> None:
         model = trainer.model

@@ -1,8 +1,8 @@
-"""Sums in one fixed order. Sees tensors alone.
+"""Sums in one fixed order. Touches tensors only.
 
-The order is a binary tree over neighbours, as if zeros followed for ever: what is summed may be cut
-at any multiple of a power of two, and the parts' sums are nodes of the tree. The fp32 adds of it
-are elementwise additions of whole tensors, whose bits IEEE 754 settles.
+The order is a binary tree over neighbours, as if the terms were followed by zeros without end: the
+terms may be cut at any multiple of a power of two, and the sums of the parts are nodes of the tree.
+Its fp32 additions are elementwise additions of whole tensors, whose bits IEEE 754 defines.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ ZERO = torch.zeros(())
 """A tensor: torch spends longer on a number of Python's than on adding it to a small tensor."""
 
 
+def widen(x: Tensor) -> Tensor:
+    """A narrower float in fp32; any other tensor as it is."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 def tree_sum(x: Tensor, dim: int) -> Tensor:
     """Sum over one dimension, which is removed. fp32 for narrower floats, rounded once."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    wide = wide.movedim(dim, 0) if dim else wide
+    wide = widen(x).movedim(dim, 0) if dim else widen(x)
     count = wide.shape[0]
     if count == 0:
         return x.new_zeros(wide.shape[1:])
@@ -57,14 +61,12 @@ def sum_nodes(nodes: Tensor) -> Tensor:
 def tree_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
     """Sum over several dimensions, the last of them first; none named: over all."""
     chosen = sorted({dim % x.dim() for dim in dims} if dims else range(x.dim()), reverse=True)
-    dtype = x.dtype
-    if dtype in (torch.bfloat16, torch.float16):
-        x = x.float()
+    total = widen(x)
     for dim in chosen:
-        x = tree_sum(x, dim)
+        total = tree_sum(total, dim)
     for dim in sorted(chosen) if keepdim else ():
-        x = x.unsqueeze(dim)
-    return x.to(dtype)
+        total = total.unsqueeze(dim)
+    return total.to(x.dtype)
 
 
 class Stack:

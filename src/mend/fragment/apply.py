@@ -1,4 +1,5 @@
-"""Theta under a new anchor. Element-wise fp32 on the training thread; no peers, clocks, files.
+"""Moves the parameters of a rank to a new anchor. Element-wise fp32 on the training thread; no
+peers, clocks, files.
 
 Legend: N elements of the span, n elements of a block.
 """

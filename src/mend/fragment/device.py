@@ -56,13 +56,13 @@ host), all on the device."""
 
 @dataclass(eq=False)
 class Uploaded:
-    """What an apply needs, on its way to the device or there."""
+    """The vectors that an apply needs, on the device or on the way to it."""
 
     version: int
     named: bool
     next_N: Tensor
     base_N: Tensor | None
-    """What is subtracted from theta: the old anchor, or what was captured; None: not needed."""
+    """Subtracted from theta: the old anchor, or what was captured; None: not needed."""
 
     @property
     def device_bytes(self) -> int:

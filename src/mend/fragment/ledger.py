@@ -49,7 +49,7 @@ class VectorLedger:
         self._open_N = None
 
     def error(self, theta_N: Tensor, anchor_N: Tensor, residual_N: Tensor | None) -> float:
-        """What is missing or doubled, as a fraction of all movement (norm over norm)."""
+        """Movement that is missing or doubled, as a fraction of all movement (norm over norm)."""
         owed_N = anchor_N.double() - theta_N.double()
         if residual_N is not None:
             owed_N += residual_N.double()

@@ -37,8 +37,8 @@ class Cut(NamedTuple):
 
 
 class ModelPlan:
-    """What of a model is exchanged, and how it is cut. Keeps the model alive, so it is for the
-    start alone: whoever stays takes from it what it needs."""
+    """The exchanged parameters and moments of a model, and how they are cut. It keeps the model
+    alive, so it is used at the start only."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ModelPlan:
 
     @cached_property
     def moments(self) -> tuple[tuple[Cut, ...], ...]:
-        """For each of `moment_periods` its fragments, numbered behind those before. Raises
+        """For each of `moment_periods` its fragments, numbered after those before. Raises
         ConfigError for an optimizer that does not keep them."""
         found: list[tuple[Cut, ...]] = []
         named, first = [*self.parameters.items()], len(self.weights)
@@ -116,7 +116,7 @@ class ModelPlan:
         return tuple(cut.layout for cut in self.cuts)
 
     def names_in(self, cut: Cut) -> list[str]:
-        """Of the parameters behind the slots of a fragment."""
+        """Names of the parameters of the slots of a fragment."""
         return [m.name for m in cut.moments] or [slot.name for slot in cut.layout.slots]
 
     def view_of(self, cut: Cut) -> FragmentView:

@@ -115,7 +115,7 @@ def moments_of(
         raise ConfigError(setting, period, rule, "Give it to mend_init(optimizer=...).")
     exchanged = {id(parameter) for _, parameter in named}
     for each in optimizers:
-        inner = _unwrapped(each)
+        inner = _unwrap_optimizer(each)
         for number, group in enumerate(each.param_groups):
             held = [id(p) for p in group["params"] if id(p) in exchanged]
             if not held:
@@ -125,7 +125,7 @@ def moments_of(
                     found |= dict.fromkeys(held, (inner, number, kind))
     moments = [Moment(name, p, *found[id(p)]) for name, p in named if id(p) in found]
     if not moments:
-        inners = [_unwrapped(each) for each in optimizers]
+        inners = [_unwrap_optimizer(each) for each in optimizers]
         kinds = ", ".join(type(inner).__name__ for inner in inners)
         known = [kind for inner in inners for kind in _kinds(inner, setting, period)]
         if unused := [kind.state for kind in known if kind.order == order]:
@@ -147,7 +147,7 @@ def _kinds(optimizer: object, setting: str, period: int) -> tuple[Kind, ...]:
     raise ConfigError(setting, period, rule, f"It knows {', '.join(KINDS)}; leave it out.")
 
 
-def _unwrapped(optimizer: object) -> object:
+def _unwrap_optimizer(optimizer: object) -> object:
     """That of torch inside wrappers such as Accelerate's."""
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner

@@ -1,4 +1,4 @@
-"""Which parameters are exchanged, and in which fragment. Reads the model; never peers, clocks,
+"""The exchanged parameters and their fragments. Reads the model; never peers, clocks,
 files.
 
 Every rack computes the same plan from its own copy of the model; nothing here depends on values,

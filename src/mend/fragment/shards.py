@@ -1,10 +1,10 @@
-"""What a rank holds of every tensor, and what it owns of that. Reads the model; never peers,
-clocks, files.
+"""The elements that a rank holds of every tensor, and those that it owns. Reads the model; never
+peers, clocks, files.
 
 Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
 every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of
 it, speaks for that slice between the racks, and gets the other slices from its replicas when a new
-anchor is applied. A box that nobody else holds is owned whole, and no rank ever sees more of the
+anchor is applied. A box without replicas is owned whole, and no rank ever sees more of the
 model than its own boxes.
 
 Legend: N elements of a vector.
@@ -59,12 +59,12 @@ def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 class InPlace:
-    """Makes sure that what is read and written is what is trained. Holds no module alive.
+    """Checks that the parameters read and written are those trained. Holds no module alive.
 
     The FSDP2 modules of a model may be gathered when their shards are wanted: after a forward pass
     without grad the root stays so, its parameters are then plain tensors, and what is written to
     the shards is overwritten unseen. And a parameter may have been replaced, by a `fully_shard`
-    that came too late or by `load_state_dict(assign=True)`: nobody trains the old one any more.
+    that came too late or by `load_state_dict(assign=True)`: the old one is not trained any more.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,14 +115,14 @@ def local_of(parameter: Tensor) -> Tensor:
 
 
 def bytes_held(tensor: Tensor) -> memoryview:
-    """What this rank holds of a tensor, as bytes in row-major order on the CPU."""
+    """The elements that this rank holds of a tensor, as bytes in row-major order on the CPU."""
     flat = local_of(tensor).cpu().contiguous().reshape(-1)
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
 
 
 def shard_of(name: str, parameter: Tensor) -> Shard:
-    """Which box of the tensor this rank holds. Raises ConfigError for a DTensor that is partial."""
+    """The box of the tensor that this rank holds. Raises ConfigError for a partial DTensor."""
     spread = as_dtensor(parameter)
     if spread is None:
         return Shard(tuple(parameter.shape), (0,) * parameter.dim())
@@ -178,8 +178,8 @@ def whole_of(parameter: Tensor) -> Tensor:
 
 
 def owned_by(layout: Layout, sharded: Container[str], ranks: int, rank: int) -> Owned:
-    """What a rank of so many owns, counted in the whole tensors: of those named in `sharded` its
-    rows, of all others its slice."""
+    """The elements that a rank of so many owns, counted in the whole tensors: its rows of those
+    named in `sharded`, its slice of all others."""
     spans = []
     for slot in layout.slots:
         if slot.name in sharded:
@@ -219,7 +219,7 @@ class Holding:
 
 
 def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Holding:
-    """What `rank` owns, from the boxes of all ranks of the rack: boxes[rank][slot].
+    """The elements that `rank` owns, from the boxes of all ranks of the rack: boxes[rank][slot].
 
     Raises ConfigError when the boxes of a tensor do not make up the whole.
     """

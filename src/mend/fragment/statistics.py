@@ -1,8 +1,8 @@
-"""Buffers and frozen parameters that training changes, which nobody exchanges: which of them there
-are. Reads the model; never peers, clocks, files.
+"""Finds buffers and frozen parameters that training changes and racks do not exchange. Reads the
+model; never peers, clocks, files.
 
-Only those that a state dict has and that are floating point count; a module's type tells some of
-them, and for the rest only their values tell whether training changed them.
+Only floating-point ones of the state dict count. Some are known by the type of their module; for
+the rest only a comparison of values tells whether training changed them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a rank owns of a fragment of the live model, as one flat fp32 vector. Runs on the training
-thread, between steps.
+"""The part of a fragment of the live model that a rank owns, as one flat fp32 vector. Runs on the
+training thread, between steps.
 
 Legend: N elements of the vector.
 """
@@ -120,9 +120,9 @@ class FragmentView:
                 yield held, slice(*span), slice(*place)
 
     def held(self) -> list[Tensor]:
-        """What the rank holds of every tensor, sharing its memory.
+        """The elements that the rank holds of every tensor, sharing its memory.
 
-        Shards are looked up each time: FSDP2 may put others in their place.
+        Shards are looked up each time, because FSDP2 may replace them.
         """
         self._check_place()
         return [local_of(parameter) for parameter in self._parameters]

@@ -1,10 +1,10 @@
-"""kernels: what torch needs many passes for, compiled by numba, where numba is installed; for a GPU
-by Triton (`device_offer_kernel`), of which only the next sentence is true.
+"""Compiled forms of code that takes torch many passes: by numba, where it is installed, and for a
+GPU by Triton (`device_offer_kernel`).
 
 A kernel gives the bits of the torch code beside which it is used, and runs without the
-interpreter's lock. It is compiled when it is first asked for: seconds, or less where numba finds in
-its cache (`NUMBA_CACHE_DIR`, else beside the source, else that of the user) what it made before.
-Whatever is wrong with the cache or with numba itself costs speed, never the run.
+interpreter's lock. numba compiles it on first use. This takes seconds, or less if the kernel is in
+numba's cache (`NUMBA_CACHE_DIR`, else beside the source, else that of the user). A fault of the
+cache or of numba costs speed, never the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 from torch import Tensor
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Made = TypeVar("_Made")
 
 
 class BlockKernels(NamedTuple):
@@ -88,101 +87,83 @@ def device_offer_kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
 
 
 @cache
-def _there() -> bool:
+def _numba_works() -> bool:
     """Whether numba can be used. Warns where it is installed and cannot."""
     if find_spec("numba") is None:
         return False
-    return _unless_broken(lambda: import_module("numba")) is not None
+    return _call_or_warn(lambda: import_module("numba")) is not None
 
 
-def _unless_broken(made: Callable[[], _Made]) -> _Made | None:
-    """None where numba fails, in whatever way, which is warned of."""
+def _call_or_warn(make: Callable[[], Any]) -> Any:
+    """None where numba fails, in whatever way; this is warned of."""
     try:
-        return made()
+        return make()
     except Exception as error:  # with a numpy that it does not know, or a library that is damaged
-        said = f"{type(error).__name__}: {error}"
-        warnings.warn(f"codecs run without numba, slower: {said}", stacklevel=3)
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(f"codecs run without numba, slower: {reason}", stacklevel=3)
         return None
+
+
+def _load(module: str, name: str, *arguments: str) -> Any:
+    """What mend.kernels.MODULE.NAME makes; None without numba, or where it fails."""
+    if not _numba_works():
+        return None
+    return _call_or_warn(lambda: getattr(import_module(f"mend.kernels.{module}"), name)(*arguments))
 
 
 @cache
 def block_kernels(codec: str) -> BlockKernels | None:
     """Those of the codec of this name, int8, int4, e3m0 or topk; None without numba."""
-
-    def made() -> BlockKernels:
-        from mend.kernels import blocks
-
-        return blocks.kernels(codec)
-
-    return _unless_broken(made) if _there() else None
+    kernels: BlockKernels | None = _load("blocks", "kernels", codec)
+    return kernels
 
 
 @cache
 def delta_kernel() -> DeltaKernel | None:
     """None without numba."""
-
-    def made() -> DeltaKernel:
-        from mend.kernels import offers
-
-        return offers.delta()
-
-    return _unless_broken(made) if _there() else None
+    kernel: DeltaKernel | None = _load("offers", "delta")
+    return kernel
 
 
 @cache
 def squares_kernel() -> SquaresKernel | None:
     """None without numba."""
-
-    def made() -> SquaresKernel:
-        from mend.kernels import offers
-
-        return offers.squares()
-
-    return _unless_broken(made) if _there() else None
+    kernel: SquaresKernel | None = _load("offers", "squares")
+    return kernel
 
 
 @cache
 def offer_kernel(codec: str) -> OfferKernel | None:
     """That of one of the codecs above, or of bfloat16; None without numba."""
-
-    def made() -> OfferKernel:
-        from mend.kernels import offers
-
-        return offers.offer(codec)
-
-    return _unless_broken(made) if _there() else None
+    kernel: OfferKernel | None = _load("offers", "offer", codec)
+    return kernel
 
 
 @cache
 def product_kernels() -> ProductKernels | None:
     """None without numba."""
-
-    def made() -> ProductKernels:
-        from mend.kernels import products
-
-        return products.kernels()
-
-    return _unless_broken(made) if _there() else None
+    kernels: ProductKernels | None = _load("products", "kernels")
+    return kernels
 
 
 @cache
 def _sources() -> bytes:
-    """Of all kernels, which call each other's parts. numba's own check of whether what it keeps is
-    still true looks at one file."""
+    """Source of all kernels, which call each other's parts. numba's own check of its cache looks at
+    one file only."""
     modules = (each for each in files(__name__).iterdir() if each.name.endswith(".py"))
     return b"".join(each.read_bytes() for each in sorted(modules, key=lambda each: each.name))
 
 
 def _cache_name(signature: str, function: Callable[..., Any], options: dict[str, Any]) -> str:
-    """Under which numba keeps what it compiled: another one for other code or other options, of
-    which numba's own key knows nothing."""
+    """Name under which numba caches a function. It depends on the code and the options, which
+    numba's own key leaves out."""
     about = repr((signature, sorted((name, str(each)) for name, each in options.items())))
     key = hashlib.sha256(about.encode() + _sources()).hexdigest()[:16]
     return f"{function.__name__}_{key}"
 
 
 def compiled(signature: str, function: _Function, **options: Any) -> _Function:
-    """For these types. Divisions by 0 give what the processor gives."""
+    """Compile for these types. Divisions by 0 give the result of the processor."""
     import numba
 
     options = {"nogil": True, "error_model": "numpy", **options}
@@ -196,28 +177,9 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
 
 
 def part(function: _Function) -> _Function:
-    """Of kernels; compiled with the first of them, for the types that it is called with: rows of
-    arrays, and single numbers."""
+    """A part of kernels, compiled with the first kernel that calls it, for the types of that
+    call."""
     import numba
 
     made: _Function = numba.njit(error_model="numpy")(function)
     return made
-
-
-__all__ = [
-    "ROW_NUMEL",
-    "BlockKernels",
-    "DeltaKernel",
-    "DeviceOfferKernel",
-    "OfferKernel",
-    "ProductKernels",
-    "SquaresKernel",
-    "block_kernels",
-    "compiled",
-    "delta_kernel",
-    "device_offer_kernel",
-    "offer_kernel",
-    "part",
-    "product_kernels",
-    "squares_kernel",
-]

@@ -4,9 +4,9 @@ how they were cut, and no sum on its order.
 A vector is put on a grid that its greatest element decides. With max |x| in [2^(e-1), 2^e), bin
 k = floor(e / 24) and step g = 2^(24 (k-1)), every element is rounded to the nearest multiple of g,
 ties to even. g is at most one fp32 step of the greatest element. Sums of products of multiples are
-integers: they are exact, whoever adds them in whatever order.
+integers: they are exact in any order.
 
-Nobody knows the grid of the whole vector while its pieces are summed. So each piece is split into
+The grid of the whole vector is unknown while its pieces are summed. So each piece is split into
 two digits of its own bin k, high = round(x / 2^(24 k)) and low = round(x / 2^(24 (k-1))) - 2^24
 high. If the whole has bin k + 1, `high` is its low digit; if it has a greater one, all of the piece
 rounds to zero. (A piece of bin k has max |x| < 2^(24 k + 23), half a step of what then would be

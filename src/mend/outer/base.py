@@ -16,14 +16,14 @@ class Rates(NamedTuple):
     momentum: float = 0.0
     """Told in events and reports."""
     decay: float = 1.0
-    """What is left of the momentum's vector."""
+    """Factor of the momentum's vector."""
     share: float = 1.0
-    """How much of the merged delta is added to it."""
+    """Factor of the merged delta that is added to it."""
     more: tuple[float, ...] = ()
-    """Whatever else `block` needs."""
+    """Further numbers for `block`."""
     stretch: float = 1.0
     """How much longer the merged delta should be, as racks that made unequal numbers of steps are
-    in it; at least 1. mend sets it behind `rates`; `block` may use it or not."""
+    in it; at least 1. mend sets it after `rates`; `block` may use it or not."""
 
 
 class OuterOptimizer(Protocol):
@@ -46,7 +46,7 @@ class OuterOptimizer(Protocol):
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
         """Of the step of a fragment that has merged `rounds` before, by a merge that is `part` of a
         round, at most 1. `plain`: it is to be the mean of what the racks hold, as one rack is in it
-        and no other trains, or as nothing is trained behind it."""
+        and no other trains, or as no training follows."""
 
     def block(
         self,

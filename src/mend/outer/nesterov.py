@@ -31,7 +31,7 @@ class Nesterov:
     merges, and such a mean is noisier than that of racks in step.
 
     A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
-    by it, as nobody trains behind its step: A' = A - s f Delta there, and b stays as it is.
+    by it, as no rack trains after its step: A' = A - s f Delta there, and b stays as it is.
 
     With `ramp` = c > 0 the momentum rises with the rounds k that the fragment has merged before:
     mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import _rows, peers
-from benchmarks._rows import Row
-from benchmarks._run import Wanted, choose, figure, run, table
+from benchmarks import _run, peers
+from benchmarks._run import Row, Wanted, choose, figure, run, table
 from mend.errors import ConfigError
 
 ROWS = (Row("good", "runs", quick="--tiny", peers=("rival",)), Row("bad", "fails", quick=""))
@@ -99,11 +98,11 @@ def test_saved_results_are_one_file_per_row(checkout: Path) -> None:
 
 
 def test_rows_go_by_the_names_that_people_type() -> None:
-    named = [row.name for row in choose(_rows.ROWS, ["outer-sync", "coordinator-kill", "merge"])]
+    named = [row.name for row in choose(_run.ROWS, ["outer-sync", "coordinator-kill", "merge"])]
     assert named == ["outer_sync", "takeover", "merge"]
-    assert choose(_rows.ROWS, []) == list(_rows.ROWS)
+    assert choose(_run.ROWS, []) == list(_run.ROWS)
     with pytest.raises(ConfigError, match=r"'marge': no row has this name. There are: merge"):
-        choose(_rows.ROWS, ["marge"])
+        choose(_run.ROWS, ["marge"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_a_figure_is_never_a_bare_point() -> None:
 
 def test_peers_answer_in_one_line_or_say_why_not() -> None:
     found = peers.Found([1.0, 2.0, 9.0], "ms", "as it is", measure="max")
-    said = f"chatter\n{peers.ANSWER}{json.dumps(found.told())}\n"
+    said = f"chatter\n{peers.ANSWER}{json.dumps(found.fields())}\n"
     answer = peers.answer_of(said, "warnings\n", 0)
     assert (answer["measured"], answer["spread"]["median"], answer["samples"]) == (9.0, 2.0, 3)
     why = peers.answer_of("chatter\n", "Traceback\n  line\nRuntimeError: no peers found\n\n", 1)
@@ -154,8 +153,8 @@ def test_peers_answer_in_one_line_or_say_why_not() -> None:
 
 
 def test_every_peer_of_a_row_has_an_adapter() -> None:
-    folder = Path(_rows.__file__).parent
-    for row in _rows.ROWS:
+    folder = Path(_run.__file__).parent
+    for row in _run.ROWS:
         assert isinstance(row, Row)
         for peer in row.peers:
             source = folder / f"{peers.ADAPTERS[peer].rpartition('.')[2]}.py"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.delay_sweep.options import BUILT_IN, Asked, settings_of
+from benchmarks.delay_sweep.options import BUILT_IN, settings_of
 from benchmarks.delay_sweep.plan import DISTRIBUTIONS, Sweep
 from benchmarks.delay_sweep.train import steps_of
 from mend.config import MendConfig
@@ -29,7 +29,8 @@ def asked(**more: Any) -> Sweep:
         "link": "",
         "env": (),
     }
-    return settings_of(Asked(**{**nothing, **usual, **more}))  # type: ignore[arg-type]
+    arguments = {**nothing, **usual, **more}
+    return settings_of(arguments, arguments.pop("script"))
 
 
 def test_without_arguments_it_is_the_whole_matrix() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.delay_sweep.plan import (
@@ -100,7 +101,7 @@ def test_what_counts_begins_when_merges_are_applied() -> None:
 
 def test_settings_survive_a_file_and_every_one_of_them_counts() -> None:
     sweep = settings(env={"A": "1"}, link="1gbit,2ms")
-    again = Sweep.from_fields(sweep.fields())
+    again = msgspec.convert(sweep.fields(), Sweep)
     assert again == sweep
     assert again.hash() == sweep.hash()
     others = [settings(seeds=3), settings(machine={"cpu": "slide rule"}), settings(env={"A": "2"})]

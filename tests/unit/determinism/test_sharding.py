@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend.determinism import sharding
 from mend.determinism.digests import digest
-from mend.determinism.sharding import Share, _padded, assembled, share_of, whole_of
+from mend.determinism.sharding import Share, _pad, assemble, share_of, whole_of
 
 RANKS = 4
 
@@ -48,9 +48,9 @@ def test_the_whole_comes_back(
     for rank in range(RANKS):
         mine = [piece[rank] for piece in pieces if rank < len(piece)]
         local = torch.cat(mine, dim) if mine else whole.narrow(dim, 0, 0)
-        parts.append(_padded(Share(local, whole.shape, dim, fused, group)))
+        parts.append(_pad(Share(local, whole.shape, dim, fused, group)))
     share = Share(parts[0], whole.shape, dim, fused, group)
-    assert torch.equal(assembled(share, torch.stack(parts)), whole)
+    assert torch.equal(assemble(share, torch.stack(parts)), whole)
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (6, 3), (2, 3), (1, 3), (5, 2, 3), (3, 0)])
@@ -61,7 +61,7 @@ def test_sums_of_rows_come_back(group: dist.ProcessGroup, shape: tuple[int, ...]
     for rank in range(RANKS):
         local = pieces[rank] if rank < len(pieces) else whole.narrow(0, 0, 0)
         shares.append(Share(local, whole.shape, 0, 1, group).of_rows(local.sum(-1).reshape(-1)))
-    found = assembled(shares[0], torch.stack([_padded(each) for each in shares]))
+    found = assemble(shares[0], torch.stack([_pad(each) for each in shares]))
     assert torch.equal(found.reshape(-1), whole.sum(-1).reshape(-1))
 
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import offers_of
 from mend.consensus.records import Commit
-from mend.coordination.events import DropAnchor, Effect, Measured, Merged, Note
+from mend.coordination.events import (
+    Copied,
+    DropAnchor,
+    Effect,
+    Measured,
+    Merged,
+    Note,
+    PublishAnchor,
+)
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import Gather, Held
 from mend.coordination.slices import Slices
@@ -46,7 +54,8 @@ class FragmentReplica:
     """(version, attempt) that a worker measures or merges; one at a time."""
     sums: Sums = field(default_factory=Sums)
     slices: Slices = field(default_factory=Slices)
-    tentative: tuple[int, int, str] | None = None
+    tentative: Held | None = None
+    """The newest result that is not decided yet."""
     copying: int | None = None
     undone: bool = False
     """Whether the version that is being copied counts no more: its number is given anew."""
@@ -66,8 +75,11 @@ class FragmentReplica:
         gather = self.slices.gather
         if gather is None or gather.version in self.held:
             return False
-        of = (gather.version, gather.attempt)
-        return self.tentative is None or self.tentative[:2] != of
+        return self.lacks(gather)
+
+    def lacks(self, gather: Gather) -> bool:
+        """Whether the result of this attempt is not here."""
+        return self.tentative is None or self.tentative.which != gather.which
 
     def slice_dues_ns(self) -> list[int]:
         return self.slices.dues_ns() if self.pulls_slices else []
@@ -141,12 +153,18 @@ class FragmentReplica:
         asked = [(offer.member, offer.seq) for offer in gather.members]
         return named == asked and commit.absent == gather.absent
 
-    def result(self, fragment: int) -> Held | None:
-        """The tentative result as it is reported."""
-        if self.tentative is None:
-            return None
-        version, attempt, digest = self.tentative
-        return Held(fragment, version, attempt, (digest,))
+    def copied(self, event: Copied, now_ns: int) -> list[Effect]:
+        """A pull of the state of a version has ended."""
+        undone, self.undone, self.copying = self.undone, False, None
+        about: dict[str, object] = {"fragment": event.fragment, "version": event.version}
+        if event.error:
+            self.back_off(now_ns)
+            return [Note("copy-failed", about | {"error": event.error})]
+        if undone:
+            return [DropAnchor(event.fragment, event.version)]
+        self.wait_ns = RETRY_NS_MIN
+        self.held.add(event.version)
+        return [PublishAnchor(event.fragment, event.version, 0), Note("copied", about)]
 
     def measured(self, event: Measured, now_ns: int) -> list[Effect]:
         self.merging = None
@@ -158,11 +176,11 @@ class FragmentReplica:
         self.merging = None
         wanted = self.gather
         if event.error:
-            self.slices.failed(event.version, event.attempt)
+            self.slices.failed(*event.which)
             return self._failed(event, now_ns)
-        if wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
-            return [DropAnchor(event.fragment, event.version, event.attempt)]
-        self.tentative = (event.version, event.attempt, event.digest)
+        if wanted is None or wanted.which != event.which:
+            return [DropAnchor(*event.key)]
+        self.tentative = Held(*event.key, (event.digest,))
         return []
 
     def _failed(self, event: Measured | Merged, now_ns: int) -> list[Effect]:

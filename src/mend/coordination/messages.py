@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
 from mend.consensus.records import (
     BAD_MAX,
@@ -59,6 +59,25 @@ class State(Word, frozen=True):
     """Base of the messages that are a whole state; `serial` orders them."""
 
     serial: Count
+
+
+class OfAttempt(Struct, frozen=True):
+    """Base of what belongs to one attempt to merge a version of a fragment. Newer ones are
+    greater."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+
+    @property
+    def which(self) -> tuple[int, int]:
+        """(version, attempt)"""
+        return self.version, self.attempt
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """(fragment, version, attempt)"""
+        return self.fragment, self.version, self.attempt
 
 
 # ------------------------------------------------------------------ messages
@@ -158,12 +177,9 @@ class Bad(Word, frozen=True):
     reason: Text
 
 
-class Held(Word, frozen=True):
+class Held(OfAttempt, frozen=True, array_like=True):
     """A tentative result that is complete on all ranks of the sender."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     digests: Digests
 
 
@@ -173,23 +189,17 @@ payloads of the next, the others pull what it has merged. One would leave the li
 the two; more cost words."""
 
 
-class Sliced(Word, frozen=True):
+class Sliced(OfAttempt, frozen=True, array_like=True):
     """How a rack stands in a sharded attempt: so many of its own slices are merged and served on
     all ranks, the first ones; or one rank has `failed` to make something of the slices."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     merged: Annotated[int, Meta(ge=0, le=SLICES_EACH)] = 0
     failed: bool = False
 
 
-class Gather(Word, frozen=True):
+class Gather(OfAttempt, frozen=True, array_like=True):
     """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
     absent: Absentees = ()
     sharded: bool = False
@@ -395,21 +405,15 @@ class Part(Word, frozen=True):
     closing: bool = False
 
 
-class Partial(Word, frozen=True):
+class Partial(OfAttempt, frozen=True, array_like=True):
     """What one rank has measured of its part of the members of a gather."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     blob: Blob
 
 
-class Total(Word, frozen=True):
+class Total(OfAttempt, frozen=True, array_like=True):
     """What the partials of all ranks of a rack come to. Empty: there will be none."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     blob: Blob
 
 

@@ -7,6 +7,7 @@ The tensors are the runtime's; here a payload is just (member, fragment, seq) an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,16 +25,16 @@ from mend.consensus.records import (
     Offer,
     Record,
     Roster,
+    Share,
     Snapshot,
     all_closing,
 )
 from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
-from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
+from mend.coordination.fetch_queue import FetchQueue, Key
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
-from mend.coordination.slices import Slices
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
@@ -130,16 +131,19 @@ class RankMachine:
                 )
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
-            case ev.SliceFetched() | ev.SliceMerged():
-                effects += self._on_slice(event, now_ns)
+            case ev.SliceFetched(p, version):
+                decided = self.folded.versions[p] >= version
+                effects += self.replicas[p].slices.fetched(event, decided, now_ns)
+            case ev.SliceMerged(p):
+                effects += self.replicas[p].slices.merged(event, self.me)
             case ev.Measured(p):
                 effects += self.replicas[p].measured(event, now_ns)
             case ev.Merged(p):
                 effects += self.replicas[p].merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
-            case ev.Copied(p, version, error):
-                self._on_copied(p, version, error, now_ns, effects)
+            case ev.Copied(p):
+                effects += self.replicas[p].copied(event, now_ns)
             case ev.Wanting(on):
                 self.copies.wanting(on)
             case ev.StateTaken():
@@ -150,7 +154,8 @@ class RankMachine:
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
             case ev.Applied(p, version, ended):
-                self._on_applied(p, version, ended, effects)
+                self.replicas[p].trains_on(version)
+                self._end_part(p, ended)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
@@ -291,11 +296,10 @@ class RankMachine:
         """An own offer that only an undone commit named counts as dropped."""
         for p, replica in enumerate(self.replicas):
             named = replica.begin_anew(record.versions[p], record.digests[p][self.me.rank])
-            effects += [
-                ev.DropAnchor(p, version) for version in replica.outgrown(record.versions[p])
-            ]
-            replica.forget_rounds(record.versions[p])
-            effects += replica.slices.undo(p, record.versions[p])
+            version = record.versions[p]
+            effects += [ev.DropAnchor(p, gone) for gone in replica.outgrown(version)]
+            replica.forget_rounds(version)
+            effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
 
@@ -318,7 +322,7 @@ class RankMachine:
     def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
         replica = self.replicas[gather.fragment]
         known = replica.gather
-        if known and (gather.version, gather.attempt) <= (known.version, known.attempt):
+        if known and gather.which <= known.which:
             replica.slices.news(gather)
             return
         replica.gather = gather
@@ -326,10 +330,8 @@ class RankMachine:
         for offer in gather.members:
             if not gather.sharded or offer.member == self.member:
                 self._on_offer(offer)
-        if replica.tentative and replica.tentative[0] >= gather.version:  # what is decided stays
-            effects.append(
-                ev.DropAnchor(gather.fragment, replica.tentative[0], replica.tentative[1])
-            )
+        if replica.tentative and replica.tentative.version >= gather.version:  # a decided one stays
+            effects.append(ev.DropAnchor(*replica.tentative.key))
             replica.tentative = None
 
     def _on_fetched(self, event: ev.Fetched, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -339,36 +341,6 @@ class RankMachine:
         elif error:
             about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
             effects.append(ev.Note("fetch-failed", about))
-
-    def _on_slice(self, event: ev.SliceFetched | ev.SliceMerged, now_ns: int) -> list[ev.Note]:
-        slices = self.replicas[event.fragment].slices
-        if isinstance(event, ev.SliceMerged):
-            return slices.merged(event, self.me)
-        decided = self.folded.versions[event.fragment] >= event.version
-        return slices.fetched(event, decided, now_ns)
-
-    def _on_copied(
-        self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
-    ) -> None:
-        replica = self.replicas[fragment]
-        undone, replica.undone, replica.copying = replica.undone, False, None
-        about: dict[str, object] = {"fragment": fragment, "version": version}
-        if error:
-            replica.back_off(now_ns)
-            effects.append(ev.Note("copy-failed", about | {"error": error}))
-        elif undone:
-            effects.append(ev.DropAnchor(fragment, version))
-        else:
-            replica.wait_ns = RETRY_NS_MIN
-            replica.held.add(version)
-            effects += [ev.PublishAnchor(fragment, version, 0), ev.Note("copied", about)]
-
-    def _on_applied(
-        self, fragment: int, version: int, ended: int, effects: list[ev.Effect]
-    ) -> None:
-        self.replicas[fragment].trains_on(version)
-        if ended:
-            self._end_part(fragment, ended)
 
     def _end_part(self, fragment: int, seq: int) -> None:
         if fragment in self.parts and self.parts[fragment].seq <= seq:
@@ -381,32 +353,28 @@ class RankMachine:
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
-        if replica.pulls_slices:
-            effects += self._slices(replica.slices, now_ns)
+        if replica.pulls_slices and (sharded := replica.slices.gather):
+            weights = self._weights(sharded.members)
+            effects += replica.slices.move(self.folded, self.me, weights, now_ns)
         if newest not in replica.held:
             self._reach(fragment, newest, effects)
-        gather = replica.gather
-        if gather is not None and gather.version == newest + 1 and newest in replica.held:
-            done = replica.tentative is not None and replica.tentative[:2] == (
-                gather.version,
-                gather.attempt,
-            )
-            if not done:
-                self._merge(gather, gather.attempt, effects)
+        gather, holds_newest = replica.gather, newest in replica.held
+        if gather and holds_newest and gather.version == newest + 1 and replica.lacks(gather):
+            self._merge(gather, gather.attempt, effects)
         self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
         """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
         replica = self.replicas[fragment]
         digest = replica.digests[newest]
-        if replica.tentative is not None and replica.tentative[0] == newest:
-            _, attempt, mine = replica.tentative
+        if replica.tentative is not None and replica.tentative.version == newest:
+            key, (mine,) = replica.tentative.key, replica.tentative.digests
             replica.tentative = None
             if mine == digest:
                 replica.held.add(newest)
-                effects.append(ev.PublishAnchor(fragment, newest, attempt))
+                effects.append(ev.PublishAnchor(*key))
                 return
-            effects.append(ev.DropAnchor(fragment, newest, attempt))
+            effects.append(ev.DropAnchor(*key))
             if replica.same_members(newest):  # else another attempt was decided, not other bits
                 about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
                 effects.append(ev.Note("differs", about))
@@ -430,15 +398,13 @@ class RankMachine:
             if same:
                 self._merge(gather, gather.attempt, effects)
             return same
-        members = [(share.member, share.seq) for share in commit.members]
+        names = [(share.member, share.seq) for share in commit.members]
         # In the sums an attempt stands for its members: those of another are no use here.
-        same = members == [(o.member, o.seq) for o in gather.members]
-        if self.options.sums and not same:
+        if self.options.sums and names != [(o.member, o.seq) for o in gather.members]:
             return False
-        keys = [(member, fragment, seq) for member, seq in members]
-        return self._merge(commit, gather.attempt, effects) or any(
-            map(self.fetch_queue.flying, keys)
-        )
+        keys = [(member, fragment, seq) for member, seq in names]
+        merges = self._merge(commit, gather.attempt, effects)
+        return merges or any(map(self.fetch_queue.flying, keys))
 
     def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
@@ -456,8 +422,9 @@ class RankMachine:
         if not here or replica.merging is not None or replica.retry_ns:
             return False
         merge = ev.Merge(
-            fragment, wanted.version, attempt, names, self._weights(wanted), sharded=sharded,
-            verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+            fragment, wanted.version, attempt, names, self._weights(wanted.members),
+            sharded=sharded, verify=count_of(attempt) > 1,
+            part=self.folded.part(wanted.members, wanted.absent),
             stretch=self.folded.stretch(wanted.members),
             closing=all_closing(wanted.members, wanted.absent),
         )  # fmt: skip
@@ -470,18 +437,11 @@ class RankMachine:
         effects.append(step)
         return True
 
-    def _weights(self, wanted: Gather | Commit) -> tuple[float, ...]:
+    def _weights(self, members: Sequence[Offer | Share]) -> tuple[float, ...]:
         policy = self.folded.policy
         assert policy is not None, "nothing is merged before the first record"
-        weights = merge_weights(
-            [(each.tokens, each.steps) for each in wanted.members],
-            token_weighted=policy.token_weighted,
-        )
-        return tuple(weights)
-
-    def _slices(self, slices: Slices, now_ns: int) -> list[ev.FetchSlice | ev.MergeSlice]:
-        assert slices.gather is not None, "there is something to pull"
-        return slices.move(self.folded, self.me, self._weights(slices.gather), now_ns)
+        work = [(member.tokens, member.steps) for member in members]
+        return tuple(merge_weights(work, token_weighted=policy.token_weighted))
 
     def _shards(self) -> bool:
         """Whether payloads are pulled only where a gather says so."""
@@ -554,6 +514,9 @@ class RankMachine:
     def _report(self) -> RankReport:
         versions = tuple(replica.newest for replica in self.replicas)
         idle = self.idle_versions == versions == tuple(self.folded.versions) and not self.parts
+        got = [key for key in self.fetch_queue.held() if self.folded.is_open(*key)]
+        partials = [r.sums.partial(p, versions[p]) for p, r in enumerate(self.replicas)]
+        slices = [r.slices.report(versions[p]) for p, r in enumerate(self.replicas)]
         return RankReport(
             serial=0,
             step=self.step,
@@ -561,17 +524,9 @@ class RankMachine:
             decided=self.decided,
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
-            got=tuple(
-                [OfferId(*key) for key in self.fetch_queue.held() if self.folded.is_open(*key)]
-            ),
-            held=tuple([held for p, s in enumerate(self.replicas) if (held := s.result(p))]),
-            partials=tuple(
-                [
-                    partial
-                    for p, s in enumerate(self.replicas)
-                    if (partial := s.sums.partial(p, versions[p]))
-                ]
-            ),
+            got=tuple([OfferId(*key) for key in got]),
+            held=tuple([r.tentative for r in self.replicas if r.tentative]),
+            partials=tuple([partial for partial in partials if partial]),
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,
@@ -580,7 +535,5 @@ class RankMachine:
             cut=self.cut,
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
-            slices=tuple(
-                [s for p, r in enumerate(self.replicas) if (s := r.slices.report(versions[p]))]
-            ),
+            slices=tuple([sliced for sliced in slices if sliced]),
         )

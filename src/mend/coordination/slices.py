@@ -88,7 +88,7 @@ class Slices:
             return freed
         members = [offer.member for offer in gather.members]
         self.gather, self.pulls, self.done = gather, {}, 0
-        self.kept[gather.version, gather.attempt] = 0
+        self.kept[gather.which] = 0
         self.mine = members.index(me) if me in members else -1
         self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
         for offer in gather.members:
@@ -99,7 +99,7 @@ class Slices:
 
     def news(self, gather: Gather) -> None:
         """The same attempt again: more may be merged."""
-        if self._is_of(gather.version, gather.attempt):
+        if self._is_of(*gather.which):
             self.gather = gather
 
     def move(
@@ -151,7 +151,7 @@ class Slices:
 
     def fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
         """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
-        if not self._is_of(event.version, event.attempt):
+        if not self._is_of(*event.which):
             return []
         pull = self.pulls[event.rack, event.seq]
         pull.flying = False
@@ -167,7 +167,7 @@ class Slices:
 
     def merged(self, event: SliceMerged, me: Peer) -> list[Note]:
         """One more of the own slices is served."""
-        if not self._is_of(event.version, event.attempt) or self.stage is not Stage.MERGING:
+        if not self._is_of(*event.which) or self.stage is not Stage.MERGING:
             return []
         if event.error:
             self.stage = Stage.FAILED
@@ -202,9 +202,7 @@ class Slices:
         if gather is None or gather.version <= newest:
             return None
         failed = self.stage is Stage.FAILED
-        if not failed and not self.done:
-            return None
-        return Sliced(gather.fragment, gather.version, gather.attempt, self.done, failed)
+        return Sliced(*gather.key, self.done, failed) if failed or self.done else None
 
     def tidy(
         self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
@@ -239,8 +237,7 @@ class Slices:
         return [FreeSlices(fragment, *of) for of in attempts]
 
     def _is_of(self, version: int, attempt: int) -> bool:
-        gather = self.gather
-        return gather is not None and (gather.version, gather.attempt) == (version, attempt)
+        return self.gather is not None and self.gather.which == (version, attempt)
 
     def _lacks_payloads(self) -> bool:
         """Whether payloads of more than half of the other members are missing. All wait for the

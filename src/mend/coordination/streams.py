@@ -19,13 +19,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
-from mend.consensus.records import U16, Absentees, Count, Offer, Racks, Word
+from mend.consensus.records import Absentees, Offer, Racks
 from mend.coordination.messages import (
     Ack,
     Envelope,
     Gather,
     Held,
     Message,
+    OfAttempt,
     OfferId,
     Orders,
     Patch,
@@ -53,12 +54,9 @@ _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
 
 
-class _Gather(Word, frozen=True):
+class _Gather(OfAttempt, frozen=True, array_like=True):
     """A `Gather` in a patch: members that are open offers of the same state by their places."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
     sharded: bool = False

@@ -16,8 +16,10 @@ for ever, and no clock is needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from msgspec.structs import replace
 
 from mend.coordination.events import Measure, Measured, Merge, Note, Sum, Summed
 from mend.coordination.messages import Partial, RankReport, Total
@@ -50,7 +52,7 @@ class Sums:
 
     def towards(self, merge: Merge) -> Measure | Merge | None:
         """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
-        of = (merge.version, merge.attempt)
+        of = merge.which
         if self.phase is Phase.NONE or (self.of, self.members) != (of, merge.members):
             self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
             return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
@@ -60,13 +62,13 @@ class Sums:
 
     def measured(self, event: Measured) -> None:
         """A worker has ended; what it found may be of an attempt that is over."""
-        if self.of == (event.version, event.attempt) and self.phase is Phase.MEASURING:
+        if self.of == event.which and self.phase is Phase.MEASURING:
             self.phase = Phase.NONE if event.error else Phase.TOLD
             self.blob = event.blob
 
     def told(self, total: Total) -> None:
         """What the leader says again and again."""
-        if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
+        if self.of == total.which and self.phase is Phase.TOLD:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 
@@ -99,7 +101,7 @@ class Totals:
 
     def summed(self, event: Summed) -> list[Note]:
         """A worker has made a total, or could not: then it is empty."""
-        fragment, of = event.fragment, (event.version, event.attempt)
+        fragment, of = event.fragment, event.which
         if self._busy.get(fragment) != of:
             return []
         del self._busy[fragment]
@@ -122,7 +124,7 @@ class Totals:
 
     def _of(self, fragment: int) -> Attempt:
         made = self._made.get(fragment)
-        return (made.version, made.attempt) if made else (0, 0)
+        return made.which if made else (0, 0)
 
     def _is_never(self, key: Key, ranks: list[RankReport]) -> bool:
         """Whether some rank will not report its part of it: it holds the version, or is at a later
@@ -143,7 +145,7 @@ Key = tuple[int, int, int]
 
 
 def _by_key(report: RankReport) -> Mapping[Key, bytes]:
-    return {(p.fragment, p.version, p.attempt): p.blob for p in report.partials}
+    return {partial.key: partial.blob for partial in report.partials}
 
 
 def _later(other: Key, key: Key) -> bool:

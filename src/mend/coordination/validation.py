@@ -18,6 +18,7 @@ from mend.consensus.records import (
     Commit,
     Drop,
     Genesis,
+    Last,
     Lineage,
     Offer,
     Policy,
@@ -26,9 +27,13 @@ from mend.consensus.records import (
     Snapshot,
 )
 from mend.coordination.messages import (
+    Declined,
     Gather,
     Hello,
+    OfAttempt,
+    OfferId,
     Orders,
+    Part,
     RankOrders,
     RankReport,
     Report,
@@ -79,16 +84,16 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
         return f"{len(report.versions)} versions for {fragments} fragments"
     if any(offer.member != member for offer in report.offers):
         return "an offer in the name of another rack"
-    numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
-    numbers += [bad.offer.fragment for bad in report.bad]
-    numbers += [sliced.fragment for sliced in report.slices]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
     if any(copy.donor != member for copy in report.copies):
         return "a copy in the name of another rack"
-    if misfit := _copies_misfit(report.copies, ranks):
-        return misfit
-    return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
+    bad = [bad.offer for bad in report.bad]
+    return (
+        _copies_misfit(report.copies, ranks)
+        or _offers_misfit(report.offers, fragments, ranks)
+        or _fragments_misfit([*report.declined, *report.held, *bad, *report.slices], fragments)
+    )
 
 
 def rank_report_misfit(report: RankReport, fragments: int) -> str:
@@ -99,11 +104,9 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
         return "a result without its digest"
     if any(len(part.checksum) not in (0, 2 * CHECKSUM_BYTES) for part in report.parts):
         return "a part with a checksum of another length"
-    numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
-    numbers += [partial.fragment for partial in report.partials]
-    numbers += [bad.offer.fragment for bad in report.bad]
-    numbers += [sliced.fragment for sliced in report.slices]
-    return _numbers_misfit(numbers, fragments)
+    bad = [bad.offer for bad in report.bad]
+    of_attempts = (*report.held, *report.partials, *report.slices)
+    return _fragments_misfit([*report.parts, *of_attempts, *bad], fragments)
 
 
 def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
@@ -138,7 +141,7 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
-        or _numbers_misfit((total.fragment for total in orders.totals), fragments)
+        or _fragments_misfit(orders.totals, fragments)
         or _copies_misfit((orders.copy,) if orders.copy else (), ranks)
     )
 
@@ -158,7 +161,7 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
     if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
-    return _numbers_misfit((last.fragment for last in snapshot.last), fragments)
+    return _fragments_misfit(snapshot.last, fragments)
 
 
 def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:
@@ -244,6 +247,12 @@ def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> st
         if racks != sorted(set(racks)):
             return f"a Gather of racks {racks}, which do not ascend"
     return ""
+
+
+def _fragments_misfit(
+    values: Iterable[Declined | Last | OfAttempt | OfferId | Part], fragments: int
+) -> str:
+    return _numbers_misfit((value.fragment for value in values), fragments)
 
 
 def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:

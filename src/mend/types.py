@@ -52,8 +52,8 @@ def fp32(value: float | Fraction) -> float:
 def life_of(member: Member) -> int:
     """Names one life of a rack to those who are not to know its incarnation, with which they could
     speak for it: a one-way hash, of the same range."""
-    said = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
-    return int.from_bytes(hashlib.sha256(said).digest()[:8]) >> 2
+    name = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
+    return int.from_bytes(hashlib.sha256(name).digest()[:8]) >> 2
 
 
 class Extent(NamedTuple):

@@ -94,8 +94,8 @@ def either(kind: Kind, word: str, value: object) -> Kind:
 
 def is_address(written: str, port_min: int = 1) -> bool:
     """Whether it is tcp://host:port; IPv6 numbers stand in brackets."""
-    found = _ADDRESS.fullmatch(written)
-    return found is not None and port_min <= int(found[3]) <= 65_535
+    match = _ADDRESS.fullmatch(written)
+    return match is not None and port_min <= int(match[3]) <= 65_535
 
 
 def listed(written: str) -> list[str]:
@@ -118,16 +118,16 @@ def _peers(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         value = [f"{rack}={address}" for rack, address in value.items()]
     entries = listed(value) if isinstance(value, str) else list(value)
-    found: dict[int, str] = {}
+    addresses: dict[int, str] = {}
     for position, entry in enumerate(entries):
         refuse_unless(isinstance(entry, str) and ("=" in entry) == ("=" in entries[0]))
         before, equals, address = entry.partition("=") if "=" in entry else ("", "", entry)
         rack = int(before) if equals else position
-        refuse_unless(rack not in found and 0 <= rack < RACKS_MAX and is_address(address))
-        found[rack] = address
+        refuse_unless(rack not in addresses and 0 <= rack < RACKS_MAX and is_address(address))
+        addresses[rack] = address
     if entries and "=" not in entries[0]:
         return tuple(entries)
-    return numbered(found)
+    return numbered(addresses)
 
 
 def numbered(addresses: Mapping[int, str]) -> tuple[str, ...]:

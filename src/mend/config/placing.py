@@ -138,22 +138,22 @@ class _Search:
         at, port = host_and_port(bind) if bind else ("", 0)
         here = "" if self.config.listens_everywhere else at
         numbers = self.here.look_up([host for host, _ in hosts] + ([here] if here else []))
-        mine = {self.here.name(), self.config.advertise_host} - {""}
+        names = {self.here.name(), self.config.advertise_host} - {""}
 
         def is_own(host: str) -> bool:
             if here:
                 return host == here or bool(set(numbers[host]) & set(numbers[here]))
-            return host in mine or any(map(self.here.is_here, numbers[host]))
+            return host in names or any(map(self.here.is_here, numbers[host]))
 
-        found = []
+        own = []
         for place, (host, its_port) in enumerate(hosts):
             if bind and its_port != port:
                 continue
             if is_own(host):
-                found.append(place)
+                own.append(place)
             elif not numbers[host]:
                 self.unknown.append(host)
-        return found
+        return own
 
     def _one_of(self, own: list[int]) -> int:
         """The rack, in a list of all of them."""
@@ -235,9 +235,9 @@ def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
 def _seen_from(addresses: Sequence[str], here: Machine) -> str:
     """The address of this machine on the way to the first of the peers that there is a way to."""
     hosts = [host_and_port(address)[0] for address in addresses]
-    found = here.look_up(hosts)
+    numbers = here.look_up(hosts)
     for host in hosts:
-        for number in found[host]:
+        for number in numbers[host]:
             if source := here.source_to(number):
                 return source
     rule = f"nothing says where others reach this rack: no way to {', '.join(hosts)} is known here"

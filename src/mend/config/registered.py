@@ -43,8 +43,8 @@ def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
     from mend.merge import MERGES
     from mend.outer import OUTERS
 
-    room, there = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
-    rule = f"needs one of {', '.join(there)} (what is registered in this process)"
+    room, registered = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
+    rule = f"needs one of {', '.join(registered)} (what is registered in this process)"
     remedy = (
         f"Change {named.origin}, or import what calls mend.{room}.register({named.value!r}, ...) "
         "before MendConfig is built."

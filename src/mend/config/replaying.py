@@ -90,7 +90,7 @@ def from_replay(
     rack, seat = {**given, **own}.get("rack"), replay_seat()
     number = seat.number if seat is not None else rack.value if rack is not None else None
     part = script.part(number) if isinstance(number, int) else None
-    told = (part or script.parts[0]).config
-    values = {name: told[name] for name in names if name in told and name not in OWN}
+    taped = (part or script.parts[0]).config
+    values = {name: taped[name] for name in names if name in taped and name not in OWN}
     values |= {**PINNED, "diagnostics_dir": path.parent / "events"}
     return {**{name: Named(value, "the tape") for name, value in values.items()}, **own}

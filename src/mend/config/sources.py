@@ -58,7 +58,7 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
     """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
     no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum."""
     fields = {PREFIX + name.upper(): name for name in kinds}
-    found: dict[str, Named] = {}
+    settings: dict[str, Named] = {}
     for variable, text in sorted(os.environ.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
@@ -67,10 +67,10 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         if text.strip():
             name = fields[variable]
             try:
-                found[name] = Named(kinds[name].parse(text.strip()), variable)
+                settings[name] = Named(kinds[name].parse(text.strip()), variable)
             except ValueError:
                 raise misfit(name, kinds[name], Named(text, variable)) from None
-    return found
+    return settings
 
 
 def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:

@@ -141,7 +141,7 @@ def _expanded(part: str, room: int) -> list[str]:
 
 
 def _numbers(text: str, room: int) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
@@ -149,5 +149,5 @@ def _numbers(text: str, room: int) -> list[str]:
         low, high = int(match[1]), int(match[2] or match[1])
         if not low <= high < low + room:
             raise ValueError(f"{item!r} has too many numbers, or they fall")
-        found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
-    return found
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
+    return numbers

@@ -201,8 +201,8 @@ class LogState:
             self.rounds[fragment] += self.part(record.members, record.absent)
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
-            found = tuple(share.norm / share.steps for share in record.members)
-            self.norms[fragment] = (self.norms[fragment] + found)[-NORMS_KEPT:]
+            norms = tuple(share.norm / share.steps for share in record.members)
+            self.norms[fragment] = (self.norms[fragment] + norms)[-NORMS_KEPT:]
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
         elif isinstance(record, Roster):

@@ -40,8 +40,8 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     counted = _tokens(work, True, period_steps)
     behind = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
     wanted = behind / sum(counted)
-    found = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
-    return fp32(min(max(wanted / found, 1), len(work)))
+    made = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
+    return fp32(min(max(wanted / made, 1), len(work)))
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:

@@ -36,9 +36,10 @@ class Follower:
     def addressed(self, peer: Peer, orders: Orders) -> bool:
         """Whether they are meant for this member, in this job, by the owner of their epoch."""
         log = self.acceptor.log
-        mine = orders.to == self.member.incarnation
-        job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
-        return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+        for_member = orders.to == self.member.incarnation
+        from_owner = peer == Peer(owner_of(orders.epoch), 0)
+        same_job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
+        return for_member and from_owner and (same_job or self._strayed(orders))
 
     def _joins(self, sender: Member, orders: Orders, now_ns: int) -> bool:
         """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
@@ -67,8 +68,8 @@ class Follower:
 
     def homeless(self) -> bool:
         """Whether no decided roster that it has read ever had a seat for this member."""
-        told = self.acceptor.log.committed
-        return self.member not in told.members and self.member not in told.former
+        committed = self.acceptor.log.committed
+        return self.member not in committed.members and self.member not in committed.former
 
     def _strayed(self, orders: Orders) -> bool:
         """Whether the job, whose log it began to read before it had a seat, has gone on in a

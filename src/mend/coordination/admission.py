@@ -158,15 +158,15 @@ class Admission:
         if log.policy is not None and log.policy.lockstep:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
-        if log.policy is not None and (found := policy_difference(log.policy, hello.policy)):
-            return found.said(), found.noted()
+        if log.policy is not None and (difference := policy_difference(log.policy, hello.policy)):
+            return difference.said(), difference.noted()
         if plan_hash(hello) == log.plan:
             return None
         for other in self.hellos.values():
-            if plan_hash(other) == log.plan and (found := first_difference(other, hello)):
-                return found.said(), found.noted()
-        found = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
-        return found.said(), found.noted()
+            if plan_hash(other) == log.plan and (difference := first_difference(other, hello)):
+                return difference.said(), difference.noted()
+        difference = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
+        return difference.said(), difference.noted()
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
         """Before the start: the rack whose plan differs from the lowest's is refused."""
@@ -186,9 +186,9 @@ class Admission:
                 return rack
         return None
 
-    def refusals(self, there: Container[int]) -> tuple[str, ...]:
+    def refusals(self, present: Container[int]) -> tuple[str, ...]:
         """For people: the racks that are still not there, and why they were sent away."""
-        absent = [rack for rack in sorted(self.refused) if rack not in there]
+        absent = [rack for rack in sorted(self.refused) if rack not in present]
         return tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in absent)
 
     def refuse(

@@ -162,8 +162,10 @@ class Coordinator:
     def _collects(self, event: Heard, now_ns: int) -> bool:
         """Whether what a rack reports is acted on a little later, with what others do. It is in the
         view of that rack already."""
-        said = event.body
-        if not isinstance(said, Report) or said.gone or said.leaving or not self.proposer.open:
+        report = event.body
+        if not (isinstance(report, Report) and self.proposer.open):
+            return False
+        if report.gone or report.leaving:
             return False
         self.batch_due_ns = self.batch_due_ns or now_ns + batch_ns(len(self.log.committed.seats))
         return now_ns < (self.deadline_ns() or 0)
@@ -204,8 +206,8 @@ class Coordinator:
 
     def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
         """One that is heard is not dead, whoever says so."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        known = log.members | told.members | {*log.away.values()}
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        known = log.members | committed.members | {*log.away.values()}
         gone = next((m for m in known if (m.rack, life_of(m)) == (asked.rack, asked.life)), None)
         if gone is None:
             return
@@ -329,15 +331,15 @@ class Coordinator:
     def _homeless(self) -> bool:
         """Whether it founds jobs, and has no seat in one that it knows to be decided, but for one
         whose racks are all dead."""
-        told = self.acceptor.log.committed
-        seated = self.member in told.members or self.member in told.former
-        return self.options.first and not told.over and (not seated or self._forsaken())
+        committed = self.acceptor.log.committed
+        seated = self.member in committed.members or self.member in committed.former
+        return self.options.first and not committed.over and (not seated or self._forsaken())
 
     def retired(self) -> tuple[int, ...]:
         """Racks with a seat, or evicted, of which a person says that they will not come back."""
-        log, said = self.acceptor.log.appended, self.proposer.retired
+        log, retired = self.acceptor.log.appended, self.proposer.retired
         known = {seat.member for seat in log.seats.values()} | {*log.away.values()}
-        return tuple(sorted(member.rack for member in known & said))
+        return tuple(sorted(member.rack for member in known & retired))
 
     def _forsaken(self) -> bool:
         """Whether nobody but this witness can have a seat in its job any more: all are attested
@@ -381,8 +383,8 @@ class Coordinator:
     def _lives(self, peer: Peer, orders: Orders) -> bool:
         """Whether a founder is told of a job that lives: then there is none to be founded. A
         witness is told so by orders for its former life, too."""
-        mine = orders.to == self.member.incarnation or self.me.rack == WITNESS
-        return mine and peer != self.me and orders.decided > 0 and self._homeless()
+        for_member = orders.to == self.member.incarnation or self.me.rack == WITNESS
+        return for_member and peer != self.me and orders.decided > 0 and self._homeless()
 
     def _returns(self, member: Member) -> bool:
         """Whether this is the witness, started again."""
@@ -468,10 +470,10 @@ class Coordinator:
 
     def _is_done(self, now_ns: int) -> bool:
         """Who does not lead may stop when the log is over, or its own rack is out."""
-        told = self.acceptor.log.committed
+        committed = self.acceptor.log.committed
         if self.me.rack == WITNESS:
-            return told.over and self.ending.may_go(told, now_ns, confirmed=True)
-        if told.member(self.me.rack) == self.member:
+            return committed.over and self.ending.may_go(committed, now_ns, confirmed=True)
+        if committed.member(self.me.rack) == self.member:
             self.seated = True
             return False
         return self.seated
@@ -583,8 +585,8 @@ class Coordinator:
         """Once per heartbeat: a comparison looks at all racks."""
         if now_ns >= self.paces.due_ns:
             self.paces.due_ns = now_ns + self.options.heartbeat_ns
-            there = self._live(now_ns) & self.log.committed.seats.keys()
-            effects += self.paces.look({rack: self.views[rack].report for rack in there})
+            racks = self._live(now_ns) & self.log.committed.seats.keys()
+            effects += self.paces.look({rack: self.views[rack].report for rack in racks})
 
     # -------------------------------------------------------------- leaving
 

@@ -73,8 +73,8 @@ class Election:
         before that. Without a hello the sender must have the seat, by a record that may not be
         decided yet; it got it by such a hello, and who follows a log says none.
         """
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        if hello and told.begun and sender in log.members - told.members:
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        if hello and committed.begun and sender in log.members - committed.members:
             self.unaware.add(sender)
         if log.policy is None or sender in log.former:
             return []
@@ -83,7 +83,7 @@ class Election:
         if hello is None and log.member(sender.rack) != sender:
             return []
         effects: list[Effect] = []
-        lives = (m for m in log.members | told.members if m.rack == sender.rack)
+        lives = (m for m in log.members | committed.members if m.rack == sender.rack)
         for former in sorted(lives):
             if former in (sender, self.member):
                 continue
@@ -96,8 +96,8 @@ class Election:
     def meet_witness(self, member: Member, vote: Vote) -> None:
         """A witness says no hello. One that was started again promises this candidate: it has heard
         a question that was asked after its former life had the seat, so that life is over."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        known = (log.witness, told.witness)
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        known = (log.witness, committed.witness)
         former = {each for each in known if each is not None and each != member}
         answers = self.proposer.standing and vote.acceptor_state.promised == self.proposer.epoch
         if member.rack != WITNESS or not former or not answers or log.policy is None:
@@ -109,8 +109,8 @@ class Election:
     def retire(self, gone: Member, now_ns: int) -> bool:
         """A person attests the end of a life; whether it is news here. Who hears a coordinator
         leaves it to that one, who knows whether the rack is silent."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        racks = (log.members | told.members) - {self.member, log.witness, told.witness}
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        racks = (log.members | committed.members) - {self.member, log.witness, committed.witness}
         racks |= {*log.away.values()}
         follows = self.heard_ns is not None and now_ns - self.heard_ns < self.detect_ns
         if gone not in racks or (follows and not self.proposer.leading):

@@ -96,8 +96,8 @@ class FragmentReplica:
         """Everything up to `version` is decided, and the records of it will not come. Returns what
         is no longer held: of decided versions in between nobody can tell here that they are."""
         same = self.digests.get(version) == digest
-        mine = version in self.held and same
-        gone = sorted(v for v in self.held if v > self.applied and not (mine and v == version))
+        held = version in self.held and same
+        gone = sorted(v for v in self.held if v > self.applied and not (held and v == version))
         self.held -= set(gone)
         if self.copying is not None and not (self.copying == version and same):
             self.undone = True  # its number may be given anew

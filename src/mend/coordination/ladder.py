@@ -224,9 +224,9 @@ class Ladder:
         if _needed(log, rack, reports, live):
             return None
         del self.behind_ns[rack]
-        told = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
-        told = f"{told}, to start it again costs {price_ns // MS} ms"
-        return Mitigation(rack, EVICTED, told, now.batch_pct)
+        reason = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
+        reason = f"{reason}, to start it again costs {price_ns // MS} ms"
+        return Mitigation(rack, EVICTED, reason, now.batch_pct)
 
     def _more(
         self, now: Mitigation, verdict: FailSlow, offered: int, policy: Policy, step_ns: int
@@ -241,15 +241,15 @@ class Ladder:
             if lost_ns < price_ns or not price_ns:
                 return None
             self.lost_ns[rack] = -gap_ns  # it hears of it in its next step, and may have begun one
-            told = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
-            return Mitigation(rack, max(now.stage, SMALLER), told, pct)
+            reason = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
+            return Mitigation(rack, max(now.stage, SMALLER), reason, pct)
         if policy.lockstep or now.stage >= NOT_AWAITED or lost_ns < gap_ns or not gap_ns:
             return None
         # A round that does not wait for a rack misses what it does between two rounds, until a
         # later one.
         del self.lost_ns[rack]
-        told = f"{why}, one without it costs {gap_ns // MS} ms"
-        return Mitigation(rack, NOT_AWAITED, told, now.batch_pct)
+        reason = f"{why}, one without it costs {gap_ns // MS} ms"
+        return Mitigation(rack, NOT_AWAITED, reason, now.batch_pct)
 
 
 def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
@@ -259,9 +259,9 @@ def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
     Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
     its own past may say less than its peers do. A cause that it does not know is that of the
     rack's other verdict."""
-    found: dict[int, FailSlow] = {}
+    by_rack: dict[int, FailSlow] = {}
     for verdict in judged:
-        worst, other = verdict, found.get(verdict.rack)
+        worst, other = verdict, by_rack.get(verdict.rack)
         if other is not None and _weight(other) >= _weight(verdict):
             worst, other = other, verdict
         if (
@@ -271,8 +271,8 @@ def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
             and other.cause in KNOWN
         ):
             worst = replace(worst, cause=other.cause, link_to=other.link_to)
-        found[verdict.rack] = worst
-    return found
+        by_rack[verdict.rack] = worst
+    return by_rack
 
 
 def _weight(verdict: FailSlow) -> tuple[bool, int]:
@@ -341,10 +341,10 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
         return None
     if verdict.cause == LINK and now.batch_pct < 100:
         stage = AWAITED if now.stage == SMALLER else now.stage
-        told = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
-        return Mitigation(now.rack, stage, told)
+        reason = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
+        return Mitigation(now.rack, stage, reason)
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None
-    told = f"{sentence_of(verdict)}, which is less than it was"
-    return Mitigation(now.rack, now.stage, told, pct)
+    reason = f"{sentence_of(verdict)}, which is less than it was"
+    return Mitigation(now.rack, now.stage, reason, pct)

@@ -175,18 +175,18 @@ class Leader:
         """Who has a seat is in: what says no to it is not the coordinator that it follows. But a
         candidate may find that the job is lost, as this rack does not hold all of it either."""
         known = peer in (Peer(self.member.rack, 0), *self._coordinators(now_ns))
-        mine = refusal.incarnation == self.member.incarnation
+        for_member = refusal.incarnation == self.member.incarnation
         if refusal.kind == "lost":
             apt = self._is_seated() and min(self.reports.aggregate.versions) < 0
         else:
             apt = not self._is_seated()
-        if known and mine and apt and not self.failure[0]:
+        if known and for_member and apt and not self.failure[0]:
             remedy = _ALIKE if refusal.kind == "plan" else ""
             self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail + remedy, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
-        mine = Member(event.peer.rack, event.incarnation) == self.member
-        if not mine or event.peer.rank >= self.ranks_configured:
+        of_member = Member(event.peer.rack, event.incarnation) == self.member
+        if not of_member or event.peer.rank >= self.ranks_configured:
             return
         if rank_report_misfit(report, self.hello.policy.fragments):
             return
@@ -388,8 +388,8 @@ class Leader:
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
         """Without what `_numbered` adds."""
-        found = self.reports.aggregate
-        fresh = found.complete and (
+        aggregate = self.reports.aggregate
+        fresh = aggregate.complete and (
             now_ns is None or self.reports.all_heard_since(now_ns - self.options.detect_ns)
         )
         return Report(
@@ -399,33 +399,33 @@ class Leader:
             fresh=fresh or not self.log.committed.begun,
             step=self.reports.step,
             step_ns=0,
-            versions=found.versions,
-            offers=found.offers,
+            versions=aggregate.versions,
+            offers=aggregate.offers,
             declined=self._declines(),
-            coming=found.coming,
-            got=found.got,
-            held=found.held,
-            leaving=found.leaving,
-            hurry=found.hurry,
-            idle=found.idle,
+            coming=aggregate.coming,
+            got=aggregate.got,
+            held=aggregate.held,
+            leaving=aggregate.leaving,
+            hurry=aggregate.hurry,
+            idle=aggregate.idle,
             gone=gone,
-            bad=found.bad,
+            bad=aggregate.bad,
             pace=self.reports.paces()[1],
-            cut=found.cut,
-            wants=found.wants,
-            copies=found.copies,
-            slices=found.slices,
+            cut=aggregate.cut,
+            wants=aggregate.wants,
+            copies=aggregate.copies,
+            slices=aggregate.slices,
         )
 
     def _declines(self) -> tuple[Declined, ...]:
         """The newest of every fragment, until the next version is decided."""
-        versions, found = self.log.committed.versions, self.reports.aggregate
+        versions, aggregate = self.log.committed.versions, self.reports.aggregate
         for fragment in [
             p for p, d in self.declined.items() if versions and versions[p] > d.applied
         ]:
             del self.declined[fragment]
-        self.declined |= {declined.fragment: declined for _, declined in found.declined}
-        for offer in found.offers:
+        self.declined |= {declined.fragment: declined for _, declined in aggregate.declined}
+        for offer in aggregate.offers:
             self.declined.pop(offer.fragment, None)
         return tuple(self.declined[fragment] for fragment in sorted(self.declined))
 

@@ -76,13 +76,13 @@ class Machines:
 
     def named(self) -> dict[str, Machine]:
         """Those that there are, by the names that a tape calls them."""
-        found: dict[str, Machine | None] = {
+        machines: dict[str, Machine | None] = {
             RANK_MACHINE: self.rank_machine,
             LEADER: self.leader,
             COORDINATOR: self.coordinator,
             FOLLOWER: self.follower,
         }
-        return {name: machine for name, machine in found.items() if machine is not None}
+        return {name: machine for name, machine in machines.items() if machine is not None}
 
 
 def machines_of(parts: Parts) -> Machines:

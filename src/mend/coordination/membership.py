@@ -59,8 +59,8 @@ class MembershipContext:
 
     @cached_property
     def reports(self) -> dict[int, Report]:
-        found = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
-        return {rack: report for rack, report in found.items() if report is not None}
+        newest = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
+        return {rack: report for rack, report in newest.items() if report is not None}
 
     @cached_property
     def heard(self) -> set[Member]:

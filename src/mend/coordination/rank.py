@@ -249,8 +249,8 @@ class RankMachine:
             self._on_mark(snapshot.mark)
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
-            mine = (self.own_versions[p], self.own_digests[p])
-            if version == mine[0] and replica.founded(version, digest, mine):
+            own = (self.own_versions[p], self.own_digests[p])
+            if version == own[0] and replica.founded(version, digest, own):
                 effects.append(ev.PublishAnchor(p, version, 0))
             effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
             if replica.forget_rounds(version):
@@ -508,8 +508,10 @@ class RankMachine:
                 self.batch_due_ns = due_ns  # what it holds may wait until it holds more
                 return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
-        told = replace(report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace)
-        effects.append(ev.Send(Peer(self.me.rack, 0), told))
+        numbered = replace(
+            report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace
+        )
+        effects.append(ev.Send(Peer(self.me.rack, 0), numbered))
 
     def _report(self) -> RankReport:
         versions = tuple(replica.newest for replica in self.replicas)

@@ -254,12 +254,12 @@ class Round:
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(inputs)), k)
         if not enough:
             self.enough_ns = None
-            told = {offer.member.rack for offer in inputs.offers} - inside
-            told -= {offer.member.rack for offer in self._too_old(inputs)}
+            scarce = {offer.member.rack for offer in inputs.offers} - inside
+            scarce -= {offer.member.rack for offer in self._too_old(inputs)}
             self.why = (
                 f"{len(arrived)} of {k} offers have arrived"
-                + _racks(", too few racks hold what there is of", told)
-                + _racks(", waiting for", waiting - told)
+                + _racks(", too few racks hold what there is of", scarce)
+                + _racks(", waiting for", waiting - scarce)
             )
             return None
         if self.enough_ns is None:
@@ -354,11 +354,11 @@ class Round:
         """Look who has merged its slices. A new attempt where one has failed, as a mesh; or
         without a member that is silent, whose slices go to others, and whose payload nobody else
         need have, in a mesh as well. In lockstep all are waited for."""
-        told = {r: said for r, said in inputs.slices.items() if said.attempt == self.attempt}
+        reports = {rack: s for rack, s in inputs.slices.items() if s.attempt == self.attempt}
         racks = [offer.member.rack for offer in self.members]
-        merged = [told[rack].merged if rack in told else 0 for rack in racks]
+        merged = [reports[rack].merged if rack in reports else 0 for rack in racks]
         self.merged = tuple(merged) if any(merged) else ()
-        failed = {rack for rack, said in told.items() if said.failed}
+        failed = {rack for rack, sliced in reports.items() if sliced.failed}
         still = self._still(inputs)
         if not failed and not inputs.policy.lockstep:
             still = tuple(offer for offer in still if offer.member.rack in inputs.live)
@@ -425,14 +425,14 @@ def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> st
 def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:
     """What a merge waits for, and what a person can do where it is for racks that are silent."""
     has = "have" if len(reported) > 1 else "has"
-    told = _racks("", reported).strip() + f" {has} the result, too few to decide it"
+    why = _racks("", reported).strip() + f" {has} the result, too few to decide it"
     missing = absent or inputs.voters - {WITNESS} - reported
     silent = missing - inputs.live
-    told = (told if reported else "no rack has the result yet") + _racks(": waiting for", missing)
+    why = (why if reported else "no rack has the result yet") + _racks(": waiting for", missing)
     if not silent:
-        return told
+        return why
     each = " or ".join(f"`mend retire {rack}`" for rack in sorted(silent))
-    return f"{told}{_racks(', silent:', silent)} (start again, or {each})"
+    return f"{why}{_racks(', silent:', silent)} (start again, or {each})"
 
 
 def _racks(before: str, racks: Set[int]) -> str:

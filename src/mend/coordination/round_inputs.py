@@ -83,10 +83,10 @@ def inputs_of(
     """Of one round: which offers are there and held, who declined, whose results are there."""
     version, racks = log.versions[fragment], sorted(log.seats)
     of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
-    mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
+    open_offers = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = [
         offer
-        for offer in mine
+        for offer in open_offers
         if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)
     ]
     declined, results, bad = set(), {}, []
@@ -109,13 +109,13 @@ def inputs_of(
         version=version,
         voters=around.voters,
         policy=around.policy,
-        offers=mine,
+        offers=open_offers,
         arrived=tuple(arrived),
         declined=frozenset(declined),
         contributors=around.contributors - _done_with(fragment, around, views, offers),
         live=around.live,
         held=results,
-        bad=_found_bad(fragment, mine, bad),
+        bad=_found_bad(fragment, open_offers, bad),
         norm_max=norm_max(log.norms[fragment]) if arrived and of_weights else math.inf,
         step_ns=around.step_ns,
         seats=around.seats,
@@ -137,21 +137,21 @@ def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[in
 
 def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
     """What it says of a sharded attempt at a version: of the newest it has heard of."""
-    found = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
-    return max(found, key=lambda s: s.attempt, default=None)
+    slices = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
+    return max(slices, key=lambda s: s.attempt, default=None)
 
 
 def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:
     """Who was named lately, has stepped since and is not leaving, with what that offer weighed."""
-    found, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
+    trains, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
     for rack, seat in log.seats.items():
         key, report = (seat.member, fragment), views[rack].report
         if key not in log.named or report is None or report.leaving:
             continue
         (_, version), (captured, tokens, steps) = log.named[key], log.work[key]
         if log.versions[fragment] - version < lately and report.step > captured:
-            found[rack] = Absent(rack, tokens, steps)
-    return found
+            trains[rack] = Absent(rack, tokens, steps)
+    return trains
 
 
 def _found_bad(
@@ -159,16 +159,16 @@ def _found_bad(
 ) -> dict[tuple[Member, int], str]:
     """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
     compared the bytes with their checksum. The lowest rack that says so gives the reason."""
-    found: dict[tuple[Member, int], str] = {}
+    reasons: dict[tuple[Member, int], str] = {}
     if not reports:
-        return found
+        return reasons
     open_ = {(offer.member, offer.seq) for offer in offers}
     for report in reports:
         for bad in report.bad:
             name = (bad.offer.member, bad.offer.seq)
             if bad.offer.fragment == fragment and name in open_:
-                found.setdefault(name, bad.reason)
-    return found
+                reasons.setdefault(name, bad.reason)
+    return reasons
 
 
 def norm_max(recent: Sequence[float]) -> float:

@@ -182,8 +182,8 @@ class Calendar:
     def joins(self, opened: Iterable[int]) -> list[int]:
         """Fragments with an open round of a version (`opened`, one per fragment) in which the rack
         has passed no capture point, longest waiting first."""
-        found = [p for p, version in enumerate(opened) if version > self.versions[p]]
-        return sorted(found, key=lambda p: (self.marks[p], p))
+        fragments = [p for p, version in enumerate(opened) if version > self.versions[p]]
+        return sorted(fragments, key=lambda p: (self.marks[p], p))
 
     def past(self, step: int) -> None:
         """All of this step is done: look for the next one."""

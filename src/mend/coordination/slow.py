@@ -54,17 +54,18 @@ def cause_in_words(cause: str, rank: int, link_to: int) -> str:
 
 def sentence_of(verdict: FailSlow) -> str:
     """For people."""
+    ratio, sure = verdict.ratio_tenths / 10, verdict.sure_milli / 10
     if verdict.of_link:
         rack, link_to = verdict.rack, verdict.link_to
-        said = f"the link {rack} -> {link_to} is slow: pulls by rank {verdict.rank} of rack "
-        said += f"{link_to} take {verdict.ratio_tenths / 10:.1f}x the time per byte of its own past"
-        return f"{said}, since its step {verdict.since_step} ({verdict.sure_milli / 10:.1f} % sure)"
+        pulls = f"pulls by rank {verdict.rank} of rack {link_to} take {ratio:.1f}x"
+        since = f"since its step {verdict.since_step} ({sure:.1f} % sure)"
+        link = f"the link {rack} -> {link_to} is slow"
+        return f"{link}: {pulls} the time per byte of its own past, {since}"
     by = cause_in_words(verdict.cause, verdict.rank, verdict.link_to)
     who = f"rack {verdict.rack} is slow{by and ' '}{by}: "
-    who += f"{verdict.ratio_tenths / 10:.1f}x the time per token of "
+    who += f"{ratio:.1f}x the time per token of "
     if verdict.own_past:
-        sure = f"{verdict.sure_milli / 10:.1f} % sure"
-        return f"{who}its own past, since its step {verdict.since_step} ({sure})"
+        return f"{who}its own past, since its step {verdict.since_step} ({sure:.1f} % sure)"
     return f"{who}the median of the others, seen at its step {verdict.since_step}"
 
 
@@ -213,18 +214,18 @@ class RackPaces:
             self._since[rack] = max(steps[rack], 1)
             about = {"slow_rack": rack, "against": PEERS, "step": steps[rack]}
             effects.append(Note(ONSET, about | {"ratio": round(self._peers.slow[rack], 2)}))
-        found = []
+        verdicts = []
         for rack in sorted(paces):
             pace = paces[rack]
             if pace.slow_since:
                 ratio, sure = round(pace.ratio_milli / 100), pace.sure_milli
                 own = FailSlow(rack, pace.rank, True, pace.slow_since, ratio, sure)
-                found.append(replace(own, cause=pace.cause, link_to=pace.link_to))
+                verdicts.append(replace(own, cause=pace.cause, link_to=pace.link_to))
             if rack in self._peers.slow:
                 ratio, cause = round(self._peers.slow[rack] * 10), self._cause(rack, paces)
                 since = self._since[rack]
-                found.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
-        self.judged = tuple([*found, *_slow_links(paces)][:SLOW_MAX])
+                verdicts.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
+        self.judged = tuple([*verdicts, *_slow_links(paces)][:SLOW_MAX])
         return effects
 
     def _cause(self, rack: int, paces: Mapping[int, Pace]) -> str:
@@ -238,7 +239,7 @@ class RackPaces:
 
 def _slow_links(paces: Mapping[int, Pace]) -> list[FailSlow]:
     """Ascending by the rack that is pulled from, then by the one that pulls."""
-    found = [
+    verdicts = [
         FailSlow(
             rack=link.rack,
             rank=link.rank,
@@ -254,4 +255,4 @@ def _slow_links(paces: Mapping[int, Pace]) -> list[FailSlow]:
         for link in pace.links
         if link.rack in paces and link.rack != rack
     ]
-    return sorted(found, key=lambda verdict: (verdict.rack, verdict.link_to))
+    return sorted(verdicts, key=lambda verdict: (verdict.rack, verdict.link_to))

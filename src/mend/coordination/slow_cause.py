@@ -110,27 +110,27 @@ class CauseSearch:
             self._asked, self._asked_ns = min(self._holders), now_ns
             return [Probe(self._number, self._asked, self._holders.pop(self._asked))]
         self._number += 1
-        found, self._found = self._found, None
-        assert found is not None, "it was just measured"
+        measured, self._found = self._found, None
+        assert measured is not None, "it was just measured"
         if not self._ratio:
-            self.healthy = found
+            self.healthy = measured
             return []
-        return [self._judge(found)]
+        return [self._judge(measured)]
 
-    def _judge(self, found: Measurements) -> Note:
+    def _judge(self, measured: Measurements) -> Note:
         before = self.healthy or Measurements()
-        known = before.gemm_ns and found.gemm_ns
-        gemm = found.gemm_ns / before.gemm_ns if known else 0.0
-        lanes = {r: ns / before.lanes[r] for r, ns in found.lanes.items() if r in before.lanes}
-        told = min(before.waited_ppm, found.waited_ppm) >= 0 and self._ratio > 1.0
-        longer = self._ratio * found.waited_ppm - before.waited_ppm
-        waited = longer / 1e6 / (self._ratio - 1.0) if told else 0.0
+        known = before.gemm_ns and measured.gemm_ns
+        gemm = measured.gemm_ns / before.gemm_ns if known else 0.0
+        lanes = {r: ns / before.lanes[r] for r, ns in measured.lanes.items() if r in before.lanes}
+        knows_input = min(before.waited_ppm, measured.waited_ppm) >= 0 and self._ratio > 1.0
+        longer = self._ratio * measured.waited_ppm - before.waited_ppm
+        waited = longer / 1e6 / (self._ratio - 1.0) if knows_input else 0.0
         self.cause = cause_of(self._ratio, gemm, waited, lanes)
         about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
         about |= {"cause": self.cause.kind}
         about |= {"link_to": self.cause.rack} if self.cause.rack >= 0 else {}
         about |= {"ratio": round(self._ratio, 2)}
         about |= {"gemm_ratio": round(gemm, 2)} if known else {}
-        about |= {"input_share": round(waited, 2)} if told else {}
+        about |= {"input_share": round(waited, 2)} if knows_input else {}
         about |= {"lane_ratios": {str(r): round(x, 2) for r, x in lanes.items()}} if lanes else {}
         return Note(CAUSE, about)

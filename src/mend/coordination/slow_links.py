@@ -48,9 +48,9 @@ class _Inflow:
         whole = self.flying == 0 and self.busy_ns >= SAMPLE_NS
         if not whole and self.busy_ns < SAMPLE_NS_MAX:
             return 0.0
-        found = self.busy_ns / self.size if self.size and not self.failed else 0.0
+        per_byte = self.busy_ns / self.size if self.size and not self.failed else 0.0
         self.busy_ns, self.size, self.failed = 0, 0, False
-        return found
+        return per_byte
 
 
 @dataclass(slots=True)
@@ -130,9 +130,9 @@ class LinkPaces:
 
 def worst_links(links: Iterable[SlowLink]) -> tuple[SlowLink, ...]:
     """Of the ranks of a rack: from each other rack the one with the greatest ratio, ascending."""
-    found: dict[int, SlowLink] = {}
+    worst: dict[int, SlowLink] = {}
     for link in links:
-        known = found.get(link.rack)
+        known = worst.get(link.rack)
         if known is None or (link.ratio_milli, -link.rank) > (known.ratio_milli, -known.rank):
-            found[link.rack] = link
-    return tuple(found[rack] for rack in sorted(found))
+            worst[link.rack] = link
+    return tuple(worst[rack] for rack in sorted(worst))

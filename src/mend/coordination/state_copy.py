@@ -52,10 +52,10 @@ class StateCopies:
 
     def read(self, orders: RankOrders, log: LogState) -> list[Effect]:
         """A refusal stays as long as the rack that it is for: it is why this one is not asked."""
-        there = {
+        refused = {
             to for to, copy in self.given.items() if copy.refused and log.member(to.rack) == to
         }
-        gone = sorted(self.given.keys() - there - set(orders.asked))
+        gone = sorted(self.given.keys() - refused - set(orders.asked))
         for to in gone:
             del self.given[to]
         if orders.copy is not None and orders.copy != self.found:
@@ -68,25 +68,25 @@ class StateCopies:
 
     def pull(self, log: LogState, now_ns: int) -> list[Effect]:
         """Begin the pull that is due."""
-        found = self.found
+        copy = self.found
         waits = not self.wants or self.pulling or self.done or now_ns < self.retry_ns
-        if found is None or waits or self.tries >= TRIES_MAX:
+        if copy is None or waits or self.tries >= TRIES_MAX:
             return []
-        if found.refused:
+        if copy.refused:
             self.done = True
-            return [NoState(f"rack {found.donor.rack} cannot give it: {found.refused}")]
-        if log.member(found.donor.rack) != found.donor:
+            return [NoState(f"rack {copy.donor.rack} cannot give it: {copy.refused}")]
+        if log.member(copy.donor.rack) != copy.donor:
             self.tries = TRIES_MAX
             return []
         self.pulling, self.retry_ns, rank = True, 0, self.me.rank
         return [
             CopyState(
-                found.donor,
-                found.step,
-                found.sizes[rank],
-                found.digests[rank],
-                log.seats[found.donor.rack].lanes[rank],
-                shared=len(found.digests) > 1 and len(set(found.digests)) == 1,
+                copy.donor,
+                copy.step,
+                copy.sizes[rank],
+                copy.digests[rank],
+                log.seats[copy.donor.rack].lanes[rank],
+                shared=len(copy.digests) > 1 and len(set(copy.digests)) == 1,
             )
         ]
 

@@ -120,8 +120,8 @@ class Encodings:
         """Of `new`, to whoever has `old`. `offers`: of the same state as `new`."""
         values = (old, new, offers)
         key = (id(old), id(new), id(offers))  # they live as long as their entry
-        if (found := self._made.get(key)) is not None:
-            return found[1]
+        if (known := self._made.get(key)) is not None:
+            return known[1]
         made = Raw(_encode(_refer(old, new, offers)))
         self._made[key] = (values, made)
         while len(self._made) > ENCODED_MAX:
@@ -147,7 +147,7 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
     """The items of `new`; one that `old` has is replaced by its place there."""
     same = {id(item): place for place, item in enumerate(old)}
     equal: dict[Any, int] | None = None
-    found = []
+    items = []
     for item in new:
         place = same.get(id(item))
         if place is None:
@@ -156,8 +156,8 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
             place = equal.get(item)
         if place is None and isinstance(item, Gather):
             item = _with_places(item, offers)
-        found.append(item if place is None else place)
-    return found
+        items.append(item if place is None else place)
+    return items
 
 
 def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
@@ -167,9 +167,9 @@ def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
     return _Gather(**asdict(gather) | {"members": members})
 
 
-def _with_offers(said: _Gather, offers: tuple[Offer, ...]) -> Gather:
-    members = tuple(offers[item] if isinstance(item, int) else item for item in said.members)
-    return Gather(**asdict(said) | {"members": members})
+def _with_offers(gather: _Gather, offers: tuple[Offer, ...]) -> Gather:
+    members = tuple(offers[item] if isinstance(item, int) else item for item in gather.members)
+    return Gather(**asdict(gather) | {"members": members})
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
@@ -266,12 +266,12 @@ class Streams:
         read = self._read.get(to, {}).get(life, {})
         acks = tuple(Ack(kind, each.newest) for kind, each in read.items())
         kind, number = _tag(type(body)), 0
-        said: Message | Patch = body
+        content: Message | Patch = body
         if kind in _KINDS and not (isinstance(body, Report) and body.gone):
             assert isinstance(body, Repeated)
             stream = self._sent.setdefault(to, {}).setdefault(kind, _Sent())
-            said, number = stream.next(body, self._encodings), stream.number
-        return Envelope(job, *me, self.member.incarnation, said, number, life, acks)
+            content, number = stream.next(body, self._encodings), stream.number
+        return Envelope(job, *me, self.member.incarnation, content, number, life, acks)
 
     def read(self, envelope: Envelope) -> Message:
         """The whole body. Raises WireError where it cannot be known."""

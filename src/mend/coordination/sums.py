@@ -68,7 +68,7 @@ class Sums:
 
     def told(self, total: Total) -> None:
         """What the leader says again and again."""
-        if self.of == total.which and self.phase is Phase.TOLD:
+        if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 

@@ -154,12 +154,12 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     if snapshot.index != prev or not snapshot.lineages:
         return f"a snapshot of record {snapshot.index} in place of {prev}"
     each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
-    if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
+    if any(len(values) != fragments for values in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
     if snapshot.mark is not None and len(snapshot.mark_versions) != fragments:
         return f"a snapshot whose mark has {len(snapshot.mark_versions)} versions"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
-    if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
+    if any(len(values) != ranks for values in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
     return _fragments_misfit(snapshot.last, fragments)
 
@@ -199,18 +199,18 @@ def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | No
     first = next((other for other in others if other.resume is not None), None)
     if first is None or first.resume is None:
         return None
-    theirs, mine, rack = first.resume, hello.resume, f"rack {first.seat.member.rack}"
+    theirs, own, rack = first.resume, hello.resume, f"rack {first.seat.member.rack}"
     right = f"{rack} resumes checkpoint {theirs.number} of lineage {theirs.lineage[:12]}"
-    if mine is None:
+    if own is None:
         if not hello.policy.lockstep:
             return None
         why = "it resumes no checkpoint; in lockstep all racks begin at one step"
         return why, f"{why}, and {right}"
-    if (mine.lineage, mine.number) != (theirs.lineage, theirs.number):
-        why = f"it resumes checkpoint {mine.number} of lineage {mine.lineage[:12]}"
+    if (own.lineage, own.number) != (theirs.lineage, theirs.number):
+        why = f"it resumes checkpoint {own.number} of lineage {own.lineage[:12]}"
         return f"{why}, {rack} another one", f"{why}, {right}"
-    if mine != theirs or hello.digests != first.digests:
-        why = f"its part of the checkpoint is of versions {mine.versions}, or damaged"
+    if own != theirs or hello.digests != first.digests:
+        why = f"its part of the checkpoint is of versions {own.versions}, or damaged"
         return f"{why}; {rack} has another one", f"{why}; {right} at versions {theirs.versions}"
     if hello.policy.lockstep and hello.resume_step != first.resume_step:
         why = f"it resumes the checkpoint at step {hello.resume_step}"
@@ -268,24 +268,24 @@ def plan_hash(hello: Hello) -> str:
 def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
     """Names of the facts that differ, in order; parameters that both have come last: one too many
     or too few moves others to other fragments."""
-    here, there = dict(one), dict(other)
-    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    moved = {name for name in here.keys() & there.keys() if name.startswith("param ")}
+    ours, theirs = dict(one), dict(other)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    moved = {name for name in ours.keys() & theirs.keys() if name.startswith("param ")}
     return sorted(names, key=moved.__contains__)
 
 
 def first_difference(lowest: Hello, other: Hello) -> Difference | None:
     """The first fact that differs, or None."""
     for name in differing(lowest.facts, other.facts):
-        there, here = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
-        return Difference(name, there, here)
+        theirs, ours = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
+        return Difference(name, theirs, ours)
     return policy_difference(lowest.policy, other.policy)
 
 
 def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
     """The same of what the coordinator must know."""
     for name in lowest.__struct_fields__:
-        there, here = getattr(other, name), getattr(lowest, name)
-        if there != here:
-            return Difference(name, str(there), str(here))
+        theirs, ours = getattr(other, name), getattr(lowest, name)
+        if theirs != ours:
+            return Difference(name, str(theirs), str(ours))
     return None

@@ -57,12 +57,12 @@ def _of_other_version(frame: bytes) -> WireError:
     """Who sent it, as far as all versions say it alike."""
     version = frame[3]
     try:
-        found = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
+        envelope = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
     except (WireError, msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         return WireError(f"wire version {version}, this is version {VERSION}: {error}")
-    match found:
+    match envelope:
         case [str() as job, int() as rack, *_] if 0 <= rack <= 0xFFFF:
-            return OtherVersion(version, VERSION, job, rack, _address_in(found))
+            return OtherVersion(version, VERSION, job, rack, _address_in(envelope))
     return WireError(f"wire version {version}, this is version {VERSION}, from nobody")
 
 

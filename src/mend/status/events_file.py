@@ -150,11 +150,11 @@ class _File:
             return False
         self._looked_s = now_s
         try:
-            there = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
+            exists = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
         except FileNotFoundError:
-            there = False
-        self._removed = not there
-        if there:
+            exists = False
+        self._removed = not exists
+        if exists:
             self._kept.clear()
         return self._removed
 

@@ -87,10 +87,10 @@ class LogLines:
         """Wait until it takes a line. False: nobody reads it any more, or the end has waited."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
-        while not (found := poll.poll(LOOK_MS)):
+        while not (ready := poll.poll(LOOK_MS)):
             if self._stuck():
                 return False
-        ((_, event),) = found
+        ((_, event),) = ready
         return event == select.POLLOUT
 
     def _stuck(self) -> bool:
@@ -113,13 +113,13 @@ def _descriptors(level: int) -> list[int]:
         at = at.parent if at.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers = [logging.lastResort]
-    found = []
+    descriptors = []
     for handler in handlers:
         stream = getattr(handler, "stream", None)
         if stream is None or level < handler.level:
             continue
         try:
-            found.append(stream.fileno())
+            descriptors.append(stream.fileno())
         except (AttributeError, OSError, ValueError):  # it is in memory, or closed
             continue
-    return found
+    return descriptors

@@ -1,8 +1,9 @@
-"""Who gives its training state (optimizers, registered objects, step) to a rack that joins.
+"""Chooses the rack that gives its training state (optimizers, registered objects, step) to a rack
+that joins.
 
 The rack asks in its reports, the coordinator names a donor in its orders, the donor copies its
-state behind a step and says so in its own reports, and the orders pass that on. Whole states all
-of it, like every other message.
+state after a step and says so in its own reports, and the orders pass that on. All of these are
+whole states, like every other message.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LEAVES = "it leaves the job, and nobody else trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
-    """For every live rack that asks: one that trains, and has not refused it. The lowest that has
+    """For every live rack that asks, a rack that trains and has not refused it: the lowest that has
     copied for it already, so that a copy is not given up for a lower rack; else the lowest."""
     asking = _asking(log, reports, live)
     donors = []
@@ -35,8 +36,7 @@ def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Do
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """What the donors have copied; where every donor has refused, the
-    refusal of the lowest rack."""
+    """The copies of the donors; where every donor has refused, the refusal of the lowest rack."""
     copies = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):
@@ -55,7 +55,8 @@ def copies_of(
 
 
 def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCopy, ...]:
-    """What all ranks of a donor have copied, at one step; a refusal of one of them is the rack's.
+    """The copies that all ranks of a donor have made at one step; a refusal of one rank is the
+    rack's.
 
     `ranks`: of all its ranks, in their order."""
     of_rack = []
@@ -77,13 +78,13 @@ def asked_of(orders: Orders | None, member: Member) -> tuple[Member, ...]:
 
 
 def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
-    """What was copied for this rack."""
+    """The copy that a donor has made for this rack."""
     copies = (each for each in (orders.copies if orders else ()) if each.to == member)
     return next(copies, None)
 
 
 def waiting_for_state(reports: Reports) -> frozenset[int]:
-    """Racks that join and train only once a donor's state is there."""
+    """Racks that join and wait for a donor's state before they train."""
     return frozenset(r for r, report in reports.items() if report is not None and report.wants)
 
 

@@ -1,4 +1,4 @@
-"""When an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
+"""Decides when an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STAGGER_HEARTBEATS = 4
 
 
 def challenge(hello: Hello, former: Member) -> list[Effect]:
-    """Ask who says hello whether it lives now, after `former` got the seat. By a way of its own: it
-    may be `former` that is heard at the address in the roster."""
+    """Ask the sender of a hello whether it lives now, after `former` got the seat. The question
+    goes to the address in the hello: `former` may be at the one in the roster."""
     visitor = Peer(former.rack, VISITOR)
     question = Challenge(hello.seat.member.incarnation, life_of(former))
     return [Connect(visitor, hello.seat.address), Send(visitor, question)]
@@ -30,7 +30,8 @@ def challenge(hello: Hello, former: Member) -> list[Effect]:
 
 @dataclass
 class Election:
-    """Of one member. `heard_ns`: when the coordinator last gave orders, or a rival won promises."""
+    """The candidacy of one member. `heard_ns`: when the coordinator last sent orders, or a rival
+    won promises."""
 
     me: Peer
     member: Member
@@ -46,8 +47,8 @@ class Election:
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
     unaware: set[Member] = field(default_factory=set)
-    """Who said hello although an undecided record gives it a seat, and has shown no bytes since.
-    Not those whom the first record seats: their hellos are under way when it is written."""
+    """Members that said hello although an undecided record gives them a seat, and have reported no
+    version since. Not those of the first record: their hellos are under way when it is written."""
     asked_ns: int = 0
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
@@ -121,17 +122,17 @@ class Election:
         return news
 
     def speaks(self, member: Member) -> None:
-        """Whoever says anything is not dead."""
+        """A member was heard, so it is not dead."""
         self.proposer.dead.discard(member)
         self.proposer.retired.discard(member)
 
     def shows(self, sender: Member, versions: Sequence[int]) -> None:
-        """What a rack says that it holds."""
+        """A rack reports the versions that it holds."""
         if self.unaware and any(version >= 0 for version in versions):
             self.unaware.discard(sender)
 
     def forget(self) -> None:
-        """Who was who in a job that was given up."""
+        """Forget the members of a job that was given up."""
         self.unaware.clear()
         self.proposer.dead.clear()
         self.proposer.retired.clear()
@@ -161,7 +162,7 @@ class Election:
         return self.heard_ns + self.detect_ns + self._place() * stagger_ns
 
     def followed_rack(self) -> int | None:
-        """Who coordinated last, as far as is known here."""
+        """The rack that coordinated last, as far as this member knows."""
         return owner_of(self.followed) if self.followed else None
 
     def _place(self) -> int:

@@ -45,8 +45,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a state takes along: records behind `prev`, whose snapshot comes before them if the
-    reader has no use for the records that are left."""
+    """The records that a state carries, after `prev`. `snapshot`: the state at `prev`, for a reader
+    whose log ends before the first record that is left."""
 
     prev: int
     records: tuple[Record, ...] = ()
@@ -57,7 +57,7 @@ class Portion:
 
 
 def whole(log: Log, take: Callable[[int, int], tuple[Record, ...]]) -> Portion:
-    """All that a reader without anything needs."""
+    """Everything, for a reader that has nothing."""
     return Portion(log.decided, take(log.decided, log.decided), log.snapshot())
 
 
@@ -74,7 +74,7 @@ class Flow:
     """Serials of states that the reader has not answered, the newest last."""
 
     def hears(self, serial: int) -> None:
-        """The reader has answered this state, or one behind it."""
+        """The reader has answered this state, or a later one."""
         self.answered = max(self.answered, serial)
         while self.waiting and self.waiting[0] <= self.answered:
             self.waiting.popleft()
@@ -96,8 +96,8 @@ class Flow:
         again: Again,
         take: Callable[[int, int], tuple[Record, ...]],
     ) -> Portion:
-        """Of `log`, to a reader that surely has it up to `known`. `take(known, index)`: records
-        behind index."""
+        """The next portion of `log` for a reader that surely has it up to `known`.
+        `take(known, index)`: records after index."""
         if self.upto > known and log.reaches(self.upto):
             same = log.lineage_at(self.upto) == log.lineage_at(known)
             limit_ns = again.silent_ns if same else again.strange_ns

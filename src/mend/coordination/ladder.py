@@ -1,5 +1,5 @@
-"""What is done about a slow rack, step by step and by ski rental: a move is made once the time that
-was lost without it has reached its price, and taken back on relief.
+"""Mitigates a slow rack, step by step and by ski rental: a move is made once the time that was lost
+without it has reached its price, and is taken back on relief.
 
     S1  the grace window absorbs it: nothing is lost while the result is in before the overlap ends
     S2  it makes fewer steps between two rounds, as it captures where a round is open; and where its
@@ -53,11 +53,11 @@ KNOWN = PER_TOKEN | {LINK}
 """Causes that a micro-benchmark has found; else it is unknown, or not validated (yet)."""
 
 MENDED = frozenset({COMPUTE, UNKNOWN})
-"""Causes that a restart may mend. A link or a loader is as slow behind it."""
+"""Causes that a restart may mend. A link or a loader is as slow after it."""
 
 VOTERS_LEFT_MIN = 2
-"""Who vote and are heard while a rack is started again: of one alone nothing would be left if it
-died meanwhile."""
+"""Voters that must be live while a rack is started again: if a single one died meanwhile, nothing
+would be left."""
 
 COUNTED_NS_MAX = SECOND
 """The longest time between two looks that counts as lost: more was the coordinator's own sleep."""
@@ -80,8 +80,8 @@ LEFT, AWAITED_AGAIN, BATCH, PUT_OUT, GIVEN_UP = (
 
 
 def kind_of(before: int, stage: int) -> str:
-    """Of the note on a move from one stage to another, or within one: whether it is evicted, rounds
-    stop waiting, wait again, or wait as they did and the micro-batches change."""
+    """Kind of the note on a move between two stages or within one: the rack is evicted; rounds stop
+    waiting for it, or wait again; or only its micro-batches change."""
     if stage == EVICTED:
         return PUT_OUT
     if (before >= NOT_AWAITED) == (stage >= NOT_AWAITED):
@@ -109,7 +109,7 @@ class Ladder:
     """By evicted rack that has left and is not back: since when, as far as is known here."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
-        """Of the time since the last call. Who was waited for by rounds has not changed since."""
+        """Count the time since the last call. Rounds have waited for the same racks since then."""
         self._count_behind(judged, now_ns)
         slow = {verdict.rack for verdict in judged}
         for round_ in rounds:
@@ -210,8 +210,9 @@ class Ladder:
         reports: Mapping[int, Report | None],
         live: frozenset[int],
     ) -> Mitigation | None:
-        """Of a rack that was faster in this life: one that was slow from its beginning would be in
-        the next. Once it has lost what starting it again costs, and the others can do without."""
+        """The eviction of a rack, once it has lost as much time as its restart costs and the others
+        can do without it. Only of a rack that was faster in this life: one that was slow from its
+        start would be slow again."""
         rack, report = now.rack, reports[now.rack]
         if log.policy is None or not log.policy.evicts or rack not in live:
             return None
@@ -287,7 +288,7 @@ def batch_pct_of(verdict: FailSlow) -> int:
 def _taken_back(
     log: LogState, now: Mitigation, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mitigation | None:
-    """Where an evicted rack is needed after all, or has told that it stays."""
+    """Takes an eviction back when the rack is needed after all, or reports that it stays."""
     report, why = reports.get(now.rack), _needed(log, now.rack, reports, live)
     why = f"it is needed: {why}" if why else ""
     if now.rack in live and report is not None and not report.pace.start_ms:
@@ -332,7 +333,7 @@ def _fewer(offered: int, before_pct: int, pct: int) -> bool:
 
 
 def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation | None:
-    """What would do about a rack, if that is less than what is done."""
+    """A weaker mitigation that suffices now, if there is one."""
     if now.stage == AWAITED:
         return None
     if verdict is None:

@@ -1,5 +1,5 @@
-"""When a checkpoint is due. Racks ask for it; one record says where in the log it lies, another
-that all of them have written it."""
+"""Decides when a checkpoint is due. Racks ask for it; one record says where in the log it lies,
+another that all of them have written it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def cut_of_rack(ranks: Sequence[RankReport]) -> Cut | None:
 def next_mark(
     log: LogState, lineage: str, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mark | None:
-    """The record that is due, if there is one. `log`: as far as it is written."""
-    assert log.policy is not None, "racks report behind the first record"
+    """The record that is due, if there is one. `log`: the appended log."""
+    assert log.policy is not None, "racks report after the first record"
     if log.mark is None and not any(report and report.cut for report in reports.values()):
         return None
     heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
@@ -64,7 +64,7 @@ def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
 
 
 def _written(mark: Mark, newest: Mapping[int, Report | None]) -> tuple[int, ...]:
-    """Those of its racks that have written, once none of the others still may; else nothing. A rack
+    """Racks of the checkpoint that have written it, once no other rack still may; else none. A rack
     that waits in no checkpoint any more, or in another one, has given up."""
     writing, done = (Cut(mark.number, mark.name, written) for written in (False, True))
     reports = {rack: newest[rack] for rack in mark.racks if rack in newest}

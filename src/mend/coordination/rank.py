@@ -1,7 +1,6 @@
-"""The machine of one rank: fetches offers, merges what the coordinator names, holds what is
-decided.
+"""The machine of one rank: fetches offers, merges the members of a gather, holds decided versions.
 
-The tensors are the runtime's; here a payload is just (member, fragment, seq) and an anchor just
+The runtime keeps the tensors; here a payload is (member, fragment, seq) and an anchor is
 (fragment, version).
 """
 
@@ -44,8 +43,8 @@ from mend.types import Address, Member, Peer
 
 @dataclass
 class RankMachine:
-    """Pure. own_digests: per fragment the digest of what this rank begins with, its own weights or
-    those of a checkpoint. own_versions: of these; empty: all are 0."""
+    """Pure. `own_digests`: per fragment the digest of the state that this rank begins with, its own
+    weights or a checkpoint. `own_versions`: their versions; empty: all are 0."""
 
     me: Peer
     member: Member
@@ -57,7 +56,8 @@ class RankMachine:
     replicas: list[FragmentReplica] = field(default_factory=list)
     fetch_queue: FetchQueue = field(default_factory=FetchQueue)
     bad: dict[Key, str] = field(default_factory=dict)
-    """Open offers that must not be merged, and why: found here, with the bytes that were sent."""
+    """Open offers that this rank refuses to merge, and why; their bytes are those that were
+    sent."""
     parts: dict[int, Part] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
@@ -70,7 +70,7 @@ class RankMachine:
     sent: RankReport | None = None
     sent_ns: int = 0
     batch_due_ns: int | None = None
-    """When news that waits for more of it is reported."""
+    """When collected news is reported; None: there is none."""
     serial: int = 0
     cut: Cut | None = None
     """The checkpoint that this rank waits in."""
@@ -200,7 +200,7 @@ class RankMachine:
         self._on_end(orders, effects)
 
     def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
-        """What is decided and new here."""
+        """Read the records that are new."""
         if orders.snapshot is not None and orders.snapshot.index > self.decided:
             self._on_snapshot(orders.snapshot, now_ns, effects)
         if orders.prev <= self.decided:
@@ -209,7 +209,7 @@ class RankMachine:
                 self._on_record(record, now_ns, effects)
 
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
-        """The rack cannot go on, or has left."""
+        """Stop when the rack cannot go on, or has left."""
         if orders.failure[0] and self.me.rank != 0:
             effects.append(ev.Fail(*orders.failure))
         if orders.finish and not self.finished:
@@ -241,8 +241,8 @@ class RankMachine:
                 self._on_mark(record)
 
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
-        """The records up to here will not come. What they did to offers is in what they add up
-        to; states are copied, or are here as tentative results."""
+        """Go on from a snapshot: the records before it will not come. The log state has what they
+        did to offers; versions are copied, or are here as tentative results."""
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         effects.append(ev.Restored(snapshot))
         if snapshot.mark is not None:
@@ -304,8 +304,8 @@ class RankMachine:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
 
     def _on_mark(self, record: Mark) -> None:
-        """A checkpoint that this rank asked for lies here; or one of another name has taken the
-        number that it asked for."""
+        """Pin the versions of a checkpoint that this rank asked for; or ask for the next number
+        when another checkpoint has taken this one."""
         if self.cut is None or self.cut.written:
             return
         if self.cut.name != record.name:
@@ -361,10 +361,10 @@ class RankMachine:
         gather, holds_newest = replica.gather, newest in replica.held
         if gather and holds_newest and gather.version == newest + 1 and replica.lacks(gather):
             self._merge(gather, gather.attempt, effects)
-        self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
+        self._tidy(fragment, newest, now_ns, effects)  # also on a rank that is always late
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
-        """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
+        """Get the newest decided version: adopt the tentative one, or merge it, or copy it."""
         replica = self.replicas[fragment]
         digest = replica.digests[newest]
         if replica.tentative is not None and replica.tentative.version == newest:
@@ -474,7 +474,7 @@ class RankMachine:
         )
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
-        """Of what is asked for now, and has not ended before it was."""
+        """Begin to time the pulls that these effects ask for."""
         for effect in effects:
             if isinstance(effect, ev.Fetch):
                 self.pace.links.begin(effect.offer.member, now_ns)
@@ -491,7 +491,7 @@ class RankMachine:
         return self.pace.links.end(member, event.size, event.error, self.step, now_ns)
 
     def _lanes(self) -> dict[int, Address]:
-        """Of the same rank of the other racks."""
+        """Lanes of the same rank of the other racks."""
         seats, rank = self.folded.seats, self.me.rank
         return {r: seats[r].lanes[rank] for r in sorted(seats) if r != self.me.rack}
 

@@ -31,8 +31,8 @@ Offers = Mapping[tuple[int, int], Offer]
 def surroundings(
     log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
 ) -> RoundInputs:
-    """What all rounds see alike; `inputs_of` adds what is special to one."""
-    assert log.policy is not None, "rounds begin behind the first record"
+    """The part of the inputs that all rounds share; `inputs_of` adds what belongs to one."""
+    assert log.policy is not None, "rounds begin after the first record"
     seated = {rack: views[rack] for rack in sorted(log.seats)}
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
@@ -60,7 +60,7 @@ def surroundings(
 
 
 def asked_fragments(views: Mapping[int, MemberView], offers: Offers) -> set[int]:
-    """Of which something is offered or declined."""
+    """Fragments that some rack has offered or declined."""
     reports = [view.report for view in views.values() if view.report is not None]
     declined = {each.fragment for report in reports for each in report.declined}
     return declined | {fragment for _, fragment in offers}
@@ -80,7 +80,7 @@ def inputs_of(
     offers: Offers,
     holders: Mapping[OfferId, Set[int]],
 ) -> RoundInputs:
-    """Of one round: which offers are there and held, who declined, whose results are there."""
+    """The inputs of one round: its offers, those that are held, who declined, the results."""
     version, racks = log.versions[fragment], sorted(log.seats)
     of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
     open_offers = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
@@ -136,13 +136,14 @@ def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[in
 
 
 def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
-    """What it says of a sharded attempt at a version: of the newest it has heard of."""
+    """Its state in the newest sharded attempt at a version that it has heard of."""
     slices = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
     return max(slices, key=lambda s: s.attempt, default=None)
 
 
 def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:
-    """Who was named lately, has stepped since and is not leaving, with what that offer weighed."""
+    """Racks that were named lately, have stepped since and are not leaving, with what that offer
+    weighed."""
     trains, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
     for rack, seat in log.seats.items():
         key, report = (seat.member, fragment), views[rack].report
@@ -157,8 +158,8 @@ def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> di
 def _found_bad(
     fragment: int, offers: Sequence[Offer], reports: Sequence[Report]
 ) -> dict[tuple[Member, int], str]:
-    """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
-    compared the bytes with their checksum. The lowest rack that says so gives the reason."""
+    """Offers that some rack refuses to merge. One report is enough: the rack has compared the bytes
+    with their checksum. The lowest rack that refuses gives the reason."""
     reasons: dict[tuple[Member, int], str] = {}
     if not reports:
         return reasons

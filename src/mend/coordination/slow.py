@@ -1,4 +1,4 @@
-"""Which ranks are slow, as reports tell it. The rules are the detector's.
+"""Finds slow ranks and racks from samples and reports. The rules are the detector's.
 
 A rank judges itself against its own past and reports its pace: 16 bytes or so in each report that
 is sent anyway. The coordinator compares the racks with their peers and shows all verdicts to
@@ -131,12 +131,12 @@ class RankPace:
 
     @property
     def verdict(self) -> Pace:
-        """`verdict_of` what is reported."""
+        """The part of the pace that is news."""
         return verdict_of(self.pace)
 
     @property
     def pace(self) -> Pace:
-        """As it is reported."""
+        """The pace as it is reported."""
         measured, slow, cause = self.past.pace, self.past.slowdown, self.search.cause
         return Pace(
             rank=self.rank,
@@ -174,7 +174,7 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
 
 
 def verdict_of(pace: Pace) -> Pace:
-    """What of a pace is news; the rest goes along with what is sent anyway."""
+    """The part of a pace that is news; the rest is sent along with reports."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
     links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
     return replace(pace, **measured, batch=0, start_ms=0, links=links)
@@ -183,7 +183,7 @@ def verdict_of(pace: Pace) -> Pace:
 @dataclass(slots=True)
 class RackPaces:
     """For the coordinator. `judged`: all verdicts in force, ascending by rack, its own past first;
-    behind them those on links. Soft: whoever takes over compares anew."""
+    those on links last. Soft: a new coordinator compares anew."""
 
     judged: tuple[FailSlow, ...] = ()
     due_ns: int = 0
@@ -191,7 +191,7 @@ class RackPaces:
     _since: dict[int, int] = field(default_factory=dict)
 
     def look(self, reports: Mapping[int, Report | None]) -> list[Effect]:
-        """At the racks that are live and have a seat."""
+        """Compare the racks that are live and have a seat."""
         training = {r: reports[r] for r in sorted(reports)}
         there = {r: report for r, report in training.items() if report and not report.leaving}
         paces = {rack: report.pace for rack, report in there.items()}
@@ -229,7 +229,7 @@ class RackPaces:
         return effects
 
     def _cause(self, rack: int, paces: Mapping[int, Pace]) -> str:
-        """Of a rack that is slower than its peers: their matrix products are compared, too."""
+        """The cause by which a rack is slower than its peers: matrix products are compared, too."""
         others = [paces[r].gemm_ns for r in sorted(paces) if r != rack and paces[r].gemm_ns]
         if not paces[rack].gemm_ns or not others:
             return ""

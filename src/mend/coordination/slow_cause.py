@@ -1,4 +1,4 @@
-"""Asks for a micro-benchmark when a rank is slow, and says what it is slow by.
+"""Finds the cause of a slowdown by a micro-benchmark.
 
 One is made while the rank is healthy, as soon as its past is known, to compare with; and one when a
 verdict is found: a matrix product and, over some steps, the wait before the forward, by the
@@ -39,24 +39,25 @@ class Measurements:
 
 @dataclass(slots=True)
 class CauseSearch:
-    """One rank's. `healthy`: of the time before any verdict. `cause`: of the verdict in force."""
+    """The search of one rank. `healthy`: measurements before any verdict. `cause`: of the verdict
+    in force."""
 
     rack: int
     rank: int
     healthy: Measurements | None = None
     cause: Cause | None = None
     gemm_ns: int = 0
-    """Of the newest matrix product."""
+    """Time of the newest matrix product."""
     _number: int = 0
-    """Of the newest benchmark; what older ones say comes too late."""
+    """Number of the newest benchmark; answers to older ones are dropped."""
     _ratio: float = 0.0
-    """Of the verdict that it is made for; 0: for none."""
+    """Ratio of the verdict that the benchmark is made for; 0: for none."""
     _found: Measurements | None = None
-    """Of the benchmark under way, once the training thread has answered."""
+    """Results of the benchmark under way, once the training thread has answered."""
     _holders: dict[int, Address] = field(default_factory=dict)
-    """Racks that are still to be asked, ascending."""
+    """Racks that are not probed yet, ascending."""
     _asked: int = -1
-    """The rack that a pull is under way from; -1: none."""
+    """The rack that is being probed; -1: none."""
     _asked_ns: int = 0
     _until_ns: int = 0
 
@@ -67,7 +68,7 @@ class CauseSearch:
         return [Validate(self._number, STEPS)]
 
     def over(self) -> None:
-        """The verdict has ended; what is under way says nothing any more."""
+        """The verdict has ended; results that are under way are dropped."""
         self._number, self._ratio, self._found, self._asked = self._number + 1, 0.0, None, -1
         self.cause = None
 
@@ -84,7 +85,7 @@ class CauseSearch:
         return self._next(now_ns)
 
     def probed(self, event: Probed, now_ns: int) -> list[Effect]:
-        """A pull has ended. One that failed says nothing of the speed of the link."""
+        """A probe has ended. A failed one is no measure of the link."""
         if event.number != self._number or event.rack != self._asked:
             return []
         return self._took(0 if event.error else now_ns - self._asked_ns, now_ns)
@@ -93,19 +94,19 @@ class CauseSearch:
         return [self._asked_ns + PROBE_NS_MAX] if self._asked >= 0 else []
 
     def tick(self, now_ns: int) -> list[Effect]:
-        """Waits for no pull for ever."""
+        """Ends a probe that takes too long."""
         late = self._asked >= 0 and now_ns >= self._asked_ns + PROBE_NS_MAX
         return self._took(PROBE_NS_MAX, now_ns) if late else []
 
     def _took(self, ns: int, now_ns: int) -> list[Effect]:
-        assert self._found is not None, "pulls come behind the training thread's answer"
+        assert self._found is not None, "probes follow the training thread's answer"
         if ns:
             self._found = replace(self._found, lanes={**self._found.lanes, self._asked: ns})
         self._asked = -1
         return self._next(now_ns)
 
     def _next(self, now_ns: int) -> list[Effect]:
-        """The next pull, or what all of it says."""
+        """The next probe, or the verdict when all have ended."""
         if self._holders and now_ns < self._until_ns:
             self._asked, self._asked_ns = min(self._holders), now_ns
             return [Probe(self._number, self._asked, self._holders.pop(self._asked))]

@@ -1,5 +1,5 @@
-"""One rank's side of copying the training state: what it has copied as a donor, what it pulls as a
-rack that joins."""
+"""Copies of the training state on one rank: those it serves as a donor, and the one it pulls when
+its rack joins."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ class StateCopies:
     me: Peer
     wants: bool = False
     given: dict[Member, RankCopy] = field(default_factory=dict)
-    """As a donor: what is served, by the rack that it is for."""
+    """As a donor: the copies that are served, by the rack that they are for."""
     asked: tuple[Member, ...] = ()
     """As a donor: the racks that wait for a copy."""
     found: StateCopy | None = None
-    """As a rack that joins: what a donor has copied for it."""
+    """As a rack that joins: the copy that a donor has made for it."""
     pulling: bool = False
     done: bool = False
     tries: int = 0
-    """Of `found`."""
+    """Pulls of `found` that have failed."""
     retry_ns: int = 0
 
     def wanting(self, on: bool) -> None:
-        """Said again: the ranks of this rack got different copies, so all pull once more."""
+        """The rack waits for a state, or waits no more. Said again: its ranks got different copies,
+        so all pull once more."""
         self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
 
     def taken(self, event: StateTaken) -> None:
@@ -51,7 +52,8 @@ class StateCopies:
         self.given[event.to] = copy
 
     def read(self, orders: RankOrders, log: LogState) -> list[Effect]:
-        """A refusal stays as long as the rack that it is for: it is why this one is not asked."""
+        """Orders have come. A refusal is kept as long as the rack that it is for has its seat: it
+        is why this rack is not asked."""
         refused = {
             to for to, copy in self.given.items() if copy.refused and log.member(to.rack) == to
         }

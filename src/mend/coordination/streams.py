@@ -1,4 +1,4 @@
-"""States that are sent again and again, as what has changed since one that the receiver has.
+"""Sends repeated states as patches: what has changed since a state that the receiver has.
 
 A state is repeated with every heartbeat, and is large: an open offer has a checksum per rank.
 Machines send and receive whole states. Between two processes a state travels as a `Patch` of an
@@ -111,13 +111,13 @@ _OFFERS: dict[type[Repeated], int] = {
 
 @dataclass(slots=True)
 class Encodings:
-    """Of lists of items, by the very values that they were made of: a state that goes to many
-    readers has the same ones for all."""
+    """Encoded item lists, cached by the identity of their values: a state that goes to many readers
+    is encoded once."""
 
     _made: dict[tuple[int, ...], tuple[tuple[Any, ...], Raw]] = field(default_factory=dict)
 
     def of(self, old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> Raw:
-        """Of `new`, to whoever has `old`. `offers`: of the same state as `new`."""
+        """Encodes `new` for a reader that has `old`. `offers`: those of the same state as `new`."""
         values = (old, new, offers)
         key = (id(old), id(new), id(offers))  # they live as long as their entry
         if (known := self._made.get(key)) is not None:
@@ -132,7 +132,7 @@ class Encodings:
 def make_patch(
     base_number: int, base: Repeated, state: Repeated, encodings: Encodings | None = None
 ) -> Patch:
-    """What makes `state` of `base`, which is of the same kind."""
+    """The patch that turns `base` into `state`, a state of the same kind."""
     fields, encodings = {}, encodings or Encodings()
     offers = state.offers if isinstance(state, Orders | RankOrders) else ()
     for place, each in enumerate(_FIELDS[type(state)]):
@@ -197,7 +197,7 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
 
 @dataclass(slots=True)
 class _Sent:
-    """One stream, at its sender."""
+    """The sender's side of a stream."""
 
     number: int = 0
     states: dict[int, Repeated] = field(default_factory=dict)
@@ -213,14 +213,14 @@ class _Sent:
         return state if base is None else make_patch(self.acked, base, state, encodings)
 
     def hears(self, number: int) -> None:
-        """Acks may be late; 0: the receiver has nothing, whatever it had."""
+        """An ack, which may be late; 0: the receiver has no state any more."""
         if number == 0 or number > self.acked:
             self.acked = number
 
 
 @dataclass(slots=True)
 class _Read:
-    """One stream, at its receiver."""
+    """The receiver's side of a stream."""
 
     newest: int = 0
     states: dict[int, Repeated] = field(default_factory=dict)
@@ -241,7 +241,7 @@ class _Read:
 
 
 def _shorten(states: dict[int, Repeated], kept: int) -> None:
-    """Without the oldest but `kept`."""
+    """Drop the oldest states, but never `kept`."""
     while len(states) > STATES_MAX:
         del states[min(number for number in states if number != kept)]
 
@@ -300,7 +300,8 @@ class Streams:
         return streams.setdefault(kind, _Read()).take(envelope.number, body)
 
     def _meet(self, peer: Peer, life: int) -> None:
-        """Another life of a process: it has read nothing of what is under way to it."""
+        """Begin with a new life of a process: it has read nothing of what was sent to the former
+        one."""
         self._lives[peer] = life
         for stream in self._sent.get(peer, {}).values():
             stream.acked = 0

@@ -48,7 +48,7 @@ class Sums:
     members: tuple[tuple[Member, int], ...] = ()
     phase: Phase = Phase.NONE
     blob: bytes = b""
-    """The own partial while TOLD, the total when HERE."""
+    """The own partial in phase TOLD, the total in phase HERE."""
 
     def towards(self, merge: Merge) -> Measure | Merge | None:
         """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
@@ -67,13 +67,13 @@ class Sums:
             self.blob = event.blob
 
     def told(self, total: Total) -> None:
-        """What the leader says again and again."""
+        """Take a total of the leader, which repeats it."""
         if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 
     def partial(self, fragment: int, newest: int) -> Partial | None:
-        """What the leader is told. Nothing of a version that is here already."""
+        """The partial to report. None for a version that is held already."""
         if self.phase is not Phase.TOLD or self.of[0] <= newest:
             return None
         return Partial(fragment, *self.of, self.blob)
@@ -81,7 +81,7 @@ class Sums:
 
 @dataclass
 class Totals:
-    """A leader's side, all fragments. Keeps the newest total of each."""
+    """The leader's side of all fragments. Keeps the newest total of each."""
 
     _busy: dict[int, Attempt] = field(default_factory=dict)
     _made: dict[int, Total] = field(default_factory=dict)
@@ -110,7 +110,8 @@ class Totals:
         return [Note("sums-failed", about)] if event.error else []
 
     def told(self, ranks: list[RankReport]) -> tuple[Total, ...]:
-        """What the ranks are told, the same to all. A total that every rank has used is dropped."""
+        """The totals for the ranks, the same for all. A total that every rank has used is
+        dropped."""
         for fragment, total in list(self._made.items()):
             if all(report.versions[fragment] >= total.version for report in ranks):
                 del self._made[fragment]

@@ -28,7 +28,7 @@ class Proposer:
     dead: set[Member] = field(default_factory=set)
     """Voters whose process is over: attested, never guessed."""
     retired: set[Member] = field(default_factory=set)
-    """Those of the dead of whom a person says so."""
+    """Members of `dead` that a person has retired."""
     returned: Member | None = None
     """The witness in the life that has promised, where a former, dead one has the seat."""
     lost: bool = False
@@ -66,7 +66,7 @@ class Proposer:
         )
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
-        """A voter's newest ballot; False when it shows that this epoch is over."""
+        """Take a voter's newest state. False: it shows that this epoch is over."""
         if acceptor_state.promised > self.epoch:
             return False
         self.acceptor_states[member] = acceptor_state
@@ -176,7 +176,7 @@ class Proposer:
         )
 
     def _by_hand(self) -> str:
-        """Of whom it is a person who says that they are."""
+        """In words, the dead members that a person has retired."""
         racks = ", ".join(f"rack {member.rack}" for member in sorted(self.retired & self.dead))
         return f"; a person has retired {racks}" if racks else ""
 
@@ -184,7 +184,7 @@ class Proposer:
         return self.acceptor_states[member].promised == self.epoch
 
     def _complete(self, acceptor_state: AcceptorState) -> bool:
-        """Whether it shows all that its voter has behind what is decided here."""
+        """Whether it has all records of its voter after those that are decided here."""
         decided = self.log.decided
         behind = acceptor_state.last <= decided
         return behind or (
@@ -193,7 +193,7 @@ class Proposer:
         )
 
     def _learn(self) -> None:
-        """What a voter knows to be decided is decided; the others are asked again from there."""
+        """Decide what a voter knows to be decided; the others are asked again from there."""
         for acceptor_state in self.acceptor_states.values():
             fits = self.log.matches(acceptor_state.prev, acceptor_state.chain)
             if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:
@@ -203,7 +203,7 @@ class Proposer:
 
     @staticmethod
     def _rosters(log: Log) -> list[LogState]:
-        """The roster that is decided, and every one that is not yet."""
+        """The decided roster, and every undecided one."""
         changes = [
             index
             for index in range(log.decided + 1, log.last + 1)
@@ -214,7 +214,8 @@ class Proposer:
     # -------------------------------------------------------------- leading
 
     def may_append(self) -> bool:
-        """Nothing goes behind an undecided Roster; the undecided end stays short."""
+        """Whether a record may be appended: none after an undecided Roster, and the undecided end
+        stays short."""
         if self.log.last == self.log.decided:
             return True
         undecided = list(self.log.undecided())
@@ -237,7 +238,7 @@ class Proposer:
         return not log.appended.begun or any(quorum(heard, log.voters_at(i)) for i in nexts)
 
     def common(self, member: Member) -> int:
-        """Up to where a voter's log is surely the same as this one."""
+        """The index up to which a voter's log is surely the same as this one."""
         acceptor_state = self.acceptor_states.get(member)
         if acceptor_state is None:
             return self.log.decided
@@ -247,7 +248,7 @@ class Proposer:
         return min(same, self.log.last)
 
     def ready(self) -> set[Member]:
-        """Who has accepted the whole log."""
+        """Members that have accepted the whole log."""
         last = self.log.last
         acceptor_states = self.acceptor_states.items()
         return {m for m, b in acceptor_states if b.accepted == self.epoch and b.last == last}

@@ -29,7 +29,7 @@ def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:
     """A majority of the voters, or exactly half of them with the lowest one among it.
 
     Two quorums of the same voters always share a voter: of two halves only one holds the lowest.
-    The witness sorts behind every rack.
+    The witness sorts after every rack.
     """
     counted = votes & voters
     twice, whole = 2 * len(counted), len(voters)

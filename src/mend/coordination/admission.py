@@ -1,4 +1,4 @@
-"""Hellos of racks: before the first record, and of racks that join a running job."""
+"""Admits racks: before the first record, and into a running job."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONTENDED_MAX = 1_024
 
 
 def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
-    """Whose weights the job begins with: of the lowest rack that resumes a checkpoint, or else of
-    the lowest rack."""
+    """The hello whose weights the job begins with: of the lowest rack that resumes a checkpoint, or
+    else of the lowest rack."""
     ascending = [hellos[rack] for rack in sorted(hellos)]
     return next((hello for hello in ascending if hello.resume is not None), ascending[0])
 
 
 def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis:
-    """Of the job that these racks begin, with the lowest one's weights or checkpoint."""
+    """The first record of the job that these racks begin."""
     lowest = first_to_begin(hellos)
     resume = lowest.resume
     votes = witness is None or witness_votes(witness, len(hellos))
@@ -55,19 +55,18 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
 
 @dataclass
 class Admission:
-    """Keeps the hellos of the start and of racks that wait for a seat, and why others were
-    refused."""
+    """The hellos of the start and of racks that wait for a seat, and the reasons of refusals."""
 
     racks: int
     job: str
     detect_ns: int
     hellos: dict[int, Hello] = field(default_factory=dict)
     joining: dict[int, Hello] = field(default_factory=dict)
-    """Of racks that said hello to the running job."""
+    """Hellos of racks that join the running job."""
     refused: dict[int, str] = field(default_factory=dict)
     contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(rack, incarnation) -> since when it wants the seat of a live rack. The newest CONTENDED_MAX:
-    whoever says hello chooses the incarnation, and could fill the memory with them."""
+    """(rack, incarnation) -> when it first asked for the seat of a live rack. The newest
+    CONTENDED_MAX: the sender chooses the incarnation, and could fill the memory."""
 
     def hear(
         self,
@@ -132,7 +131,7 @@ class Admission:
         return former is None or life_of(former) in hello.after
 
     def tell_end(self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]) -> None:
-        """To a rack that was started too late: it need not wait until nobody has answered."""
+        """Tell a rack that was started too late that the job is over."""
         known = sender in log.former  # a late frame of a rack that has left
         if not log.over or known or hello.seat.member != sender or sender.rack >= self.racks:
             return
@@ -150,11 +149,11 @@ class Admission:
         return since_ns
 
     def seated(self, members: Collection[Member]) -> None:
-        """These wait no longer."""
+        """These members have got their seats."""
         self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
 
     def _differs(self, hello: Hello, log: LogState) -> tuple[str, str] | None:
-        """What keeps a rack out of a job that has begun: (what it is told, what is noted here)."""
+        """Why a rack may not join a job that has begun: (text for the rack, text for this log)."""
         if log.policy is not None and log.policy.lockstep:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
@@ -187,16 +186,17 @@ class Admission:
         return None
 
     def refusals(self, present: Container[int]) -> tuple[str, ...]:
-        """For people: the racks that are still not there, and why they were sent away."""
+        """In words: the racks that are still absent, and why they were refused."""
         absent = [rack for rack in sorted(self.refused) if rack not in present]
         return tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in absent)
 
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
     ) -> None:
-        """`detail` is what the rack hears, and whoever looks: it names what is wrong, never what
-        would be right, as nobody knows who says hello. `noted` is for the log of this side."""
-        # All that are none of this job's racks are one visitor: numbers from the network must not
+        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. It names what is
+        wrong, never what would be right, as the sender may be a stranger. `noted`: for the log of
+        this side."""
+        # Racks that the job does not have share one visitor: numbers from the network must not
         # become connections and notes without end.
         rack = min(hello.seat.member.rack, self.racks)
         visitor = Peer(rack, VISITOR)

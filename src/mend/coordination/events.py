@@ -142,8 +142,8 @@ class Wanting(Event, frozen=True):
 
 
 class StateTaken(Event, frozen=True):
-    """A donor's rank has copied its training state behind `step`, for a rack that joins, and serves
-    it; or it cannot, for the reason that `refused` is."""
+    """A donor's rank has copied its training state after `step`, for a rack that joins, and serves
+    it; or it cannot, for the reason `refused`."""
 
     to: Member
     step: int
@@ -153,8 +153,7 @@ class StateTaken(Event, frozen=True):
 
 
 class StateCopied(Event, frozen=True):
-    """A pull of a donor's training state ended; its digest was compared with what the donor
-    said."""
+    """A pull of a donor's training state ended; its digest was compared with the donor's."""
 
     donor: Member
     step: int
@@ -164,7 +163,7 @@ class StateCopied(Event, frozen=True):
 
 class RackStateLoaded(Event, frozen=True):
     """The rank goes on with what a former life of it had registered with scope rack when it
-    captured behind `step`. For the tape: no machine acts on it."""
+    captured after `step`. For the tape: no machine acts on it."""
 
     owner: Member
     step: int
@@ -172,7 +171,7 @@ class RackStateLoaded(Event, frozen=True):
 
 
 class Spoiled(Event, frozen=True):
-    """The bytes of a held version are not what they were."""
+    """The bytes of a held version are damaged."""
 
     fragment: int
     version: int
@@ -213,26 +212,26 @@ class Timed(Event, frozen=True):
 
 
 class Started(Event, frozen=True):
-    """The rank has made its first step, so long after its process was started. 0: that is of no
-    account, as it has been evicted and could not leave."""
+    """The rank has made its first step, `ns` after its process was started. 0: not to be counted,
+    as the rank was evicted and could not leave."""
 
     ns: int
 
 
 class BatchSet(Event, frozen=True):
-    """From the step behind `step` on the rank takes so many percent of its micro-batches."""
+    """After `step` the rank takes so many percent of its micro-batches."""
 
     step: int
     batch_pct: int
 
 
 class Validated(Event, frozen=True):
-    """The training thread has made a micro-benchmark behind `step`."""
+    """The training thread has made a micro-benchmark after `step`."""
 
     number: int
     step: int
     gemm_ns: int
-    """Of one matrix product; 0: it could not be made."""
+    """Time of one matrix product; 0: it could not be made."""
     waited_ppm: int
     """Share of the step time before the first forward of a step, in millionths; -1: not known."""
 
@@ -258,7 +257,8 @@ class Idle(Event, frozen=True):
 
 
 class Cutting(Event, frozen=True):
-    """The rank waits in a checkpoint of this name, or has written its part; empty: no more."""
+    """The rank waits in a checkpoint of this name, or has written its part; empty: it waits no
+    more."""
 
     name: str
     written: bool = False
@@ -305,13 +305,13 @@ class Merge(OfAttempt, Effect, frozen=True):
     verify: bool
     total: bytes = b""
     part: int = WHOLE
-    """How much of a round it is, of `weights.WHOLE`."""
+    """Part of a round that it is, of `weights.WHOLE`."""
     stretch: float = 1.0
-    """Of its step, as `weights.stretch_of`."""
+    """Factor of its step, from `weights.stretch_of`."""
     closing: bool = False
-    """Whether all that it merges are last offers."""
+    """Whether all merged offers are the last ones of their racks."""
     sharded: bool = False
-    """Of the merged slices of this attempt, not of payloads."""
+    """Whether it merges the merged slices of this attempt, not payloads."""
 
 
 class FetchSlice(OfAttempt, Effect, frozen=True):
@@ -336,11 +336,11 @@ class MergeSlice(OfAttempt, Effect, frozen=True):
 
 
 class FreeSlices(OfAttempt, Effect, frozen=True):
-    """The slices of an attempt that nobody needs any more."""
+    """Free the slices of an attempt."""
 
 
 class Measure(OfAttempt, Effect, frozen=True):
-    """Make the sums over this rank's part of the payloads that this merge needs."""
+    """Compute the sums over this rank's part of the payloads that a merge needs."""
 
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
@@ -348,7 +348,7 @@ class Measure(OfAttempt, Effect, frozen=True):
 
 
 class Sum(OfAttempt, Effect, frozen=True):
-    """For a leader: make one total of the partials of all its ranks, in rank order."""
+    """For a leader: add the partials of all its ranks, in rank order."""
 
     partials: tuple[bytes, ...]
 
@@ -361,11 +361,11 @@ class Copy(Effect, frozen=True):
     digest: str
     holders: tuple[Address, ...]
     rounds: int = 0
-    """That the fragment has merged by then, in parts of `weights.WHOLE`."""
+    """Rounds that the fragment has merged by then, in parts of `weights.WHOLE`."""
 
 
 class CopyState(Effect, frozen=True):
-    """Pull this rank's part of what a donor has copied of its training state."""
+    """Pull this rank's part of a donor's training state."""
 
     donor: Member
     step: int
@@ -389,7 +389,7 @@ class AskedState(Effect, frozen=True):
 
 
 class FreeState(Effect, frozen=True):
-    """The rack that joins needs the copy no more."""
+    """Free the copy for a rack that joins."""
 
     to: Member
 
@@ -403,7 +403,7 @@ class Validate(Effect, frozen=True):
 
 
 class Probe(Effect, frozen=True):
-    """Pull some bytes of no meaning from this rack, to see how fast the link is."""
+    """Pull probe bytes from this rack, to measure the link."""
 
     number: int
     rack: int
@@ -420,19 +420,19 @@ class RecordCommitted(Effect, frozen=True):
 
     record: Record
     rounds: int = 0
-    """Of a commit: how many its fragment has merged before, in parts of `weights.WHOLE`."""
+    """For a commit: rounds that its fragment has merged before, in parts of `weights.WHOLE`."""
     part: int = 0
-    """Of a commit: how much of a round it is."""
+    """For a commit: the part of a round that it is."""
 
 
 class Restored(Effect, frozen=True):
-    """All that is decided up to a record, in place of the records: these will not be told."""
+    """The decided state up to a record, in place of the records, which will not come."""
 
     snapshot: Snapshot
 
 
 class Free(Effect, frozen=True):
-    """A payload nobody needs any more."""
+    """Free a payload."""
 
     member: Member
     fragment: int
@@ -440,7 +440,7 @@ class Free(Effect, frozen=True):
 
 
 class DropAnchor(Effect, frozen=True):
-    """An anchor (or a tentative one: attempt > 0) nobody needs any more."""
+    """Free an anchor, or with attempt > 0 a tentative one."""
 
     fragment: int
     version: int
@@ -448,9 +448,9 @@ class DropAnchor(Effect, frozen=True):
 
 
 class DropOffer(Effect, frozen=True):
-    """An own offer died; the training threads drop it at one apply point.
+    """An own offer will not be merged; the training threads drop it at one apply point.
 
-    `bad`: the log says that it was not fit to be merged, and why; else empty.
+    `bad`: why the log refuses to merge it; empty: for no fault of its own.
     """
 
     fragment: int
@@ -466,7 +466,7 @@ class Note(Effect, frozen=True):
 
 
 class Fail(Effect, frozen=True):
-    """This rack cannot go on. kind names the exception of mend.errors."""
+    """This rack cannot go on. `kind` names an exception of mend.errors."""
 
     kind: str
     detail: str

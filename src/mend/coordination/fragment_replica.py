@@ -45,20 +45,20 @@ class FragmentReplica:
     held: set[int] = field(default_factory=set)
     applied: int = 0
     pinned: int = -1
-    """The version at which a checkpoint lies that this rank has not come to yet; -1: none. Others
-    may train on from it."""
+    """The version of a checkpoint that this rank has not reached yet; -1: none. Other racks may be
+    past it."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     gather: Gather | None = None
     merging: tuple[int, int] | None = None
-    """(version, attempt) that a worker measures or merges; one at a time."""
+    """(version, attempt) that a worker measures or merges: one at a time."""
     sums: Sums = field(default_factory=Sums)
     slices: Slices = field(default_factory=Slices)
     tentative: Held | None = None
     """The newest result that is not decided yet."""
     copying: int | None = None
     undone: bool = False
-    """Whether the version that is being copied counts no more: its number is given anew."""
+    """Whether the version that is being copied was undone: its number is given anew."""
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class FragmentReplica:
         return self.slices.dues_ns() if self.pulls_slices else []
 
     def founded(self, version: int, digest: str, own: tuple[int, str]) -> bool:
-        """The first record is read; whether this rank has what it begins with. `own`: version and
-        digest of its own beginning."""
+        """Read the first record. Returns whether this rank holds the version that the job begins
+        with. `own`: version and digest that this rank begins with."""
         self.digests[version] = digest
         same = (version, digest) == own
         self.held |= {version} if same else set()
         return same
 
     def restored(self, version: int, digest: str) -> list[int]:
-        """Everything up to `version` is decided, and the records of it will not come. Returns what
-        is no longer held: of decided versions in between nobody can tell here that they are."""
+        """Go on from a snapshot at `version`. Returns the versions that are no longer held: without
+        records nothing shows that those in between are decided."""
         same = self.digests.get(version) == digest
         held = version in self.held and same
         gone = sorted(v for v in self.held if v > self.applied and not (held and v == version))
@@ -107,15 +107,15 @@ class FragmentReplica:
         return gone
 
     def committed(self, record: Commit, digest: str, now_ns: int) -> None:
-        """The payloads that it names are served until everybody has the result."""
+        """Read a commit. The payloads that it names are served until all racks have the result."""
         self.commits[record.version], self.digests[record.version] = record, digest
         self.retry_ns = 0
         for share in record.members:
             self.linger[(share.member, share.seq)] = (record.version, now_ns)
 
     def outgrown(self, newest: int) -> list[int]:
-        """Versions that nobody needs any more, or that never were: they are no longer held. Who is
-        far behind keeps the newest one it has, to train on."""
+        """Drop and return the versions that are not needed, or not decided any more. A rank that is
+        late keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
         gone: list[int] = []
         if not all(recent < v <= newest or v == self.applied for v in self.held):
@@ -128,24 +128,24 @@ class FragmentReplica:
         return gone
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
-        """A new lineage goes on from here; returns the offers that undone commits had ended, by
-        naming or dropping them. A rank may hold more than that if a rack-mate did not; then nobody
-        trains on it."""
+        """Go on in a new lineage, from `version`. Returns the offers that undone commits had named
+        or dropped. A rank may hold a later version if a rack-mate did not; then no rank trains on
+        it."""
         self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
 
     def forget_rounds(self, version: int) -> bool:
-        """A round behind the one after `version`, the newest decided, was of a lineage that is
-        undone; those to come are of lower versions. False: there is none."""
+        """Forget a round of an undone lineage: one of a later version than the next after
+        `version`, the newest decided. False: there is none."""
         forgets = self.gather is not None and self.gather.version > version + 1
         if forgets:
             self.gather = None
         return forgets
 
     def same_members(self, version: int) -> bool:
-        """Whether the last gather asked for just what was decided as this version."""
+        """Whether the members of the newest gather are those that were decided for this version."""
         commit, gather = self.commits.get(version), self.gather
         if commit is None or gather is None or gather.version != version:
             return False
@@ -195,6 +195,6 @@ class FragmentReplica:
             del self.commits[old]
 
     def back_off(self, now_ns: int) -> None:
-        """Something failed: try again later, each time twice as late."""
+        """Try again later, after twice the last pause."""
         self.retry_ns = now_ns + self.wait_ns
         self.wait_ns = min(2 * self.wait_ns, RETRY_NS_MAX)

@@ -12,7 +12,7 @@ FLOOR_PCT = 25
 
 
 WINDOW_NS_MAX = 1 * SECOND
-"""Of the gap that is waited without a slack, or before anything is known."""
+"""Limit of the window without a slack, or before the times are known."""
 
 
 class Mean:

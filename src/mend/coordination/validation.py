@@ -45,23 +45,23 @@ Fact = tuple[str, str]
 
 
 class Difference(NamedTuple):
-    """A fact of a hello that is not as it is in the job."""
+    """A fact of a hello that differs from the job's."""
 
     name: str
     there: str
     here: str
 
     def said(self) -> str:
-        """To whoever said hello, who may be nobody of the job: not what would be right."""
+        """For the sender of the hello, who may be a stranger: it does not name the right value."""
         return f"{self.name} is {self.there} there and not here"
 
     def noted(self) -> str:
-        """To the people of this side."""
+        """For the log of this side."""
         return f"{self.name} is {self.there} there and {self.here} here"
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
-    """For the coordinator: a rack that could not be seated."""
+    """For the coordinator: why a rack cannot be seated."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     if hello.policy.racks != racks:
         return f"it is configured for racks={hello.policy.racks}, this job has another number"
@@ -126,7 +126,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
 
 
 def format_misfit(records: Iterable[Record]) -> str:
-    """Records that another mend means otherwise."""
+    """Records of a format that this mend does not read."""
     for record in records:
         if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
             return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
@@ -193,9 +193,9 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
 
 
 def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | None:
-    """For the founder: why this rack cannot begin beside the others, as it is told, and as it is
-    noted here with what would be right. All begin with the same checkpoint; a rack that has no part
-    of it, or lost it, begins with a copy."""
+    """For the founder: why this rack cannot begin with the others: (text for the rack, text for
+    this log with the right value). All begin with the same checkpoint; a rack that has no part of
+    it begins with a copy."""
     first = next((other for other in others if other.resume is not None), None)
     if first is None or first.resume is None:
         return None
@@ -283,7 +283,7 @@ def first_difference(lowest: Hello, other: Hello) -> Difference | None:
 
 
 def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
-    """The same of what the coordinator must know."""
+    """The first field of the policies that differs, or None."""
     for name in lowest.__struct_fields__:
         theirs, ours = getattr(other, name), getattr(lowest, name)
         if theirs != ours:

@@ -54,7 +54,7 @@ def decode(frame: bytes) -> Envelope:
 
 
 def _of_other_version(frame: bytes) -> WireError:
-    """Who sent it, as far as all versions say it alike."""
+    """The error for a frame of another version, with the fields that all versions share."""
     version = frame[3]
     try:
         envelope = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
@@ -67,7 +67,7 @@ def _of_other_version(frame: bytes) -> WireError:
 
 
 def _address_in(envelope: object) -> str:
-    """Of the sender's leader, if it is a hello; else empty."""
+    """Address of the sender's leader, if the message is a hello; else empty."""
     match envelope:
         case [_, _, _, _, [_, [_, str() as address, *_], *_], *_] if address.startswith("tcp://"):
             return address[:256]

@@ -158,14 +158,14 @@ class Admission:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
         if log.policy is not None and (difference := policy_difference(log.policy, hello.policy)):
-            return difference.said(), difference.noted()
+            return difference.for_sender(), difference.for_log()
         if plan_hash(hello) == log.plan:
             return None
         for other in self.hellos.values():
             if plan_hash(other) == log.plan and (difference := first_difference(other, hello)):
-                return difference.said(), difference.noted()
+                return difference.for_sender(), difference.for_log()
         difference = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
-        return difference.said(), difference.noted()
+        return difference.for_sender(), difference.for_log()
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
         """Before the start: the rack whose plan differs from the lowest's is refused."""
@@ -174,7 +174,7 @@ class Admission:
             difference = first_difference(lowest, self.hellos[rack])
             if difference is not None:
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
-                said, noted = head + difference.said(), head + difference.noted()
+                said, noted = head + difference.for_sender(), head + difference.for_log()
                 self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
                 return rack
         for rack in sorted(self.hellos):

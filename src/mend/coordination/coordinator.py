@@ -520,9 +520,9 @@ class Coordinator:
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         for record in self.proposer.decide():
             if isinstance(record, Commit):
-                self.rounds[record.fragment].decided(now_ns)
-                about = {"fragment": record.fragment, "version": record.version}
-                effects.append(Note("decided", about))
+                self.rounds[record.fragment].on_decided(now_ns)
+                about: dict[str, object] = {"fragment": record.fragment}
+                effects.append(Note("decided", about | {"version": record.version}))
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         busy = {

@@ -50,7 +50,7 @@ class FetchQueue:
         else:
             self._pulls[key] = Pull(offer, here=mine)
 
-    def landed(self, key: Key, error: str, now_ns: int) -> bool:
+    def end_pull(self, key: Key, error: str, now_ns: int) -> bool:
         """A pull has ended. False: the offer is not wanted any more."""
         pull = self._pulls.get(key)
         if pull is None:

@@ -84,7 +84,7 @@ class FragmentReplica:
     def slice_dues_ns(self) -> list[int]:
         return self.slices.dues_ns() if self.pulls_slices else []
 
-    def founded(self, version: int, digest: str, own: tuple[int, str]) -> bool:
+    def begin(self, version: int, digest: str, own: tuple[int, str]) -> bool:
         """Read the first record. Returns whether this rank holds the version that the job begins
         with. `own`: version and digest that this rank begins with."""
         self.digests[version] = digest
@@ -92,7 +92,7 @@ class FragmentReplica:
         self.held |= {version} if same else set()
         return same
 
-    def restored(self, version: int, digest: str) -> list[int]:
+    def restore(self, version: int, digest: str) -> list[int]:
         """Go on from a snapshot at `version`. Returns the versions that are no longer held: without
         records nothing shows that those in between are decided."""
         same = self.digests.get(version) == digest
@@ -106,14 +106,14 @@ class FragmentReplica:
         self.commits, self.retry_ns = {}, 0
         return gone
 
-    def committed(self, record: Commit, digest: str, now_ns: int) -> None:
+    def commit(self, record: Commit, digest: str, now_ns: int) -> None:
         """Read a commit. The payloads that it names are served until all racks have the result."""
         self.commits[record.version], self.digests[record.version] = record, digest
         self.retry_ns = 0
         for share in record.members:
             self.linger[(share.member, share.seq)] = (record.version, now_ns)
 
-    def outgrown(self, newest: int) -> list[int]:
+    def drop_outgrown(self, newest: int) -> list[int]:
         """Drop and return the versions that are not needed, or not decided any more. A rank that is
         late keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
@@ -153,7 +153,7 @@ class FragmentReplica:
         asked = [(offer.member, offer.seq) for offer in gather.members]
         return named == asked and commit.absent == gather.absent
 
-    def copied(self, event: Copied, now_ns: int) -> list[Effect]:
+    def on_copied(self, event: Copied, now_ns: int) -> list[Effect]:
         """A pull of the state of a version has ended."""
         undone, self.undone, self.copying = self.undone, False, None
         about: dict[str, object] = {"fragment": event.fragment, "version": event.version}
@@ -166,12 +166,12 @@ class FragmentReplica:
         self.held.add(event.version)
         return [PublishAnchor(event.fragment, event.version, 0), Note("copied", about)]
 
-    def measured(self, event: Measured, now_ns: int) -> list[Effect]:
+    def on_measured(self, event: Measured, now_ns: int) -> list[Effect]:
         self.merging = None
-        self.sums.measured(event)
+        self.sums.on_measured(event)
         return self._failed(event, now_ns) if event.error else []
 
-    def merged(self, event: Merged, now_ns: int) -> list[Effect]:
+    def on_merged(self, event: Merged, now_ns: int) -> list[Effect]:
         """Keep the result if it is the one that is asked for."""
         self.merging = None
         wanted = self.gather
@@ -188,7 +188,7 @@ class FragmentReplica:
         about = {"fragment": event.fragment, "version": event.version, "error": event.error}
         return [Note("merge-failed", about)]
 
-    def trains_on(self, version: int) -> None:
+    def train_on(self, version: int) -> None:
         self.applied = version
         self.pinned = self.pinned if self.pinned > version else -1
         for old in [v for v in self.commits if v <= version]:

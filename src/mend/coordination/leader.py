@@ -122,7 +122,7 @@ class Leader:
         if isinstance(event, Heard):
             self._on_heard(event, now_ns, effects)
         elif isinstance(event, Summed):
-            effects += self.totals.summed(event)
+            effects += self.totals.on_summed(event)
             self.totals_at = -1
         self._watch(now_ns, effects)
         if not self._is_seated():
@@ -433,7 +433,7 @@ class Leader:
         if self.reports.aggregate.complete and self.totals_at != self.reports.news:
             ranks = self.reports.ordered()
             effects += self.totals.collect(ranks)
-            self.totals_told, self.totals_at = self.totals.told(ranks), self.reports.news
+            self.totals_told, self.totals_at = self.totals.current(ranks), self.reports.news
         return self.totals_told
 
     def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:

@@ -133,28 +133,28 @@ class RankMachine:
                 self._on_fetched(event, now_ns, effects)
             case ev.SliceFetched(p, version):
                 decided = self.folded.versions[p] >= version
-                effects += self.replicas[p].slices.fetched(event, decided, now_ns)
+                effects += self.replicas[p].slices.on_fetched(event, decided, now_ns)
             case ev.SliceMerged(p):
-                effects += self.replicas[p].slices.merged(event, self.me)
+                effects += self.replicas[p].slices.on_merged(event, self.me)
             case ev.Measured(p):
-                effects += self.replicas[p].measured(event, now_ns)
+                effects += self.replicas[p].on_measured(event, now_ns)
             case ev.Merged(p):
-                effects += self.replicas[p].merged(event, now_ns)
+                effects += self.replicas[p].on_merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied(p):
-                effects += self.replicas[p].copied(event, now_ns)
+                effects += self.replicas[p].on_copied(event, now_ns)
             case ev.Wanting(on):
-                self.copies.wanting(on)
+                self.copies.set_wanted(on)
             case ev.StateTaken():
-                self.copies.taken(event)
+                self.copies.on_taken(event)
             case ev.StateCopied():
-                effects += self.copies.copied(event, now_ns)
+                effects += self.copies.on_copied(event, now_ns)
             case ev.Spoiled(p, version):
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
             case ev.Applied(p, version, ended):
-                self.replicas[p].trains_on(version)
+                self.replicas[p].train_on(version)
                 self._end_part(p, ended)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
@@ -165,7 +165,7 @@ class RankMachine:
             case ev.Timed() | ev.Started():
                 effects += self.pace.observe(event)
             case ev.Validated() | ev.Probed():
-                effects += self.pace.measured(event, self._lanes(), now_ns)
+                effects += self.pace.on_measured(event, self._lanes(), now_ns)
             case ev.Leaving(now):
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
@@ -193,7 +193,7 @@ class RankMachine:
             if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
                 self._on_gather(gather, effects)
         for total in orders.totals:
-            self.replicas[total.fragment].sums.told(total)
+            self.replicas[total.fragment].sums.take_total(total)
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.DropOffer(fragment, seq))
@@ -250,9 +250,9 @@ class RankMachine:
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
             own = (self.own_versions[p], self.own_digests[p])
-            if version == own[0] and replica.founded(version, digest, own):
+            if version == own[0] and replica.begin(version, digest, own):
                 effects.append(ev.PublishAnchor(p, version, 0))
-            effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
+            effects += [ev.DropAnchor(p, gone) for gone in replica.restore(version, digest)]
             if replica.forget_rounds(version):
                 effects += replica.slices.undo(p, version)
             ended = self.folded.ended.get((self.member, p), 0)
@@ -267,12 +267,12 @@ class RankMachine:
         for fragment, version in enumerate(record.first()):
             own = (self.own_versions[fragment], self.own_digests[fragment])
             digest = record.digests[fragment][self.me.rank]
-            if self.replicas[fragment].founded(version, digest, own):
+            if self.replicas[fragment].begin(version, digest, own):
                 effects.append(ev.PublishAnchor(fragment, version, 0))
 
     def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
         replica = self.replicas[record.fragment]
-        replica.committed(record, record.digests[self.me.rank], now_ns)
+        replica.commit(record, record.digests[self.me.rank], now_ns)
         for ended in record.dropped:
             self._free(ended.member, record.fragment, ended.seq, effects)
 
@@ -297,7 +297,7 @@ class RankMachine:
         for p, replica in enumerate(self.replicas):
             named = replica.begin_anew(record.versions[p], record.digests[p][self.me.rank])
             version = record.versions[p]
-            effects += [ev.DropAnchor(p, gone) for gone in replica.outgrown(version)]
+            effects += [ev.DropAnchor(p, gone) for gone in replica.drop_outgrown(version)]
             replica.forget_rounds(version)
             effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
@@ -336,7 +336,7 @@ class RankMachine:
 
     def _on_fetched(self, event: ev.Fetched, now_ns: int, effects: list[ev.Effect]) -> None:
         member, p, seq, error = event.member, event.fragment, event.seq, event.error
-        if not self.fetch_queue.landed((member, p, seq), error, now_ns):
+        if not self.fetch_queue.end_pull((member, p, seq), error, now_ns):
             effects.append(ev.Free(member, p, seq))
         elif error:
             about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
@@ -457,7 +457,7 @@ class RankMachine:
             if settled >= version or stale:
                 self._free(member, fragment, seq, effects)
         effects += replica.slices.tidy(fragment, newest, settled, HELD_BEHIND, now_ns)
-        effects += [ev.DropAnchor(fragment, version) for version in replica.outgrown(newest)]
+        effects += [ev.DropAnchor(fragment, version) for version in replica.drop_outgrown(newest)]
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
         self.replicas[fragment].linger.pop((member, seq), None)

@@ -169,7 +169,7 @@ class Round:
             for offer in far
         }
 
-    def decided(self, now_ns: int) -> None:
+    def on_decided(self, now_ns: int) -> None:
         """The commit of this round is decided; the next may open."""
         if self.phase is Phase.GATHER:
             self.sync_time.observe(now_ns - self.started_ns)

@@ -149,7 +149,7 @@ class Slices:
         wanted += [0] if self.pulls[rack, 0].here < served else []
         return [each for each in wanted if self.pulls[rack, each].due(now_ns)]
 
-    def fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
+    def on_fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
         """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
         if not self._is_of(*event.which):
             return []
@@ -165,7 +165,7 @@ class Slices:
         about = {"rack": event.rack, "fragment": event.fragment, "seq": event.seq}
         return [Note("fetch-failed", about | {"error": event.error})]
 
-    def merged(self, event: SliceMerged, me: Peer) -> list[Note]:
+    def on_merged(self, event: SliceMerged, me: Peer) -> list[Note]:
         """One more of the own slices is served."""
         if not self._is_of(*event.which) or self.stage is not Stage.MERGING:
             return []

@@ -121,13 +121,13 @@ class RankPace:
         onset = Note(ONSET, about | {"probability": round(now.probability, 4)})
         return [onset, *(self.search.begin(now.ratio) if self.past.options.validates else [])]
 
-    def measured(
+    def on_measured(
         self, event: Validated | Probed, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
         """A part of a micro-benchmark. `holders`: lanes of the same rank of the other racks."""
         if isinstance(event, Validated):
-            return self.search.validated(event, holders, now_ns)
-        return self.search.probed(event, now_ns)
+            return self.search.on_validated(event, holders, now_ns)
+        return self.search.on_probed(event, now_ns)
 
     @property
     def verdict(self) -> Pace:

@@ -72,7 +72,7 @@ class CauseSearch:
         self._number, self._ratio, self._found, self._asked = self._number + 1, 0.0, None, -1
         self.cause = None
 
-    def validated(
+    def on_validated(
         self, event: Validated, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
         """`holders`: lanes of the same rank of the other racks."""
@@ -84,7 +84,7 @@ class CauseSearch:
         self._until_ns = now_ns + PROBES_NS
         return self._next(now_ns)
 
-    def probed(self, event: Probed, now_ns: int) -> list[Effect]:
+    def on_probed(self, event: Probed, now_ns: int) -> list[Effect]:
         """A probe has ended. A failed one is no measure of the link."""
         if event.number != self._number or event.rack != self._asked:
             return []

@@ -42,12 +42,12 @@ class StateCopies:
     """Pulls of `found` that have failed."""
     retry_ns: int = 0
 
-    def wanting(self, on: bool) -> None:
+    def set_wanted(self, on: bool) -> None:
         """The rack waits for a state, or waits no more. Said again: its ranks got different copies,
         so all pull once more."""
         self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
 
-    def taken(self, event: StateTaken) -> None:
+    def on_taken(self, event: StateTaken) -> None:
         copy = RankCopy(event.to, event.step, event.size, event.digest, event.refused)
         self.given[event.to] = copy
 
@@ -92,7 +92,7 @@ class StateCopies:
             )
         ]
 
-    def copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
+    def on_copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
         self.pulling = False
         if not event.error:
             self.done = True

@@ -60,13 +60,13 @@ class Sums:
             return replace(merge, total=self.blob)
         return None
 
-    def measured(self, event: Measured) -> None:
+    def on_measured(self, event: Measured) -> None:
         """A worker has ended; what it found may be of an attempt that is over."""
         if self.of == event.which and self.phase is Phase.MEASURING:
             self.phase = Phase.NONE if event.error else Phase.TOLD
             self.blob = event.blob
 
-    def told(self, total: Total) -> None:
+    def take_total(self, total: Total) -> None:
         """Take a total of the leader, which repeats it."""
         if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
@@ -99,7 +99,7 @@ class Totals:
                 effects.append(Sum(*key, tuple(partials[key] for partials in found)))
         return effects
 
-    def summed(self, event: Summed) -> list[Note]:
+    def on_summed(self, event: Summed) -> list[Note]:
         """A worker has made a total, or could not: then it is empty."""
         fragment, of = event.fragment, event.which
         if self._busy.get(fragment) != of:
@@ -109,7 +109,7 @@ class Totals:
         about = {"fragment": fragment, "version": event.version, "error": event.error}
         return [Note("sums-failed", about)] if event.error else []
 
-    def told(self, ranks: list[RankReport]) -> tuple[Total, ...]:
+    def current(self, ranks: list[RankReport]) -> tuple[Total, ...]:
         """The totals for the ranks, the same for all. A total that every rank has used is
         dropped."""
         for fragment, total in list(self._made.items()):

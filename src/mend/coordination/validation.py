@@ -51,11 +51,11 @@ class Difference(NamedTuple):
     there: str
     here: str
 
-    def said(self) -> str:
+    def for_sender(self) -> str:
         """For the sender of the hello, who may be a stranger: it does not name the right value."""
         return f"{self.name} is {self.there} there and not here"
 
-    def noted(self) -> str:
+    def for_log(self) -> str:
         """For the log of this side."""
         return f"{self.name} is {self.there} there and {self.here} here"
 

@@ -1,5 +1,5 @@
-"""Which ranks of one torchrun share a rack. Collective, between init_process_group and mend_init;
-decides from what the ranks tell each other, opens nothing itself."""
+"""Decides which ranks of one torchrun share a rack. Collective, between init_process_group and
+mend_init; decides from what the ranks exchange, and opens nothing itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RackSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank knows of where it is; empty and None: not known. All plain data."""
+    """What one rank knows of its place; empty and None: not known. All plain data."""
 
     host: str
     boot: str = ""
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Racks:
-    """Global ranks by rack, ascending in each and by their first; and who said so."""
+    """Global ranks by rack, ascending within a rack and by their first. `source`: says so."""
 
     ranks: tuple[tuple[int, ...], ...]
     source: str
@@ -163,7 +163,7 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
 
 
 def _places(own: Place) -> list[Place]:
-    """What every rank tells, in rank order. Collective."""
+    """The places of all ranks, in rank order. Collective."""
     group = RackGroup(None, MEET_S)  # of all ranks
     try:
         return group.gather(own, Place)
@@ -191,7 +191,8 @@ def _refuse_unless_whole(field: str, value: object) -> None:
 
 
 def decide(places: Sequence[Place]) -> Racks:
-    """From what all ranks told, in rank order: the same on every rank. Raises ConfigError."""
+    """The racks, from the places of all ranks in rank order: the same on every rank. Raises
+    ConfigError."""
     _refuse_faults(places)
     racks = _found(places)
     if racks is None:
@@ -201,7 +202,7 @@ def decide(places: Sequence[Place]) -> Racks:
 
 
 def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | None:
-    """The same for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
+    """`decide` for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
     number, or nothing tells them apart. Raises ConfigError."""
     _refuse_faults(places)
     number, size = places[0].rack, places[0].ranks_per_rack

@@ -1,4 +1,4 @@
-"""What the value of a setting may be. Pure: values in, values or ValueError out."""
+"""The kinds of values that settings may have. Pure: values in, values or ValueError out."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be. `accept` gives it back as it is stored; ValueError or TypeError: no."""
+    """A rule for values. `accept` returns a value as it is stored, or raises ValueError or
+    TypeError."""
 
     rule: str
     accept: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
-    """From the text of an environment variable to something that `accept` takes."""
+    """From the text of an environment variable to a value that `accept` takes."""
 
 
 def refuse_unless(fits: object) -> None:
-    """Raises ValueError; whoever knows the name of the setting turns it into a ConfigError."""
+    """Raises ValueError, which a caller that knows the setting turns into a ConfigError."""
     if not fits:
         raise ValueError
 

@@ -1,4 +1,4 @@
-"""Which rack this is and where others reach it, from the peers and this machine.
+"""Finds out which rack this is and where others reach it, from the peers and this machine.
 
 `place` decides; it looks at the machine only where the settings leave something open. It infers
 nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its own nodes from 0.
@@ -21,7 +21,7 @@ from mend.transport.whereabouts import Whereabouts
 
 
 class Machine(Protocol):
-    """What is asked of this machine; see `transport.whereabouts`."""
+    """The questions to this machine; see `transport.whereabouts`."""
 
     def name(self) -> str: ...
     def look_up(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]: ...
@@ -77,7 +77,7 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
 
 
 def place(config: MendConfig, here: Machine) -> MendConfig:
-    """The same for a rack's first rank alone. Raises ConfigError."""
+    """`placed` for the first rank of a rack alone. Raises ConfigError."""
     if not is_open(config):
         return config
     rack, addresses, _ = _Search(config, here).result()
@@ -156,7 +156,7 @@ class _Search:
         return own
 
     def _one_of(self, own: list[int]) -> int:
-        """The rack, in a list of all of them."""
+        """The number of this rack in a list of all racks."""
         number = self.config.rack
         if number is not None:
             if own and number not in own:
@@ -193,7 +193,7 @@ class _Search:
         return own, {**addresses, own: self._own_address(own)}
 
     def _own_address(self, rack: int) -> str:
-        """Of this rack, when no entry says it: the port of sideband_addr, and the host that
+        """Address of this rack when no entry has it: the port of sideband_addr, and the host that
         others reach it at."""
         host, port = host_and_port(self.config.sideband_addr)
         if not port:
@@ -216,8 +216,8 @@ def _missing_rack(rule: str) -> ConfigError:
 
 
 def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
-    """With the host that others reach this process at. The rack's entry is where its first rank
-    is; another rank may be on another node of the rack."""
+    """The configuration with the host that others reach this process at. The rack's entry is the
+    host of its first rank; another rank may be on another node of the rack."""
     if config.advertise_host or not config.listens_everywhere:
         return config
     addresses = config.peer_addresses
@@ -233,7 +233,7 @@ def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
 
 
 def _seen_from(addresses: Sequence[str], here: Machine) -> str:
-    """The address of this machine on the way to the first of the peers that there is a way to."""
+    """The address of this machine on the route to the first peer that has one."""
     hosts = [host_and_port(address)[0] for address in addresses]
     numbers = here.look_up(hosts)
     for host in hosts:

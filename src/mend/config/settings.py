@@ -1,4 +1,4 @@
-"""The table of settings, and what is read off them. Reads no source itself."""
+"""The table of settings, and values that follow from them. Reads no source itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
 
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
-"""What `stall_max_s` is where the exchange overlaps training, and where it does not."""
+"""Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""
 
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
@@ -35,7 +35,7 @@ GAIN_MAX = 2.0
 """Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
 
 GAIN_RAMPED_MAX = 12.0
-"""Ramped or after a warm start, lr 1 with momentum .9 is the most that was measured."""
+"""The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
 
 FACTS = (
     "fragments", "exchange_frozen", "sync_period_steps", "momentum_sync_period_steps",
@@ -45,19 +45,19 @@ FACTS = (
     "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
     "exchange_plan", "mirror_rack_state", "failslow_action",
 )  # fmt: skip
-"""What must be equal on all racks."""
+"""Settings that must be equal on all racks."""
 
 COMPRESSIONS = (
     "none", "bf16", "int8", "int4", "quant4", "e3m0", "topk", "powersgd", "sparse",
 )  # fmt: skip
-"""Words of outer_step_compression_mode, beside the names of codecs."""
+"""Words of outer_step_compression_mode, besides the names of codecs."""
 
 _CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
 
 RANK_DEFAULT = 4
 
 AGE_MAX_OF_BASES = 8
-"""Most rounds that an offer of powersgd may be late: every anchor holds the bases of as many."""
+"""Most rounds that an offer of powersgd may be late: an anchor holds the bases of so many."""
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -137,8 +137,8 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _racks_at_least(values: Mapping[str, Any]) -> int:
-    """When no source says how many racks there are: whoever asks for K learners has at least K
-    racks, and all whose address is known are some."""
+    """The number of racks when no source names it: at least quorum_min_learners, and all racks
+    whose address is known."""
     least: int = max(values["racks"], values["quorum_min_learners"])
     peers: tuple[str, ...] = values["sideband_peers"]
     if not (peers and values["sideband_addr"]):
@@ -150,8 +150,8 @@ def _racks_at_least(values: Mapping[str, Any]) -> int:
 
 
 def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ...]:
-    """A plain list that must be of all racks, with their numbers. It must be where a source says
-    how many racks there are, and where nothing else says at which address this one listens."""
+    """The peers, numbered where a plain list must be of all racks: where a source says how many
+    racks there are, or no other setting has the address of this one."""
     peers: tuple[str, ...] = values["sideband_peers"]
     plain = bool(peers) and "=" not in peers[0]
     if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
@@ -451,7 +451,7 @@ class MendConfig:
 
     @property
     def codec(self) -> str:
-        """Of deltas on the wire: a name that mend.codec.codec_named knows."""
+        """Codec of deltas on the wire: a name that mend.codec.codec_named knows."""
         return codec_of(
             self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
         )
@@ -463,7 +463,7 @@ class MendConfig:
 
     @property
     def moment_periods(self) -> dict[int, int]:
-        """Of the moments that are exchanged: order (first, second) -> steps."""
+        """Periods of the moments that are exchanged: order (first, second) -> steps."""
         given: dict[int, int | None] = {
             order: getattr(self, n) for order, n in MOMENT_PERIODS.items()
         }
@@ -471,7 +471,7 @@ class MendConfig:
 
     @property
     def ramp_rounds(self) -> int:
-        """Of the ramp of outer momentum and overlap; 0: there is none."""
+        """Rounds of the ramp of outer momentum and overlap; 0: there is none."""
         given = self.outer_ramp_rounds
         return RAMP_ROUNDS[self.outer_start] if given is None else given
 
@@ -647,7 +647,7 @@ def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
 
 
 def _warn_pairs(c: MendConfig) -> None:
-    """Settings that work together and will disappoint."""
+    """Warn of settings that work together and train badly."""
     if 4 * c.tau > c.sync_period_steps:
         _warn(
             f"overlap_steps={c.tau} is more than a quarter of sync_period_steps="

@@ -6,9 +6,8 @@ nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -18,15 +17,6 @@ from mend.engine.rack import RackGroup
 from mend.errors import ConfigError, UsageError
 from mend.transport.probe import host_and_port
 from mend.transport.whereabouts import Whereabouts
-
-
-class Machine(Protocol):
-    """The questions to this machine; see `transport.whereabouts`."""
-
-    def name(self) -> str: ...
-    def look_up(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]: ...
-    def is_here(self, number: str) -> bool: ...
-    def source_to(self, number: str) -> str | None: ...
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
@@ -45,8 +35,8 @@ def is_open(config: MendConfig) -> bool:
     if not config.sideband_peers:
         return False
     everybody = list(config.peer_addresses) == list(range(config.racks))
-    told = bool(config.advertise_host) or not config.listens_everywhere
-    return config.rack is None or not everybody or not told or _is_plain(config)
+    reachable = bool(config.advertise_host) or not config.listens_everywhere
+    return config.rack is None or not everybody or not reachable or _is_plain(config)
 
 
 def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
@@ -61,11 +51,11 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
         return config
     here = Whereabouts()
     group = RackGroup(members, config.start_timeout_s + config.give_up_s)
-    found = group.gather(_found(config, here), Found)
-    first = found[0]
+    places = group.gather(_found(config, here), Found)
+    first = places[0]
     if first.error is not None:
         raise ConfigError(*first.error)
-    for rank, other in enumerate(found):
+    for rank, other in enumerate(places):
         if other.own and first.own and not set(other.own) & set(first.own):
             raise UsageError(
                 f"rank 0 of this process group is at {first.own[0]}, rank {rank} at "
@@ -76,7 +66,7 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
     return _reachable(filled, here, leads=group.rank == 0)
 
 
-def place(config: MendConfig, here: Machine) -> MendConfig:
+def place(config: MendConfig, here: Whereabouts) -> MendConfig:
     """`placed` for the first rank of a rack alone. Raises ConfigError."""
     if not is_open(config):
         return config
@@ -85,7 +75,7 @@ def place(config: MendConfig, here: Machine) -> MendConfig:
     return _reachable(filled, here, leads=True)
 
 
-def _found(config: MendConfig, here: Machine) -> Found:
+def _found(config: MendConfig, here: Whereabouts) -> Found:
     try:
         rack, addresses, own = _Search(config, here).result()
     except ConfigError as error:
@@ -104,7 +94,7 @@ class _Search:
     that were found to be this machine (none if nothing had to be looked up)."""
 
     config: MendConfig
-    here: Machine
+    here: Whereabouts
 
     def __post_init__(self) -> None:
         self.plain = _is_plain(self.config)
@@ -215,7 +205,7 @@ def _missing_rack(rule: str) -> ConfigError:
     return ConfigError("rack", None, rule, "Set MEND_RACK (or rack=) to its number, from 0.")
 
 
-def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
+def _reachable(config: MendConfig, here: Whereabouts, *, leads: bool) -> MendConfig:
     """The configuration with the host that others reach this process at. The rack's entry is the
     host of its first rank; another rank may be on another node of the rack."""
     if config.advertise_host or not config.listens_everywhere:
@@ -232,7 +222,7 @@ def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
     return replace(config, advertise_host=host)
 
 
-def _seen_from(addresses: Sequence[str], here: Machine) -> str:
+def _seen_from(addresses: Sequence[str], here: Whereabouts) -> str:
     """The address of this machine on the route to the first peer that has one."""
     hosts = [host_and_port(address)[0] for address in addresses]
     numbers = here.look_up(hosts)

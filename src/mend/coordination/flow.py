@@ -8,7 +8,6 @@ the reader has answered something that was said after it without having it, or i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mend.consensus.log import Log
@@ -56,9 +55,9 @@ class Portion:
         return bool(self.records) or self.snapshot is not None
 
 
-def whole(log: Log, take: Callable[[int, int], tuple[Record, ...]]) -> Portion:
-    """Everything, for a reader that has nothing."""
-    return Portion(log.decided, take(log.decided, log.decided), log.snapshot())
+def whole(log: Log, stop: int | None = None) -> Portion:
+    """The snapshot of the log, and the records after it up to `stop`."""
+    return Portion(log.decided, log.portion(log.decided, log.decided, stop), log.snapshot())
 
 
 @dataclass
@@ -89,23 +88,17 @@ class Flow:
         return len(self.waiting) == UNANSWERED_MAX
 
     def next(
-        self,
-        log: Log,
-        known: int,
-        now_ns: int,
-        again: Again,
-        take: Callable[[int, int], tuple[Record, ...]],
+        self, log: Log, known: int, now_ns: int, again: Again, stop: int | None = None
     ) -> Portion:
-        """The next portion of `log` for a reader that surely has it up to `known`.
-        `take(known, index)`: records after index."""
+        """The next records of `log`, up to `stop`, for a reader that has it up to `known`."""
         if self.upto > known and log.reaches(self.upto):
             same = log.lineage_at(self.upto) == log.lineage_at(known)
             limit_ns = again.silent_ns if same else again.strange_ns
             if self.answered < self.serial and now_ns - self.since_ns < limit_ns:
-                return Portion(self.upto, take(known, self.upto))
+                return Portion(self.upto, log.portion(known, self.upto, stop))
         if not log.reaches(known):
-            return whole(log, take)
-        return Portion(known, take(known, known))
+            return whole(log, stop)
+        return Portion(known, log.portion(known, known, stop))
 
     def went(self, portion: Portion, serial: int, now_ns: int) -> None:
         """It was sent, in the state `serial`."""

@@ -81,9 +81,6 @@ class FragmentReplica:
         """Whether the result of this attempt is not here."""
         return self.tentative is None or self.tentative.which != gather.which
 
-    def slice_dues_ns(self) -> list[int]:
-        return self.slices.dues_ns() if self.pulls_slices else []
-
     def begin(self, version: int, digest: str, own: tuple[int, str]) -> bool:
         """Read the first record. Returns whether this rank holds the version that the job begins
         with. `own`: version and digest that this rank begins with."""

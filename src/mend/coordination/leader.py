@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
-from mend.consensus.records import Lineage, Record
+from mend.consensus.records import Lineage
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
@@ -359,7 +359,7 @@ class Leader:
         portion = Portion(0)
         if passes:
             known = min(report.decided, self.log.decided) if report else 0
-            portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
+            portion = flow.next(self.log, known, now_ns, self._again, self.log.decided)
         if not (portion or due or orders != self.sent.get(rank)):
             return
         self.sent[rank], self.sent_ns[rank] = orders, now_ns
@@ -377,9 +377,6 @@ class Leader:
         awaits = 0 < acceptor.accepted < acceptor.promised
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())
         return self._is_seated() and not awaits and not begins
-
-    def _decided_portion(self, known: int, index: int) -> tuple[Record, ...]:
-        return self.log.portion(known, index, self.log.decided)
 
     def farewell(self) -> Send:
         """The last report of a rack that stops, to be sent by its runtime."""

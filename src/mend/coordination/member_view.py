@@ -67,9 +67,9 @@ class MemberView:
             return None
         again = Again(detect_ns, 2 * heartbeat_ns)
         if known >= 0:
-            portion = self.flow.next(log, known, now_ns, again, log.portion)
+            portion = self.flow.next(log, known, now_ns, again)
         else:
-            portion = whole(log, log.portion) if due else Portion(log.decided)
+            portion = whole(log) if due else Portion(log.decided)
         if not (portion or due or orders != self.sent):
             return None
         self.sent, self.sent_ns, self.serial = orders, now_ns, self.serial + 1

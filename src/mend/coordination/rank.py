@@ -104,7 +104,8 @@ class RankMachine:
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
             waits += self.copies.due_ns()
-            waits += [due for replica in self.replicas for due in replica.slice_dues_ns()]
+            sharded = [replica.slices for replica in self.replicas if replica.pulls_slices]
+            waits += [due_ns for slices in sharded for due_ns in slices.dues_ns()]
         return min(waits)
 
     # -------------------------------------------------------------- events

@@ -86,10 +86,6 @@ class _Field:
     items: bool
 
 
-def _field(name: str, kind: Any) -> _Field:
-    return _Field(name, msgspec.msgpack.Decoder(_ITEMS.get(name, kind)), name in _ITEMS)
-
-
 def _tag(kind: type[Struct]) -> int:
     tag = kind.__struct_config__.tag
     assert isinstance(tag, int)
@@ -101,7 +97,10 @@ _KINDS: dict[int, type[Repeated]] = {
     _tag(kind): kind for kind in (Report, Orders, RankReport, RankOrders)
 }
 _FIELDS = {
-    kind: tuple(_field(each.name, each.type) for each in msgspec.structs.fields(kind))
+    kind: tuple(
+        _Field(f.name, msgspec.msgpack.Decoder(_ITEMS.get(f.name, f.type)), f.name in _ITEMS)
+        for f in msgspec.structs.fields(kind)
+    )
     for kind in _KINDS.values()
 }
 _OFFERS: dict[type[Repeated], int] = {

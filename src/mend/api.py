@@ -105,7 +105,7 @@ def mend_init(
         moment_periods=config.moment_periods,
     )  # fmt: skip
     for lives in reversed(range(LIVES_MAX)):
-        # Whoever finds its job lost begins again as a new life, which is to attest that the former
+        # A rack that finds its job lost begins again as a new life, which attests that the former
         # one is over and held nothing: as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)

@@ -31,12 +31,12 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 def is_open(config: MendConfig) -> bool:
     """Whether the peers leave open which rack this is, what its address is, or where others
-    reach it. Without peers the racks are of one machine, and `rack` says all."""
+    reach it. Without peers all racks are on one machine, and `rack` is enough."""
     if not config.sideband_peers:
         return False
-    everybody = list(config.peer_addresses) == list(range(config.racks))
+    all_named = list(config.peer_addresses) == list(range(config.racks))
     reachable = bool(config.advertise_host) or not config.listens_everywhere
-    return config.rack is None or not everybody or not reachable or _is_plain(config)
+    return config.rack is None or not all_named or not reachable or _is_plain(config)
 
 
 def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:

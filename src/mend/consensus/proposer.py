@@ -32,8 +32,8 @@ class Proposer:
     returned: Member | None = None
     """The witness in the life that has promised, where a former, dead one has the seat."""
     lost: bool = False
-    """Whether everybody who is left has promised, and nobody of them holds any version of some
-    fragment: the job can go on from nowhere."""
+    """Whether all members that are left have promised, and some fragment has no version that any of
+    them holds: then the job cannot go on."""
 
     @property
     def standing(self) -> bool:
@@ -75,8 +75,8 @@ class Proposer:
     # -------------------------------------------------------------- winning
 
     def asked(self) -> frozenset[Member]:
-        """Whom to ask for a promise: the voters of every roster that may be in force; where some
-        of any are dead also who has a seat without a vote in any, for a new lineage."""
+        """Members to ask for a promise: the voters of every roster that may be in force; if some of
+        them are dead, also members without a vote, for a new lineage."""
         rosters = self._rosters(self.log)
         all_seats = any(roster.voters & self.dead for roster in rosters)
         return frozenset().union(
@@ -84,7 +84,7 @@ class Proposer:
         )
 
     def would_win(self, me: Member) -> bool:
-        """Whether my own promise is all that is missing. It is given last: a candidate that nobody
+        """Whether only the own promise is missing. It is given last: a candidate that no member
         hears must not bar itself from the coordinator that the others follow."""
         promised = {member for member in self.acceptor_states if self._has_promised(member)}
         return self.standing and self._enough(promised | {me}, self._rosters(self.log))
@@ -130,16 +130,16 @@ class Proposer:
         return True
 
     def _enough(self, promised: Set[Member], rosters: Sequence[LogState]) -> bool:
-        """A quorum of each, or everybody who is left in any: who has a seat without a vote may
-        hold what no voter that lives does."""
+        """Whether a quorum of each roster has promised, or all members that are left in each:
+        members without a vote may hold versions that no live voter does."""
         lefts = [each.members - self.dead for each in rosters]
         return all(quorum(promised, each.voters) for each in rosters) or all(
             left and left <= promised for left in lefts
         )
 
     def _lineage(self, left: Set[Member]) -> Lineage | None:
-        """How the job goes on with these alone; None while it is not known what they hold, or
-        where there is no rack among them."""
+        """The new lineage with these members alone; None while their versions are not known, or if
+        no rack is among them."""
         log = self.log.appended
         seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
         held = [self.held.get(seat.member, ()) for seat in seats]

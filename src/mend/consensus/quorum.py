@@ -6,7 +6,7 @@ Offers are statistics, votes are safety, bytes are durability.
 |------------|--------|-----------------------------------------------------------|
 | worthwhile | offers | are there enough contributions for a merge to be worth it |
 | quorum     | votes  | may this be decided                                       |
-| hold       | bytes  | does every quorum contain somebody who has the bytes      |
+| hold       | bytes  | does every quorum contain a member that has the bytes     |
 """
 
 from __future__ import annotations

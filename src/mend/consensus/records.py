@@ -34,7 +34,7 @@ SUMS_BYTES_MAX = 4 << 20
 """Limit of the partials in one report of a rank, and of a total: half a frame."""
 
 Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
-"""Opaque to the protocol; whoever reads it checks it."""
+"""Opaque to the protocol; its reader checks it."""
 
 NORM_MAX = 2.0**64
 """Magnitudes from here on have no square in fp32: no norm, variance or second moment of such a

@@ -9,8 +9,8 @@ from fractions import Fraction
 from mend.types import fp32
 
 WHOLE = 1 << 24
-"""A round with nobody absent. Parts of it are whole numbers, so that each over WHOLE is a float32,
-and any sum of them is exact."""
+"""A round without absent racks. Parts of it are whole numbers, so that each over WHOLE is a
+float32, and any sum of them is exact."""
 
 Work = Sequence[tuple[int, int]]
 """(tokens, steps) of each rack, both >= 1."""

@@ -183,7 +183,7 @@ class WitnessFollower:
             ):
                 # For its former life: who leads hears by the answer that it was started again.
                 self._connect(state := log_state_of(snapshot), effects)
-                if state.over:  # nothing more will be said, as nobody gets a seat any more
+                if state.over:  # no more orders come, as no member gets a seat any more
                     self.follower.acceptor.log.install(snapshot)
                 effects.append(Send(peer, self.follower.vote(orders.serial)))
             case Heard(peer, _, Prepare() as prepare):

@@ -21,7 +21,7 @@ from mend.coordination.validation import (
 from mend.types import WITNESS, Member, Peer, life_of
 
 VISITOR = 0xFFFF
-"""Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
+"""Rank number for the address of a refused rack, which no rank of the job has."""
 
 CONTENDED_MAX = 1_024
 """Lives that want the seat of a live rack, of all racks together; older ones begin anew."""

@@ -217,7 +217,7 @@ class Coordinator:
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.committed.begun
-        # Nobody is told of an end that is not decided: it may be undone.
+        # An end that is not decided is not told to any rack: it may be undone.
         log = self.log.appended if begun and not self.log.appended.over else self.log.committed
         if not self.admission.hear(sender, hello, self.views, log, now_ns, effects) or begun:
             return
@@ -234,7 +234,7 @@ class Coordinator:
         if view is None or view.member != member or policy is None:
             return
         if report.to != self.member.incarnation:
-            return  # it waited for somebody else, or does not know yet who asks
+            return  # it was for another coordinator, or the rack does not follow this one yet
         if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
@@ -287,7 +287,7 @@ class Coordinator:
         return (
             new
             or log.continues(vote.lineage, acceptor_state.decided)
-            # A beginning that nobody decided, of a former life of this founder, is to be outbid.
+            # An undecided first record of a former life of this founder is to be outbid.
             or (self._homeless() and acceptor_state.decided == 0)
         )
 
@@ -339,8 +339,8 @@ class Coordinator:
         return tuple(sorted(member.rack for member in known & retired))
 
     def _forsaken(self) -> bool:
-        """Whether nobody but this witness can have a seat in its job any more: all are attested
-        dead, or say hello, which means that they never knew of their seat."""
+        """Whether this witness alone can still have a seat in its job: all racks are attested dead,
+        or say hello, which means that they never knew of their seat."""
         log = self.acceptor.log
         if self.me.rack != WITNESS or not log.committed.begun or log.committed.over:
             return False
@@ -390,7 +390,7 @@ class Coordinator:
         return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
 
     def _may_found(self, now_ns: int) -> bool:
-        """Whether it followed somebody who is not heard any more before it got a seat."""
+        """Whether the coordinator that it followed fell silent before it got a seat."""
         due_ns = self._founds_ns()
         return self._homeless() and due_ns is not None and now_ns >= due_ns
 
@@ -418,7 +418,7 @@ class Coordinator:
     def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
         """Begin to lead. Only the log is kept; reports bring members, offers and results."""
         log = self.log.appended
-        assert log.policy is not None, "nobody stands before the first record"
+        assert log.policy is not None, "no member stands before the first record"
         self.views = {m.rack: MemberView(m, now_ns, now_ns) for m in sorted(log.members)}
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
@@ -670,8 +670,8 @@ class Coordinator:
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
             heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
         for view in views:
-            # A witness that was started again knows nobody's address: what it hears says it all.
-            # Of the end it is told at once: nobody may be there to tell it when it is missed.
+            # A witness that was started again knows no address: these orders must say everything.
+            # It is told of the end at once: later no member may be there to tell it.
             missed = WITNESS not in lively or log.committed.over
             lost = view.member.rack == WITNESS and missed and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)

@@ -52,7 +52,7 @@ class Election:
     asked_ns: int = 0
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
-        """Somebody coordinates; whether this member must stop to stand or to lead for it."""
+        """Orders of another coordinator. Whether this member must stop standing or leading."""
         number = number_of(orders.epoch)
         if orders.to != self.member.incarnation or number >= NUMBER_MAX:
             return False
@@ -67,8 +67,9 @@ class Election:
         return self.proposer.epoch not in (0, orders.epoch)
 
     def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
-        """Whoever starts a rack again has seen its former life end; that is what a launcher does.
-        Two lives of a rack at once would become two jobs, which refuse each other.
+        """A hello attests that former lives of its rack are over: a launcher starts a rack again
+        only when its former life has ended. Two lives of a rack at once would become two jobs,
+        which refuse each other.
 
         A hello must name the life whose end it proves: one that waited in a queue may be of a life
         before that. Without a hello the sender must have the seat, by a record that may not be
@@ -166,7 +167,8 @@ class Election:
         return owner_of(self.followed) if self.followed else None
 
     def _place(self) -> int:
-        """How many go first: the witness, then racks ascending; not the one that fell silent."""
+        """How many members stand before this one: the witness, then racks ascending, without the
+        coordinator that fell silent."""
         owner = self.followed_rack()
         log = self.acceptor.log.appended
         members = log.voters if self.member in log.voters else log.members
@@ -176,7 +178,7 @@ class Election:
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if self.proposer.standing and self.proposer.log.committed.over:
-            # Those that went on without this rack have ended the job: nobody is left to win.
+            # The other racks have gone on and ended the job: there is nothing left to win.
             self.acceptor.learn(self.proposer.log)
         if not self.may_stand():
             if self.proposer.standing:
@@ -197,7 +199,7 @@ class Election:
         return effects
 
     def _tell_lost(self) -> list[Effect]:
-        """To all racks that are left: with them nobody holds what the job would go on from."""
+        """Tell the racks that are left that none of them holds the versions to go on from."""
         log = self.proposer.log.appended
         dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
         racks = ", ".join(f"rack {rack}" for rack in dead)
@@ -208,7 +210,7 @@ class Election:
         ]
 
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
-        """Everybody whose promise is needed; myself when that is the last one."""
+        """Ask all members whose promise is needed, this one last."""
         log = self.proposer.log
         seat = log.appended.seats.get(self.me.rack)
         prepare = Prepare(

@@ -1,8 +1,8 @@
 """Decides when a process may stop after its job has ended.
 
-Whoever leads repeats the last decision until everybody has confirmed it. A witness stays longer
-where racks were missing: one that is started again too late would find nobody who could tell it
-that the job is over, and wait until its start times out.
+The coordinator repeats the last decision until every member has confirmed it. A witness stays
+longer where racks were missing: without it a rack that is started again too late would not learn
+that the job is over, and would wait until its start times out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ HELD_BEHIND = 2
 """Decided versions kept besides the one trained on: the ranks of a rack must find a common one."""
 
 LINGER_NS = 30 * SECOND
-"""A named payload is freed at the latest this long after the decision, whoever lacks the result."""
+"""A named payload is freed at most this long after the decision, even if a rack lacks the
+result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ without it has reached its price, and is taken back on relief.
     S4  it is evicted: it has its work merged, leaves, and is started again; a record, too. Not what
         rounds have lost pays for that, but what the rack itself has, as it is slow
 
-What was lost is soft: whoever takes over counts anew. Nothing here touches safety: a rack that is
-not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
-evicted gives them back as any rack that leaves.
-"""
+The lost time is soft state: a new coordinator counts anew. Nothing here touches safety: a rack that
+is not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
+evicted gives them back as any rack that leaves."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN
 from mend.types import MS, SECOND
 
 CALM_DETECTS = 1
-"""Detection times that a rack must be as fast as it was before it is waited for again: whoever has
-just taken over has heard by then who is slow."""
+"""Detection times that a rack must be as fast as it was before it is waited for again: in this time
+a new coordinator hears which racks are slow."""
 
 PER_TOKEN = frozenset({COMPUTE, INPUT})
 """Causes by which each token takes longer: half of the micro-batches take half of the time."""
@@ -192,8 +191,8 @@ class Ladder:
         return self._given_up(log, policy, now_ns)
 
     def _given_up(self, log: LogState, policy: Policy, now_ns: int) -> Mitigation | None:
-        """An evicted rack that nobody starts again is lost like any other that is not there: the
-        others may be evicted, as far as they can do without each other. It may still join."""
+        """An evicted rack that is not started again counts as lost, like any other absent rack:
+        other racks may be evicted, as far as they can do without each other. It may still join."""
         limit_ns = policy.evict_ns or AWAY_NS
         self._away_ns = {rack: self._away_ns.get(rack, now_ns) for rack in log.away}
         for rack, since_ns in self._away_ns.items():

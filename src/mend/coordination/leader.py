@@ -1,6 +1,6 @@
 """Local rank 0 of a rack: aggregates its ranks into one report, relays orders to them.
 
-The leader is the rack's voter: it keeps the replica of the log, follows whoever coordinates, and
+The leader is the rack's voter: it keeps the replica of the log, follows the coordinator, and
 passes decided records on to its ranks.
 """
 

@@ -126,7 +126,7 @@ class Challenge(Word, frozen=True, tag=18):
     to: Count
     """Incarnation of the receiver."""
     seated: Count
-    """`life_of` who has the seat: whoever says hello hears it."""
+    """`life_of` the member that has the seat; it is sent to any process that says hello."""
 
 
 class Retire(Word, frozen=True, tag=19):

@@ -115,26 +115,20 @@ class RankMachine:
     ) -> None:
         match event:
             case ev.Heard(peer, incarnation, RankOrders() as orders):
-                mine = peer == Peer(self.me.rack, 0) and incarnation == self.member.incarnation
-                replicas, ranks = len(self.replicas), self.options.ranks
-                if mine and not rank_orders_misfit(orders, replicas, ranks):
+                if (*peer, incarnation) == (self.me.rack, 0, self.member.incarnation):
                     self._on_orders(orders, now_ns, effects)
             case ev.Captured(p, seq, base, step, tokens, steps, last):
                 self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "", closing=last)
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
-            case ev.Encoded(p, seq, checksum, declined, norm, size) if (
-                p in self.parts and self.parts[p].seq == seq
-            ):
-                self.parts[p] = replace(
-                    self.parts[p], checksum=checksum, declined=declined, norm=norm, size=size
-                )
+            case ev.Encoded():
+                self._on_encoded(event)
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
             case ev.SliceFetched(p, version):
-                decided = self.folded.versions[p] >= version
-                effects += self.replicas[p].slices.on_fetched(event, decided, now_ns)
+                slices, decided = self.replicas[p].slices, self.folded.versions[p] >= version
+                effects += slices.on_fetched(event, decided, now_ns)
             case ev.SliceMerged(p):
                 effects += self.replicas[p].slices.on_merged(event, self.me)
             case ev.Measured(p):
@@ -174,6 +168,13 @@ class RankMachine:
             case ev.Cutting():
                 self._on_cutting(event)
 
+    def _on_encoded(self, event: ev.Encoded) -> None:
+        part = self.parts.get(event.fragment)
+        if part is not None and part.seq == event.seq:
+            outcome = {"checksum": event.checksum, "declined": event.declined}
+            part = replace(part, **outcome, norm=event.norm, size=event.size)
+            self.parts[event.fragment] = part
+
     def _on_cutting(self, event: ev.Cutting) -> None:
         number = self.cut.number if self.cut and event.written else self.folded.marks + 1
         self.cut = Cut(number, event.name, event.written) if event.name else None
@@ -182,7 +183,8 @@ class RankMachine:
                 replica.pinned = -1
 
     def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
-        if orders.serial <= self.orders_serial:
+        misfit = rank_orders_misfit(orders, len(self.replicas), self.options.ranks)
+        if misfit or orders.serial <= self.orders_serial:
             return
         self.orders_serial, self.settled = orders.serial, orders.settled
         self._read(orders, now_ns, effects)
@@ -449,7 +451,7 @@ class RankMachine:
         return self.folded.policy is not None and self.folded.policy.sharded
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Free payloads whose result every live rack holds, and versions nobody needs."""
+        """Free payloads whose result every live rack holds, and versions that are not needed."""
         replica = self.replicas[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
         settled = min(settled, replica.newest)  # what is not here may yet be merged from them

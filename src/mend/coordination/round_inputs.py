@@ -67,8 +67,8 @@ def asked_fragments(views: Mapping[int, MemberView], offers: Offers) -> set[int]
 
 
 def fastest_ns(times_ns: Sequence[int]) -> int:
-    """The shortest time per step; 0 before there is one. Whoever is fastest comes first to where
-    it needs the result: a window that suits a slower rack is a stall of the fast ones."""
+    """The shortest time per step; 0 before there is one. The fastest rack needs the result first: a
+    window that suits a slower rack would stall it."""
     return min((time_ns for time_ns in times_ns if time_ns > 0), default=0)
 
 

@@ -252,8 +252,8 @@ class Streams:
     member: Member
     _sent: dict[Peer, dict[int, _Sent]] = field(default_factory=dict)
     _lives: dict[Peer, int] = field(default_factory=dict)
-    """The incarnation that acks are meant for: the first that was heard, then whoever has heard
-    this process. So frames in the name of another cannot take its place by their number."""
+    """The incarnation that acks are for: the first that was heard, then any that has heard this
+    process. So frames in the name of another cannot take its place by their number."""
     _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
     """By peer, incarnation and kind; of those that have heard this process."""
     _encodings: Encodings = field(default_factory=Encodings)

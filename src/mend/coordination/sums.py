@@ -9,7 +9,7 @@ them (Total) and repeats it until every rank holds the version. With the total a
 A rank that holds the version without having measured it (it copied the state) will never measure,
 nor will one that is at a later attempt: then the total is empty, which says that there will be
 none. Who reads that and finds the version decided copies the state, too. So of the ranks that wait
-for each other either all report the same key, or the leader sees that one will not; nobody waits
+for each other either all report the same key, or the leader sees that one will not; no rank waits
 for ever, and no clock is needed.
 """
 

@@ -27,7 +27,7 @@ LOOK_MS = 100
 """How often a wait for a full pipe checks whether this process ends."""
 
 CLOSE_S = 5.0
-"""How long the lines that wait are written at the end, while somebody reads."""
+"""How long waiting lines are written at the end, while there is a reader."""
 
 STUCK_S = 1.0
 """How long the end waits for a reader that takes nothing."""
@@ -45,7 +45,7 @@ class LogLines:
 
     @property
     def lost(self) -> int:
-        """Lines that nobody will read."""
+        """Lines that were dropped."""
         return self._backlog.lost
 
     def say(self, level: int, text: str) -> None:

@@ -73,7 +73,7 @@ class RackSeen(Word, frozen=True):
     """Decided versions that it does not hold yet, over all fragments."""
     silent_ms: Known
     life: Count = 0
-    """`types.life_of` it: tells lives apart, and lets nobody speak for one."""
+    """`types.life_of` it: tells lives apart without letting others forge their messages."""
 
 
 class RoundSeen(Word, frozen=True):

@@ -57,9 +57,9 @@ def number(rule: str, fits: Callable[[float], bool]) -> Kind:
 
     def accept(value: Any) -> float:
         refuse_unless(not isinstance(value, (bool, str)))
-        found = float(value)
-        refuse_unless(math.isfinite(found) and fits(found))
-        return found
+        result = float(value)
+        refuse_unless(math.isfinite(result) and fits(result))
+        return result
 
     return Kind(f"a number, {rule}", accept, float)
 

@@ -148,16 +148,16 @@ class Proposer:
         best = [max(of) for of in zip(*held, strict=True)]
         self.lost = min(best) < 0
         versions = tuple(map(min, best, log.versions))
-        behind = {
+        late = {
             seat.member.rack
             for seat, has in zip(seats, held, strict=True)
-            if any(mine < version for mine, version in zip(has, versions, strict=True))
+            if any(own < wanted for own, wanted in zip(has, versions, strict=True))
         }
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
         rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
-        if any(found is None for found in (*digests, *rounds)):
+        if any(value is None for value in (*digests, *rounds)):
             return None
-        non_voters = behind if len(behind) < len(seats) else set[int]()
+        non_voters = late if len(late) < len(seats) else set[int]()
         witness = log.witness if log.witness in left else self.returned
         votes = witness_votes(witness, len(seats) - len(non_voters)) and witness != self.returned
         if witness and not votes:
@@ -170,9 +170,9 @@ class Proposer:
             witness=witness,
             dead=tuple(sorted(self.dead)),
             versions=versions,
-            digests=tuple(found for found in digests if found is not None),
+            digests=tuple(value for value in digests if value is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",
-            rounds=tuple(found for found in rounds if found is not None),
+            rounds=tuple(value for value in rounds if value is not None),
         )
 
     def _by_hand(self) -> str:
@@ -186,8 +186,8 @@ class Proposer:
     def _complete(self, acceptor_state: AcceptorState) -> bool:
         """Whether it has all records of its voter after those that are decided here."""
         decided = self.log.decided
-        behind = acceptor_state.last <= decided
-        return behind or (
+        has_none = acceptor_state.last <= decided
+        return has_none or (
             acceptor_state.prev == decided
             and acceptor_state.prev + len(acceptor_state.records) == acceptor_state.last
         )

@@ -38,8 +38,8 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     if not token_weighted or len(work) < 2:
         return 1.0
     counted = _tokens(work, True, period_steps)
-    behind = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
-    wanted = behind / sum(counted)
+    lag = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
+    wanted = lag / sum(counted)
     made = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
     return fp32(min(max(wanted / made, 1), len(work)))
 

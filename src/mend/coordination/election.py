@@ -172,8 +172,8 @@ class Election:
         owner = self.followed_rack()
         log = self.acceptor.log.appended
         members = log.voters if self.member in log.voters else log.members
-        mine = (self.me.rack != WITNESS, self.member)
-        return sum(m.rack != owner and (m.rack != WITNESS, m) < mine for m in members)
+        own = (self.me.rack != WITNESS, self.member)
+        return sum(m.rack != owner and (m.rack != WITNESS, m) < own for m in members)
 
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []

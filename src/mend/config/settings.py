@@ -170,8 +170,7 @@ class MendConfig:
     """
 
     rack: int | None = _optional(
-        k.whole(0, RACKS_MAX - 1),
-        "number of this rack; ascending rack is the order of merging",
+        k.whole(0, RACKS_MAX - 1), "number of this rack; ascending rack is the order of merging"
     )
     racks: int = _knob(
         2,
@@ -197,8 +196,7 @@ class MendConfig:
         "a baseline to measure against",
     )
     exchange_frozen: bool = _switch(
-        False,
-        "exchange parameters that need no gradient, too: for those that are unfrozen later",
+        False, "exchange parameters that need no gradient, too: for those that are unfrozen later"
     )
     join_copies_state: bool = _switch(
         True,
@@ -296,8 +294,7 @@ class MendConfig:
         "after so long a silence a rack loses its seat and must join anew; 0: never",
     )
     restart_attests_death: bool = _switch(
-        True,
-        "a rack that is started again proves its former life dead, so that others may go on",
+        True, "a rack that is started again proves its former life dead, so that others may go on"
     )
     stall_max_s: float | Literal["adaptive"] = _knob(
         "adaptive",
@@ -315,14 +312,10 @@ class MendConfig:
         10.0, k.seconds(0.001), "without a verified byte for so long, ask the next holder"
     )
     sideband_addr: str = _knob(
-        "",
-        k.BIND,
-        "where this rack's leader listens; empty: at its own entry of sideband_peers",
+        "", k.BIND, "where this rack's leader listens; empty: at its own entry of sideband_peers"
     )
     sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
-        (),
-        k.PEERS,
-        "where the leaders of all racks listen; empty: tcp://127.0.0.1:(21900 + rack)",
+        (), k.PEERS, "where the leaders of all racks listen; empty: tcp://127.0.0.1:(21900 + rack)"
     )
     witness_addr: str = _knob(
         "", k.ADDRESS, "where the witness listens; empty: the leader of rack 0 coordinates"

@@ -100,8 +100,7 @@ class OwnPast:
     def __post_init__(self) -> None:
         options = self.options
         self._points = ChangePoints(
-            hazard=1 / (HAZARD_WINDOWS * options.window),
-            length_max=PAST_WINDOWS * options.window,
+            hazard=1 / (HAZARD_WINDOWS * options.window), length_max=PAST_WINDOWS * options.window
         )
         self._past = deque(maxlen=PAST_WINDOWS * options.window)
         self._recent = deque(maxlen=options.samples_min)

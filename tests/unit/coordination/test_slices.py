@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from mend.consensus.log import LogState
-from mend.coordination.events import (
-    FetchSlice,
-    FreeSlices,
-    MergeSlice,
-    SliceFetched,
-    SliceMerged,
-)
+from mend.coordination.events import FetchSlice, FreeSlices, MergeSlice, SliceFetched, SliceMerged
 from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.coordination.slices import KEPT_NS, Slices
 from mend.types import SECOND, Peer

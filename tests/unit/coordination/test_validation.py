@@ -119,8 +119,7 @@ def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
 
 
 ANEW = replace(
-    lineage(FIRST, [], versions=[0] * FRAGMENTS),
-    digests=((digest(1), digest(2)),) * FRAGMENTS,
+    lineage(FIRST, [], versions=[0] * FRAGMENTS), digests=((digest(1), digest(2)),) * FRAGMENTS
 )
 MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"records": (commit(1, [], fragment=3, ranks=RANKS),)}, "a Commit of fragment 3"),

@@ -170,59 +170,64 @@ class MendConfig:
     """
 
     rack: int | None = _optional(
-        k.whole(0, RACKS_MAX - 1), "number of this rack; ascending rack is the order of merging"
+        k.whole(0, RACKS_MAX - 1), "number of this rack; racks merge in ascending order"
     )
     racks: int = _knob(
         2,
         k.whole(1, RACKS_MAX),
-        "racks of the job; when no source names it, at least quorum_min_learners",
+        "number of racks in the job; if no source sets it, at least quorum_min_learners",
     )
     job_id: str = _knob("mend", k.JOB, "name of the job; messages of other jobs are refused")
-    fragments: int = _knob(4, k.whole(1, 1024), "parts that the model is exchanged in (P)")
+    fragments: int = _knob(
+        4, k.whole(1, 1024), "number of parts in which the model is exchanged (P)"
+    )
     sync_period_steps: int = _knob(
         128, k.whole(1), "optimizer steps between two exchanges of the same fragment (H)"
     )
     overlap_steps: int | None = _optional(
         k.whole(0),
-        "steps between capture and apply (tau), less than sync_period_steps; "
-        "none: a quarter of it, at most 8",
+        "steps between capture and apply (tau), less than sync_period_steps; none: a quarter "
+        "of it, at most 8",
     )
     concurrent_outer_step: bool = _switch(
         True, "exchange while training goes on; false: training waits for each exchange"
     )
     exchange: bool = _switch(
         True,
-        "false: this rack trains for itself, with hooks and events but without any other rack; "
-        "a baseline to measure against",
+        "false: this rack trains alone, with hooks and events but without other racks; a "
+        "baseline for measurements",
     )
     exchange_frozen: bool = _switch(
-        False, "exchange parameters that need no gradient, too: for those that are unfrozen later"
+        False,
+        "also exchange parameters that require no gradient, for parameters that are unfrozen later",
     )
     join_copies_state: bool = _switch(
         True,
-        "a rack that joins a running job gets the optimizer's state, what is registered and the "
-        "step from another rack; false: they begin fresh",
+        "a rack that joins a running job gets the optimizer's state, the registered objects "
+        "and the step from another rack; false: they begin fresh",
     )
     mirror_rack_state: bool = _switch(
         False,
-        "each rack keeps in memory what the rack before it has registered with scope rack, of its "
-        "newest merged round: a rack that returns begins with its own place in the data; at most "
-        "64 MiB per rank and round",
+        "each rack keeps in memory the objects that another rack registered with scope rack, "
+        "as of its newest merged round, so that a rack that returns continues at its own "
+        "place in the data; at most 64 MiB per rank and round (joining.md)",
     )
     quorum_min_learners: int = _knob(
-        1, k.whole(1, RACKS_MAX), "racks that a merge needs at least (K)"
+        1, k.whole(1, RACKS_MAX), "least number of offers for a merge (K)"
     )
     grace_window_ms: float | Literal["adaptive"] = _knob(
         "adaptive",
         k.either(k.MILLISECONDS, "adaptive", "adaptive"),
-        "wait for more racks once K are there; adaptive: as long as the overlap hides it",
+        "wait for more racks after K offers have arrived; adaptive: as long as the overlap "
+        "hides it",
     )
     token_weighted_merge: bool = _switch(
-        True, "weigh each step by its tokens; false: all offers alike"
+        True, "weight offers by their tokens; false: all offers count alike"
     )
     alignment: Literal["carry", "overwrite", "blend"] = _choice(
         "carry overwrite blend",
-        "what becomes of the steps made since the capture: kept, lost, kept in part",
+        "treatment of the steps made since the capture: carry keeps them, overwrite drops "
+        "them, blend keeps a part",
     )
     blend_alpha: float = _knob(
         0.5, k.SHARE, "share of the local weights that alignment=blend keeps"
@@ -230,40 +235,40 @@ class MendConfig:
     outer_optimizer: str = _knob(
         NESTEROV,
         k.text(f"{NESTEROV}, or the name of a registered one", is_outer),
-        "what makes the next anchor of the racks' merged delta (numerics.md)",
+        "rule that makes the next anchor from the racks' merged delta (numerics.md)",
     )
     outer_lr: float = _knob(
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
     )
     outer_optimizer_momentum: float = _knob(
-        0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer, at the end of its ramp"
+        0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer at the end of its ramp"
     )
     outer_ramp_rounds: int | None = _optional(
         k.whole(0, 1_000_000),
         "c: after k rounds of a fragment its momentum is k / (k + c), at most "
-        "outer_optimizer_momentum, and its overlap rises to tau likewise; 0: both from the first "
-        "round; none: as outer_start says",
+        "outer_optimizer_momentum, and its overlap rises to tau in the same way; 0: full "
+        "values from the first round; none: chosen by outer_start",
     )
     outer_start: Literal["scratch", "warm"] = _choice(
         "scratch warm",
-        "where the racks begin: at random weights (momentum and overlap rise over 10 rounds), or "
-        "at weights that were trained before (over 5)",
+        "start of the racks: random weights (momentum and overlap rise over 10 rounds) or "
+        "trained weights (over 5)",
     )
     merge: str = _knob(
         "mean",
         k.text(f"{', '.join(OWN_MERGES)}, or the name of a registered one", is_merge),
-        "how the racks' deltas become one; rda: per tensor the mean length in the mean direction "
-        "(numerics.md)",
+        "rule that combines the racks' deltas; rda: per tensor the mean length in the mean "
+        "direction (numerics.md)",
     )
     merge_mean_names: tuple[str, ...] = _knob(
         ("*embed*", "*wte*", "*wpe*"),
         k.NAMES,
-        "patterns of the parameters that merge=rda, and any rule that measures tensors, averages "
-        "plainly, besides all nn.Embedding",
+        "patterns of parameters that merge=rda, and any rule that measures tensors, averages "
+        "plainly, in addition to all nn.Embedding",
     )
     payload_dtype: Literal["float32", "bfloat16"] = _choice(
         "float32 bfloat16",
-        "numbers that deltas are sent as, where outer_step_compression_mode is none",
+        "type of the numbers in deltas on the wire if outer_step_compression_mode is none",
     )
     outer_step_compression_mode: str = _knob(
         "none",
@@ -271,152 +276,157 @@ class MendConfig:
             f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
             lambda word: word in COMPRESSIONS or is_codec(word),
         ),
-        "compression of deltas on the wire; what it drops is sent with a later round "
+        "compression of deltas on the wire; a later round sends the part that it drops "
         "(compression.md)",
     )
     outer_step_compression_rank: int = _knob(
         RANK_DEFAULT,
         k.whole(1, 64),
-        "columns that powersgd sends of each matrix; read where outer_step_compression_mode is "
-        "powersgd",
+        "columns that powersgd sends of each matrix; used only if outer_step_compression_mode"
+        " is powersgd",
     )
     encode_on: Literal["host", "device"] = _choice(
         "host device",
-        "where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or topk, for 8 "
-        "bytes of its memory per parameter that the rank owns (compression.md)",
+        "place where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or "
+        "topk, for 8 bytes of GPU memory per parameter that the rank owns (compression.md)",
     )
     lockstep: bool = _switch(False, "every rack waits for every round at its apply point")
-    max_age: int = _knob(2, k.whole(0, 64), "rounds that an offer may be late and still be merged")
-    start_timeout_s: float = _knob(120.0, k.seconds(0.001), "wait for all racks to say hello")
+    max_age: int = _knob(
+        2, k.whole(0, 64), "number of rounds that an offer may be late and still be merged"
+    )
+    start_timeout_s: float = _knob(
+        120.0, k.seconds(0.001), "longest wait for all racks to say hello"
+    )
     evict_s: float = _knob(
         600.0,
         k.seconds(),
-        "after so long a silence a rack loses its seat and must join anew; 0: never",
+        "a rack that is silent for this long loses its seat and must join again; 0: never",
     )
     restart_attests_death: bool = _switch(
-        True, "a rack that is started again proves its former life dead, so that others may go on"
+        True,
+        "a rack that is started again proves that its former life is dead, so that the others"
+        " may go on",
     )
     stall_max_s: float | Literal["adaptive"] = _knob(
         "adaptive",
         k.either(k.seconds(), "adaptive", "adaptive"),
-        "longest time that an outage elsewhere may hold up training here; adaptive: 0.1, or 1 "
-        "where nothing overlaps (overlap_steps 0, concurrent_outer_step false)",
+        "longest time that an outage elsewhere may hold up training here; adaptive: 0.1, or 1"
+        " if nothing overlaps (overlap_steps 0, concurrent_outer_step false)",
     )
     give_up_s: float = _knob(
         600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
     )
     shutdown_timeout_s: float = _knob(
-        60.0, k.seconds(), "wait at the end for racks that are still training"
+        60.0, k.seconds(), "longest wait at the end for racks that are still training"
     )
     transfer_stall_s: float = _knob(
-        10.0, k.seconds(0.001), "without a verified byte for so long, ask the next holder"
+        10.0, k.seconds(0.001), "after this long without a verified byte, ask the next holder"
     )
     sideband_addr: str = _knob(
-        "", k.BIND, "where this rack's leader listens; empty: at its own entry of sideband_peers"
+        "",
+        k.BIND,
+        "address at which this rack's leader listens; empty: its own entry of sideband_peers",
     )
     sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
-        (), k.PEERS, "where the leaders of all racks listen; empty: tcp://127.0.0.1:(21900 + rack)"
+        (), k.PEERS, "addresses of the leaders of all racks; empty: tcp://127.0.0.1:(21900 + rack)"
     )
     witness_addr: str = _knob(
-        "", k.ADDRESS, "where the witness listens; empty: the leader of rack 0 coordinates"
+        "", k.ADDRESS, "address of the witness; empty: the leader of rack 0 coordinates"
     )
-    sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two signs of life")
-    observe: bool = _switch(
-        True, "answer `mend top`: whoever reaches the sideband may look, and only look"
-    )
+    sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two heartbeats")
+    observe: bool = _switch(True, "answer `mend top`; it can look at the job and change nothing")
     key_file: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
         None,
         k.FILE,
-        "file with the job's key (`mend keys new FILE`): encrypts and authenticates all traffic; "
-        "needed wherever sideband_addr is not of the loopback interface",
+        "file with the job's key (`mend keys new FILE`), which encrypts and authenticates all"
+        " traffic; required if sideband_addr is not on the loopback interface",
     )
     encrypt_payloads: bool = _switch(
         True,
-        "with a key: payloads are encrypted; no: only authenticated, at less than half of the CPU, "
-        "and whoever is on the way can read weights. The same on all racks",
+        "with a key: encrypt payloads; false: only authenticate them, for less than half of "
+        "the CPU; anyone on the path can then read weights. The same on all racks",
     )
-    insecure: bool = _switch(
-        False, "listen beyond the loopback interface without a key, all the same"
-    )
+    insecure: bool = _switch(False, "listen beyond the loopback interface even without a key")
     advertise_host: str = _knob(
-        "", k.HOST, "host that other racks reach this one at; empty: the one it listens at"
+        "", k.HOST, "host at which other racks reach this one; empty: the one at which it listens"
     )
-    data_ports: str = _knob("", k.PORTS, "ports for bulk data; empty: any free one")
+    data_ports: str = _knob("", k.PORTS, "ports for bulk data; empty: any free ones")
     diagnostics_dir: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
-        None, k.FOLDER, "where each rank writes its events and its tape; none: nowhere"
+        None,
+        k.FOLDER,
+        "folder in which each rank writes its events and its tape; none: they are not written",
     )
     tape_mb_max: int = _knob(
         1024,
         k.whole(0),
-        "most that a rank's tape takes; replay then begins at the oldest file left; 0: none",
+        "largest size of a rank's tape; the oldest files are deleted, and replay begins at "
+        "the oldest one left; 0: no tape",
     )
     simulated_merge_delay_ms: float = _knob(
         0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"
     )
     simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _choice(
-        "constant bimodal long_tail", "how the added delay varies"
+        "constant bimodal long_tail", "distribution of the added delay"
     )
-    simulated_merge_delay_seed: int = _knob(
-        0, k.whole(0, 2**63 - 1), "seed that the added delay is drawn from"
-    )
+    simulated_merge_delay_seed: int = _knob(0, k.whole(0, 2**63 - 1), "seed of the added delay")
     async_tp_enabled: bool = _switch(
         False,
         "pipeline the tensor parallelism of compiled models through the GPUs' shared memory; "
-        "status().async_tp says what came of it",
+        "status().async_tp reports the effect",
     )
 
     momentum_sync_period_steps: int | None = _optional(
         k.whole(1),
         "steps between two averages of the inner optimizer's first moments over the racks "
-        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Three times sync_period_steps is "
-        "usual",
+        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Usual: three times "
+        "sync_period_steps",
     )
     second_moment_sync_period_steps: int | None = _optional(
         k.whole(1),
-        "the same of the second moments (exp_avg_sq): K_v; six times sync_period_steps is usual",
+        "the same for the second moments (exp_avg_sq): K_v. Usual: six times sync_period_steps",
     )
     failslow_window_steps: int = _knob(
         64,
         k.whole(2, 4096),
-        "fail-slow: the prior expects a change of speed every 4 windows; the past that a rank is "
-        "compared with are 3",
+        "fail-slow: the prior expects a change of speed every 4 windows; a rank is compared "
+        "with its past 3 windows",
     )
     failslow_zscore_threshold: float = _knob(
         3.0,
         k.POSITIVE,
-        "fail-slow: samples beyond so many standard deviations are cut; a change must be as "
-        "unlikely by chance (3.0: 0.3 %)",
+        "fail-slow: samples beyond this many standard deviations are cut; a change must be as"
+        " unlikely by chance (3.0: 0.3 %)",
     )
     failslow_min_samples: int = _knob(
         8,
         k.whole(2, 4096),
-        "fail-slow: samples before a rank is judged, and behind a change to verify it",
+        "fail-slow: samples before a rank is judged, and samples after a change to verify it",
     )
     failslow_action: Literal["detect", "validate", "act", "evict"] = _knob(
         "validate",
         k.one_of("detect", "validate", "act", "evict"),
-        "fail-slow: what follows from a verdict. detect: it is told; validate: a micro-benchmark "
-        "of less than a second also says what the rack is slow by; act: and the rack takes fewer "
-        "micro-batches where the script asks, or rounds stop waiting for it, when that costs less; "
-        "evict: and it leaves to be started again, which mend launch does (not in lockstep)",
+        "fail-slow: response to a verdict. detect: report it; validate: also find the cause "
+        "with a micro-benchmark of less than a second; act: also give the rack fewer micro-"
+        "batches if the script asks, or stop waiting for it, if that costs less; evict: also "
+        "make it leave to be started again, which mend launch does (not in lockstep)",
     )
     rack_aware: bool = _switch(
         False,
-        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: all do, "
-        "unless mend_init is given a mesh",
+        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: "
+        "all ranks do, unless mend_init is given a mesh",
     )
     expected_learner_ids: tuple[str, ...] = _knob(
         (),
         k.RACK_NAMES,
-        "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are in; "
-        "empty: all that are live",
+        "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are "
+        "in; empty: all live racks",
     )
 
     exchange_plan: Literal["auto", "mesh", "sharded"] = _choice(
         "auto mesh sharded",
-        "what a rack pulls in a round: mesh, all payloads of the others; sharded, a slice of each, "
-        "which it merges, and the slices that others have merged; auto: sharded with four racks or "
-        "more where that is fewer bytes, else mesh",
+        "plan of a round's pulls. mesh: all payloads of the other racks; sharded: one slice "
+        "of each payload to merge, and the slices that others merged; auto: sharded with four"
+        " or more racks if that is fewer bytes, else mesh",
     )
 
     named: InitVar[frozenset[str] | None] = None

@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         "other-sums: a total of another attempt, or another version, is merged with",
-        "coordination.sums:Sums.told",
+        "coordination.sums:Sums.take_total",
         "self.of == (total.version, total.attempt) and self.phase is Phase.TOLD",
         "self.phase is Phase.TOLD",
         ("tests/unit/coordination/test_sums.py",),

@@ -1,4 +1,5 @@
-"""What a training script calls. mend_init hooks the optimizer, the rest runs between steps."""
+"""The functions that a training script calls. mend_init hooks the optimizer; the rest runs between
+steps."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def mend_init(
         moment_periods=config.moment_periods,
     )  # fmt: skip
     for lives in reversed(range(LIVES_MAX)):
-        # Whoever finds its job lost begins again as a new life, which is to attest that the former
+        # A rack that finds its job lost begins again as a new life, which attests that the former
         # one is over and held nothing: as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
@@ -224,7 +225,7 @@ class StepPlan:
 
 
 class Runtime:
-    """Handle of a rack in a job. Use it from the training thread, but for what says "any
+    """Handle of a rack in a job. Use it from the training thread, except for methods marked "any
     thread"."""
 
     def __init__(
@@ -242,7 +243,7 @@ class Runtime:
         self._closed = self._forked = False
         self._last: Status | None = None
         self._checkpoint_error: CheckpointError | None = None
-        """Of the last one in the background, where only `shutdown` has waited for it."""
+        """Error of the last background checkpoint, if only `shutdown` has waited for it."""
         self._warned_provider = False
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
         # Runs when the model is freed, or at the end of a program that never shut down.
@@ -380,7 +381,7 @@ class Runtime:
         """mend's state on this rank, with all racks at one place of the log, for
         `torch.distributed.checkpoint.save` or `async_save`.
 
-        All ranks of all racks call it, or have it called by giving them this runtime, behind the
+        All ranks of all racks call it, or have it called by giving them this runtime, after the
         same step in lockstep; whoever comes first waits for the others, up to give_up_s. It may
         apply what is decided: copy the model and the optimizer after it. Goes on with `SavedState`.
         Raises CheckpointError when the racks do not come together.
@@ -437,7 +438,7 @@ class Runtime:
 
     @contextlib.contextmanager
     def anchor_weights(self) -> Iterator[None]:
-        """The model holds the merged weights inside the block, its own again behind it.
+        """The model holds the merged weights inside the block, and its own again after it.
 
         All ranks of a rack enter and leave it together.
         """
@@ -454,7 +455,7 @@ class Runtime:
     def _status(self) -> Status:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
-        published = rank.published.look()  # behind it: what is applied here counts as committed
+        published = rank.published.look()  # after it: applied versions count as committed
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
@@ -647,8 +648,8 @@ def _warn_of_codec(config: MendConfig) -> None:
 
 
 def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:
-    """Those of mend.determinism, which is loaded where it is asked for only: with it comes much of
-    torch's compiler."""
+    """The switches of mend.determinism, which is loaded only on demand: it loads much of torch's
+    compiler."""
     if level is None:
         return None
     enabling = import_module("mend.determinism.enabling")

@@ -1,5 +1,5 @@
-"""Which ranks of one torchrun share a rack. Collective, between init_process_group and mend_init;
-decides from what the ranks tell each other, opens nothing itself."""
+"""Decides which ranks of one torchrun share a rack. Collective, between init_process_group and
+mend_init; decides from what the ranks exchange, and opens nothing itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RackSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank knows of where it is; empty and None: not known. All plain data."""
+    """What one rank knows of its place; empty and None: not known. All plain data."""
 
     host: str
     boot: str = ""
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Racks:
-    """Global ranks by rack, ascending in each and by their first; and who said so."""
+    """Global ranks by rack, ascending within a rack and by their first. `source`: says so."""
 
     ranks: tuple[tuple[int, ...], ...]
     source: str
@@ -91,8 +91,8 @@ def rack_mesh(
     racks = decide(places)
     shape = dict(places[0].shape) or {"dp": len(racks.ranks[0])}
     if dist.get_rank() == 0:
-        found = places[0].ranks_per_rack is None
-        announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=found)
+        inferred = places[0].ranks_per_rack is None
+        announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=inferred)
     ranks = torch.tensor(racks.ranks).reshape(len(racks.ranks), *shape.values())
     return DeviceMesh(device, ranks, mesh_dim_names=(RACK_DIM, *shape))
 
@@ -114,8 +114,8 @@ def find_seat(rack: int | None, *, addressed: bool) -> RackSeat | None:
     me = dist.get_rank()
     if me == 0:
         announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=True)
-    mine = next(number for number, ranks in enumerate(racks.ranks) if me in ranks)
-    return RackSeat(mine, len(racks.ranks), racks.ranks[mine])
+    own = next(number for number, ranks in enumerate(racks.ranks) if me in ranks)
+    return RackSeat(own, len(racks.ranks), racks.ranks[own])
 
 
 def rack_of(mesh: DeviceMesh) -> RackSeat:
@@ -127,11 +127,11 @@ def rack_of(mesh: DeviceMesh) -> RackSeat:
     axis = names.index(RACK_DIM)
     by_rack = mesh.mesh.movedim(axis, 0).reshape(mesh.shape[axis], -1).tolist()
     me = dist.get_rank()
-    mine = [rack for rack, ranks in enumerate(by_rack) if me in ranks]
-    if not mine:
+    own = [rack for rack, ranks in enumerate(by_rack) if me in ranks]
+    if not own:
         rule = f"this process, rank {me}, is not in it"
         raise ConfigError("mesh", by_rack, rule, "Give the whole mesh of mend.rack_mesh().")
-    return RackSeat(mine[0], len(by_rack), tuple(int(rank) for rank in by_rack[mine[0]]))
+    return RackSeat(own[0], len(by_rack), tuple(int(rank) for rank in by_rack[own[0]]))
 
 
 # ------------------------------------------------------------------ what a rank tells
@@ -148,7 +148,7 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
             _refuse_unless_whole("ranks_per_rack", ranks_per_rack)
         hints = read_hints()
         machine = Machine()
-        said = ranks_per_rack if ranks_per_rack is not None else hints.ranks_per_rack
+        size = ranks_per_rack if ranks_per_rack is not None else hints.ranks_per_rack
         argument = "ranks_per_rack" if ranks_per_rack is not None else RANKS_PER_RACK
         island = ""
         if device == "cuda" and hints.dump is not None and hints.dump.exists():
@@ -157,16 +157,16 @@ def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: 
     except ConfigError as error:
         return Place(host(), fault=(error.field, str(error.value), error.rule, error.remedy))
     return Place(
-        host(), machine.boot(), said, argument if said is not None else "", hints.racks,
+        host(), machine.boot(), size, argument if size is not None else "", hints.racks,
         hints.levels, hints.node, hints.node_number, island, shape, device,
     )  # fmt: skip
 
 
-def _places(mine: Place) -> list[Place]:
-    """What every rank tells, in rank order. Collective."""
+def _places(own: Place) -> list[Place]:
+    """The places of all ranks, in rank order. Collective."""
     group = RackGroup(None, MEET_S)  # of all ranks
     try:
-        return group.gather(mine, Place)
+        return group.gather(own, Place)
     finally:
         group.close()
 
@@ -191,17 +191,18 @@ def _refuse_unless_whole(field: str, value: object) -> None:
 
 
 def decide(places: Sequence[Place]) -> Racks:
-    """From what all ranks told, in rank order: the same on every rank. Raises ConfigError."""
+    """The racks, from the places of all ranks in rank order: the same on every rank. Raises
+    ConfigError."""
     _refuse_faults(places)
-    found = _found(places)
-    if found is None:
+    racks = _found(places)
+    if racks is None:
         rule = f"all {len(places)} ranks are on {places[0].host}: nothing says where a rack ends"
         raise ConfigError("ranks_per_rack", None, rule, SAY)
-    return _checked(places, found)
+    return _checked(places, racks)
 
 
 def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | None:
-    """The same for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
+    """`decide` for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
     number, or nothing tells them apart. Raises ConfigError."""
     _refuse_faults(places)
     number, size = places[0].rack, places[0].ranks_per_rack
@@ -214,15 +215,15 @@ def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | 
             remedy = f"Leave rack out (unset MEND_RACK), or unset {RANKS_PER_RACK}."
             raise ConfigError("rack", number, rule, remedy)
         return None
-    found = _found(places)
-    if found is None or len(found.ranks) == 1:
+    racks = _found(places)
+    if racks is None or len(racks.ranks) == 1:
         return None
     hosts = [place.host for place in places]
     if not addressed and len(_groups([_home(place) for place in places])) > 1:
-        rule = f"is empty, and the racks are on several hosts ({_names(hosts)} by {found.source})"
+        rule = f"is empty, and the racks are on several hosts ({_names(hosts)} by {racks.source})"
         remedy = "Name where the lowest rank of each rack listens, as 0=tcp://host:port."
         raise ConfigError("sideband_peers", (), rule, remedy)
-    return _checked(places, found)
+    return _checked(places, racks)
 
 
 def _found(places: Sequence[Place]) -> Racks | None:
@@ -231,23 +232,25 @@ def _found(places: Sequence[Place]) -> Racks | None:
     return _counted(places, size) if size is not None else _looked_up(places)
 
 
-def _checked(places: Sequence[Place], found: Racks) -> Racks:
-    sizes = [len(ranks) for ranks in found.ranks]
+def _checked(places: Sequence[Place], racks: Racks) -> Racks:
+    sizes = [len(ranks) for ranks in racks.ranks]
     if len(set(sizes)) > 1:
-        rule = f"racks by {found.source} would have {_listed(sizes)} ranks; all need as many"
+        rule = f"racks by {racks.source} would have {_listed(sizes)} ranks; all need as many"
         raise ConfigError("racks", len(sizes), rule, f"Start as many on each. {SAY}")
-    said = {place.racks for place in places} - {None}
-    if said and said != {len(sizes)}:
-        rule = f"{found.source} makes {len(sizes)} racks of {sizes[0]} ranks"
-        raise ConfigError(RACKS, _listed(sorted(map(str, said))), rule, f"Unset {RACKS}, or: {SAY}")
+    configured = {place.racks for place in places} - {None}
+    if configured and configured != {len(sizes)}:
+        rule = f"{racks.source} makes {len(sizes)} racks of {sizes[0]} ranks"
+        raise ConfigError(
+            RACKS, _listed(sorted(map(str, configured))), rule, f"Unset {RACKS}, or: {SAY}"
+        )
     shape = places[0].shape
     if shape and math.prod(extent for _, extent in shape) != sizes[0]:
         rule = f"is {math.prod(extent for _, extent in shape)} ranks; a rack has {sizes[0]}"
-        rule += f" by {found.source}"
+        rule += f" by {racks.source}"
         raise ConfigError("inner", dict(shape), rule, f"Change inner. Or: {SAY}")
-    together = sorted(rank for ranks in found.ranks for rank in ranks)
-    assert together == list(range(len(places))), f"{found} are not {len(places)} ranks"
-    return found
+    together = sorted(rank for ranks in racks.ranks for rank in ranks)
+    assert together == list(range(len(places))), f"{racks} are not {len(places)} ranks"
+    return racks
 
 
 def _refuse_faults(places: Sequence[Place]) -> None:
@@ -258,9 +261,9 @@ def _refuse_faults(places: Sequence[Place]) -> None:
         remedy = "Start more ranks; a rack with a torchrun of its own needs no mesh."
         raise ConfigError("world size", 1, "one rank is not several racks", remedy)
     for field in ("ranks_per_rack", "shape", "device_type", "rack"):
-        told = {getattr(place, field): rank for rank, place in reversed([*enumerate(places)])}
-        if len(told) > 1:
-            by_rank = sorted((rank, value) for value, rank in told.items())
+        by_value = {getattr(place, field): rank for rank, place in reversed([*enumerate(places)])}
+        if len(by_value) > 1:
+            by_rank = sorted((rank, value) for value, rank in by_value.items())
             name = {"shape": "inner"}.get(field, field)
             rule = ", ".join(f"rank {rank} says {value}" for rank, value in by_rank[:4])
             raise ConfigError(name, by_rank[0][1], rule, "Say the same on all ranks.")
@@ -297,9 +300,9 @@ def _looked_up(places: Sequence[Place]) -> Racks | None:
     for level in range(min(depths)):
         names = [place.levels[level] for place in places]
         if len(set(names)) > 1:
-            found = _groups(names)
-            _refuse_torn(found, hosts, "SLURM_TOPOLOGY_ADDR", names[0])
-            return Racks(found, f"SLURM_TOPOLOGY_ADDR ({_listed(list(dict.fromkeys(names)))})")
+            switches = _groups(names)
+            _refuse_torn(switches, hosts, "SLURM_TOPOLOGY_ADDR", names[0])
+            return Racks(switches, f"SLURM_TOPOLOGY_ADDR ({_listed(list(dict.fromkeys(names)))})")
     numbers = [place.node_number for place in places]
     if None not in numbers:
         nodes = _groups(numbers)
@@ -315,11 +318,14 @@ def _looked_up(places: Sequence[Place]) -> Racks | None:
 
 
 def _refuse_torn(
-    found: tuple[tuple[int, ...], ...], hosts: tuple[tuple[int, ...], ...], field: str, value: str
+    switches: tuple[tuple[int, ...], ...],
+    hosts: tuple[tuple[int, ...], ...],
+    field: str,
+    value: str,
 ) -> None:
     """Ranks of one host hang on one switch."""
     for ranks in hosts:
-        if not any(set(ranks) <= set(rack) for rack in found):
+        if not any(set(ranks) <= set(rack) for rack in switches):
             rule = f"ranks {_listed(list(ranks))} share a host and not a switch"
             raise ConfigError(field, value, rule, f"Unset it. Or: {SAY}")
 

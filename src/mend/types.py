@@ -10,13 +10,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 VERSION = "0.1.0"
-"""Of this mend; racks of different versions refuse each other."""
+"""Version of mend; racks of different versions refuse each other."""
 
 WITNESS = 0xFFFF
-"""Rack number of the witness: votes, holds no tensor, sorts behind every rack."""
+"""Rack number of the witness: votes, holds no tensor, sorts after every rack."""
 
 PERSON = 0xFFFD
-"""Rack number under which a person speaks: `mend retire`, and whoever only looks."""
+"""Rack number of messages from people: `mend retire` and status clients."""
 
 RACKS_MAX = 64
 """Racks of a job."""
@@ -50,10 +50,10 @@ def fp32(value: float | Fraction) -> float:
 
 
 def life_of(member: Member) -> int:
-    """Names one life of a rack to those who are not to know its incarnation, with which they could
-    speak for it: a one-way hash, of the same range."""
-    said = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
-    return int.from_bytes(hashlib.sha256(said).digest()[:8]) >> 2
+    """A name of one life of a rack for processes that must not know its incarnation, with which
+    they could forge its messages: a one-way hash of the same range."""
+    name = b"mend life" + member.rack.to_bytes(2) + member.incarnation.to_bytes(8)
+    return int.from_bytes(hashlib.sha256(name).digest()[:8]) >> 2
 
 
 class Extent(NamedTuple):
@@ -112,7 +112,7 @@ class Owned:
     spans: tuple[Span, ...]
     numel: int
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Of the copies or shards that the spans count in; empty: each span is a vector of its own."""
+    """Shapes of the copies or shards that the spans count in; empty: each span is a vector."""
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -152,8 +152,8 @@ def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: 
 
 
 def rack_state_key(owner: Member, rank: int, step: int, digest: str = "") -> bytes:
-    """Pull key of what one rank had registered with scope rack when it captured behind `step`.
-    Without a digest: of the head, which tells size and digest of it."""
+    """Pull key of the objects that one rank had registered with scope rack when it captured after
+    `step`. Without a digest: of the head, which tells size and digest of it."""
     rest = bytes.fromhex(digest)[:16]
     return _KEY.pack(b"r", owner.rack, owner.incarnation, rank, 0, step, 0, rest)
 
@@ -169,7 +169,7 @@ def probe_key(rank: int) -> bytes:
 
 
 def without_incarnation(key: bytes) -> bytes:
-    """What of a key stays the same when the job is started again: the identity simulated delays
-    draw from."""
+    """The part of a key that stays the same when the job is started again: simulated delays are
+    drawn from it."""
     kind, rack, _, rank, fragment, seq, _, rest = _KEY.unpack(key)
     return _KEY.pack(kind, rack, 0, rank, fragment, seq, 0, rest)

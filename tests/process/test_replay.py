@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mend.config.replaying import seat_environment
 from mend.consensus.records import Commit
@@ -131,7 +132,7 @@ def with_other_bits(fragment: int, version: int) -> Callable[[Entry], Entry]:
         event = entry.event
         if isinstance(event, Merged) and (event.fragment, event.version) == (fragment, version):
             sums = bytes(8) + event.tensors[8:]
-            event = replace(event, digest="ab" * 32, tensors=sums)
+            event = structs.replace(event, digest="ab" * 32, tensors=sums)
         answers = tuple(form.answer_of(told(effect)) for effect in entry.effects)
         return replace(entry, event=event, answers=answers)
 

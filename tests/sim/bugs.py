@@ -104,7 +104,7 @@ BUGS = (
     _bug(
         "10",
         "a result is freed when it is reported",
-        ("coordination.fragment_replica:FragmentReplica.merged", "return []",
+        ("coordination.fragment_replica:FragmentReplica.on_merged", "return []",
          "return [DropAnchor(event.fragment, event.version, event.attempt)]"),
         ("coordination.rank:RankMachine._reach", "mine == digest", "mine == ''"),
         ("coordination.rank:RankMachine._reach", "replica.same_members(newest)", "mine != digest"),
@@ -201,8 +201,9 @@ BUGS = (
     _bug(
         "20",
         "payloads go as soon as the own result is there",
-        ("coordination.rank:RankMachine._on", "effects += self.replicas[p].merged(event, now_ns)",
-         "effects += self.replicas[p].merged(event, now_ns)\n"
+        ("coordination.rank:RankMachine._on",
+         "effects += self.replicas[p].on_merged(event, now_ns)",
+         "effects += self.replicas[p].on_merged(event, now_ns)\n"
          "for o in self.replicas[p].gather.members if self.replicas[p].tentative else ():\n"
          "    self._free(o.member, p, o.seq, effects)"),
     ),

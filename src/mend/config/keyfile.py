@@ -1,4 +1,4 @@
-"""The file with a job's key, and whether this process may do without one.
+"""Reads the file with a job's keys, and decides whether this process may run without one.
 
     # comments and empty lines are skipped
     mend-key-1 4S1tVbdyx4FTMrcKPN0zUWZgNKPs2bGlE3dPFEbkPfg
@@ -34,7 +34,7 @@ MAKE_ONE = "Make one with `mend keys new FILE`."
 
 
 def line_of(secret: bytes) -> str:
-    """As it stands in a file."""
+    """The line of a key in a file."""
     return f"{WORD} {base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
@@ -76,7 +76,7 @@ def _secret(path: Path, number: int, line: list[bytes]) -> bytes:
 
 
 def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> tuple[bytes, ...]:
-    """What a process that listens at `bind` uses; none on loopback or where the user insists.
+    """The keys of a process that listens at `bind`; none on loopback or where the user insists.
 
     Raises ConfigError for any other address without a key. Warns of what is insecure.
     """
@@ -101,7 +101,8 @@ def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> t
 
 
 def protection_of(config: MendConfig, bind: str) -> str:
-    """In one word: keys, loopback, insecure; or none, which is refused at the start."""
+    """The protection in one word: keys, loopback, insecure; or none, which is refused at the
+    start."""
     if config.key_file is not None:
         return "keys"
     if is_loopback(bind):
@@ -120,6 +121,6 @@ def is_loopback(bind: str) -> bool:
 
 
 def secrets_in_force() -> tuple[bytes, ...]:
-    """Of the tools that look at a job: what MEND_KEY_FILE, or the file of MEND_CONFIG, names."""
+    """The keys of tools that look at a job, from MEND_KEY_FILE or the file of MEND_CONFIG."""
     path = named_key_file()
     return read_secrets(path) if path is not None else ()

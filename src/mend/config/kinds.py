@@ -1,4 +1,4 @@
-"""What the value of a setting may be. Pure: values in, values or ValueError out."""
+"""The kinds of values that settings may have. Pure: values in, values or ValueError out."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a value may be. `accept` gives it back as it is stored; ValueError or TypeError: no."""
+    """A rule for values. `accept` returns a value as it is stored, or raises ValueError or
+    TypeError."""
 
     rule: str
     accept: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
-    """From the text of an environment variable to something that `accept` takes."""
+    """From the text of an environment variable to a value that `accept` takes."""
 
 
 def refuse_unless(fits: object) -> None:
-    """Raises ValueError; whoever knows the name of the setting turns it into a ConfigError."""
+    """Raises ValueError, which a caller that knows the setting turns into a ConfigError."""
     if not fits:
         raise ValueError
 
@@ -56,9 +57,9 @@ def number(rule: str, fits: Callable[[float], bool]) -> Kind:
 
     def accept(value: Any) -> float:
         refuse_unless(not isinstance(value, (bool, str)))
-        found = float(value)
-        refuse_unless(math.isfinite(found) and fits(found))
-        return found
+        result = float(value)
+        refuse_unless(math.isfinite(result) and fits(result))
+        return result
 
     return Kind(f"a number, {rule}", accept, float)
 
@@ -94,8 +95,8 @@ def either(kind: Kind, word: str, value: object) -> Kind:
 
 def is_address(written: str, port_min: int = 1) -> bool:
     """Whether it is tcp://host:port; IPv6 numbers stand in brackets."""
-    found = _ADDRESS.fullmatch(written)
-    return found is not None and port_min <= int(found[3]) <= 65_535
+    match = _ADDRESS.fullmatch(written)
+    return match is not None and port_min <= int(match[3]) <= 65_535
 
 
 def listed(written: str) -> list[str]:
@@ -118,16 +119,16 @@ def _peers(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
         value = [f"{rack}={address}" for rack, address in value.items()]
     entries = listed(value) if isinstance(value, str) else list(value)
-    found: dict[int, str] = {}
+    addresses: dict[int, str] = {}
     for position, entry in enumerate(entries):
         refuse_unless(isinstance(entry, str) and ("=" in entry) == ("=" in entries[0]))
         before, equals, address = entry.partition("=") if "=" in entry else ("", "", entry)
         rack = int(before) if equals else position
-        refuse_unless(rack not in found and 0 <= rack < RACKS_MAX and is_address(address))
-        found[rack] = address
+        refuse_unless(rack not in addresses and 0 <= rack < RACKS_MAX and is_address(address))
+        addresses[rack] = address
     if entries and "=" not in entries[0]:
         return tuple(entries)
-    return numbered(found)
+    return numbered(addresses)
 
 
 def numbered(addresses: Mapping[int, str]) -> tuple[str, ...]:

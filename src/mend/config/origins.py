@@ -1,4 +1,4 @@
-"""Which settings are in force here, and which source gave each. Reads them."""
+"""Reads which settings are in force here, and which source gave each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class InForce:
 
 
 def in_force() -> tuple[MendConfig, tuple[InForce, ...]]:
-    """What `MendConfig()` would be here, and what of it is not a default. Raises ConfigError."""
+    """`MendConfig()` as it would be here, and its settings that a source names. Raises
+    ConfigError."""
     config = MendConfig()
     kinds = {field.name: field.metadata["kind"] for field in fields(MendConfig)}
     named = {**from_toml(kinds), **from_environment(kinds)}

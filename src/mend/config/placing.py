@@ -1,4 +1,4 @@
-"""Which rack this is and where others reach it, from the peers and this machine.
+"""Finds out which rack this is and where others reach it, from the peers and this machine.
 
 `place` decides; it looks at the machine only where the settings leave something open. It infers
 nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its own nodes from 0.
@@ -6,9 +6,8 @@ nothing from RANK, GROUP_RANK or MASTER_ADDR: each rack's torchrun counts its ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -18,15 +17,6 @@ from mend.engine.rack import RackGroup
 from mend.errors import ConfigError, UsageError
 from mend.transport.probe import host_and_port
 from mend.transport.whereabouts import Whereabouts
-
-
-class Machine(Protocol):
-    """What is asked of this machine; see `transport.whereabouts`."""
-
-    def name(self) -> str: ...
-    def look_up(self, hosts: Sequence[str]) -> Mapping[str, tuple[str, ...]]: ...
-    def is_here(self, number: str) -> bool: ...
-    def source_to(self, number: str) -> str | None: ...
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
@@ -41,12 +31,12 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 def is_open(config: MendConfig) -> bool:
     """Whether the peers leave open which rack this is, what its address is, or where others
-    reach it. Without peers the racks are of one machine, and `rack` says all."""
+    reach it. Without peers all racks are on one machine, and `rack` is enough."""
     if not config.sideband_peers:
         return False
-    everybody = list(config.peer_addresses) == list(range(config.racks))
-    told = bool(config.advertise_host) or not config.listens_everywhere
-    return config.rack is None or not everybody or not told or _is_plain(config)
+    all_named = list(config.peer_addresses) == list(range(config.racks))
+    reachable = bool(config.advertise_host) or not config.listens_everywhere
+    return config.rack is None or not all_named or not reachable or _is_plain(config)
 
 
 def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
@@ -61,11 +51,11 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
         return config
     here = Whereabouts()
     group = RackGroup(members, config.start_timeout_s + config.give_up_s)
-    found = group.gather(_found(config, here), Found)
-    first = found[0]
+    places = group.gather(_found(config, here), Found)
+    first = places[0]
     if first.error is not None:
         raise ConfigError(*first.error)
-    for rank, other in enumerate(found):
+    for rank, other in enumerate(places):
         if other.own and first.own and not set(other.own) & set(first.own):
             raise UsageError(
                 f"rank 0 of this process group is at {first.own[0]}, rank {rank} at "
@@ -76,8 +66,8 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
     return _reachable(filled, here, leads=group.rank == 0)
 
 
-def place(config: MendConfig, here: Machine) -> MendConfig:
-    """The same for a rack's first rank alone. Raises ConfigError."""
+def place(config: MendConfig, here: Whereabouts) -> MendConfig:
+    """`placed` for the first rank of a rack alone. Raises ConfigError."""
     if not is_open(config):
         return config
     rack, addresses, _ = _Search(config, here).result()
@@ -85,7 +75,7 @@ def place(config: MendConfig, here: Machine) -> MendConfig:
     return _reachable(filled, here, leads=True)
 
 
-def _found(config: MendConfig, here: Machine) -> Found:
+def _found(config: MendConfig, here: Whereabouts) -> Found:
     try:
         rack, addresses, own = _Search(config, here).result()
     except ConfigError as error:
@@ -104,7 +94,7 @@ class _Search:
     that were found to be this machine (none if nothing had to be looked up)."""
 
     config: MendConfig
-    here: Machine
+    here: Whereabouts
 
     def __post_init__(self) -> None:
         self.plain = _is_plain(self.config)
@@ -138,25 +128,25 @@ class _Search:
         at, port = host_and_port(bind) if bind else ("", 0)
         here = "" if self.config.listens_everywhere else at
         numbers = self.here.look_up([host for host, _ in hosts] + ([here] if here else []))
-        mine = {self.here.name(), self.config.advertise_host} - {""}
+        names = {self.here.name(), self.config.advertise_host} - {""}
 
         def is_own(host: str) -> bool:
             if here:
                 return host == here or bool(set(numbers[host]) & set(numbers[here]))
-            return host in mine or any(map(self.here.is_here, numbers[host]))
+            return host in names or any(map(self.here.is_here, numbers[host]))
 
-        found = []
+        own = []
         for place, (host, its_port) in enumerate(hosts):
             if bind and its_port != port:
                 continue
             if is_own(host):
-                found.append(place)
+                own.append(place)
             elif not numbers[host]:
                 self.unknown.append(host)
-        return found
+        return own
 
     def _one_of(self, own: list[int]) -> int:
-        """The rack, in a list of all of them."""
+        """The number of this rack in a list of all racks."""
         number = self.config.rack
         if number is not None:
             if own and number not in own:
@@ -193,7 +183,7 @@ class _Search:
         return own, {**addresses, own: self._own_address(own)}
 
     def _own_address(self, rack: int) -> str:
-        """Of this rack, when no entry says it: the port of sideband_addr, and the host that
+        """Address of this rack when no entry has it: the port of sideband_addr, and the host that
         others reach it at."""
         host, port = host_and_port(self.config.sideband_addr)
         if not port:
@@ -215,9 +205,9 @@ def _missing_rack(rule: str) -> ConfigError:
     return ConfigError("rack", None, rule, "Set MEND_RACK (or rack=) to its number, from 0.")
 
 
-def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
-    """With the host that others reach this process at. The rack's entry is where its first rank
-    is; another rank may be on another node of the rack."""
+def _reachable(config: MendConfig, here: Whereabouts, *, leads: bool) -> MendConfig:
+    """The configuration with the host that others reach this process at. The rack's entry is the
+    host of its first rank; another rank may be on another node of the rack."""
     if config.advertise_host or not config.listens_everywhere:
         return config
     addresses = config.peer_addresses
@@ -232,12 +222,12 @@ def _reachable(config: MendConfig, here: Machine, *, leads: bool) -> MendConfig:
     return replace(config, advertise_host=host)
 
 
-def _seen_from(addresses: Sequence[str], here: Machine) -> str:
-    """The address of this machine on the way to the first of the peers that there is a way to."""
+def _seen_from(addresses: Sequence[str], here: Whereabouts) -> str:
+    """The address of this machine on the route to the first peer that has one."""
     hosts = [host_and_port(address)[0] for address in addresses]
-    found = here.look_up(hosts)
+    numbers = here.look_up(hosts)
     for host in hosts:
-        for number in found[host]:
+        for number in numbers[host]:
             if source := here.source_to(number):
                 return source
     rule = f"nothing says where others reach this rack: no way to {', '.join(hosts)} is known here"

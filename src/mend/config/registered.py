@@ -1,4 +1,4 @@
-"""Names that a script registers: what they may be depends on what this process has imported."""
+"""Names that a script registers: which are valid depends on what this process has imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mend.errors import ConfigError
 
 NESTEROV = "nesterov"
 OWN_MERGES = ("mean", "rda")
-"""What needs no registering, so that nothing is loaded to find it."""
+"""Merge rules of mend itself, which are known without loading torch."""
 
 
 def is_codec(word: str) -> bool:
@@ -37,14 +37,15 @@ def is_merge(word: str) -> bool:
 
 
 def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
-    """A value outside its rule; of what a script may register also what this process has."""
+    """The error for a value outside its rule. For a name that a script may register it lists the
+    names that this process has."""
     if name not in ("outer_optimizer", "merge") or not isinstance(named.value, str):
         return misfit(name, kind, named)
     from mend.merge import MERGES
     from mend.outer import OUTERS
 
-    room, there = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
-    rule = f"needs one of {', '.join(there)} (what is registered in this process)"
+    room, registered = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
+    rule = f"needs one of {', '.join(registered)} (what is registered in this process)"
     remedy = (
         f"Change {named.origin}, or import what calls mend.{room}.register({named.value!r}, ...) "
         "before MendConfig is built."

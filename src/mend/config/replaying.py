@@ -1,7 +1,7 @@
-"""The settings of a replay. They are the tape's, whatever a script says.
+"""Settings of a replay: those of the tape, whatever the script says.
 
 MEND_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py` writes. What
-belongs to this run only (who I am, addresses, folders) comes from the usual sources all the same.
+belongs to this run only (rack number, addresses, folders) comes from the usual sources.
 
 Every life of a rack is a process of its own in a replay, and takes part as a rack whose number is
 its seat in the script. MEND_REPLAY_SEAT has this number and the addresses of all. To the training
@@ -37,7 +37,7 @@ PINNED: Mapping[str, object] = {
     "evict_s": 0.0,
     "simulated_merge_delay_ms": 0.0,
 }
-"""Rack 0 directs, nobody is put out, nothing is slow on purpose; no tape of a tape."""
+"""Rack 0 coordinates, no rack is evicted, nothing is delayed on purpose; no tape of a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ReplaySeat:
 
 
 def seat_environment(rack: int, racks: int, seat: int, addresses: Sequence[str]) -> dict[str, str]:
-    """What a life of `rack`, of so many racks, is started with."""
+    """Environment in which a life of `rack`, of so many racks, is started."""
     return {
         "MEND_RACK": str(rack),
         "MEND_RACKS": str(racks),
@@ -60,7 +60,7 @@ def seat_environment(rack: int, racks: int, seat: int, addresses: Sequence[str])
 
 
 def replay_seat() -> ReplaySeat | None:
-    """Of this process. None: it is its rack number, or this is no replay."""
+    """The seat of this process. None: it is the rack number, or this is no replay."""
     number, *addresses = os.environ.get(REPLAY_SEAT, "").split(",")
     if not number or replay_path() is None:
         return None
@@ -76,8 +76,8 @@ def replay_path() -> Path | None:
 def from_replay(
     names: Collection[str], environment: Mapping[str, Named], given: Mapping[str, Named]
 ) -> dict[str, Named]:
-    """What the tape of this life (where that is not known, of the first) says of the settings.
-    `given`: what all other sources say. Raises ConfigError when MEND_REPLAY cannot be read."""
+    """The settings on the tape of this life, or of the first if this one is not known. `given`:
+    those of all other sources. Raises ConfigError when MEND_REPLAY cannot be read."""
     path = replay_path()
     if path is None:
         return {}
@@ -90,7 +90,7 @@ def from_replay(
     rack, seat = {**given, **own}.get("rack"), replay_seat()
     number = seat.number if seat is not None else rack.value if rack is not None else None
     part = script.part(number) if isinstance(number, int) else None
-    told = (part or script.parts[0]).config
-    values = {name: told[name] for name in names if name in told and name not in OWN}
+    taped = (part or script.parts[0]).config
+    values = {name: taped[name] for name in names if name in taped and name not in OWN}
     values |= {**PINNED, "diagnostics_dir": path.parent / "events"}
     return {**{name: Named(value, "the tape") for name, value in values.items()}, **own}

@@ -1,11 +1,11 @@
-"""The table of settings, and what is read off them. Reads no source itself."""
+"""The table of settings, and values that follow from them. Reads no source itself."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -22,7 +22,7 @@ PORT_FIRST = 21_900
 """Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
 
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
-"""What `stall_max_s` is where the exchange overlaps training, and where it does not."""
+"""Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""
 
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
@@ -35,7 +35,7 @@ GAIN_MAX = 2.0
 """Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
 
 GAIN_RAMPED_MAX = 12.0
-"""Ramped or after a warm start, lr 1 with momentum .9 is the most that was measured."""
+"""The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
 
 FACTS = (
     "fragments", "exchange_frozen", "sync_period_steps", "momentum_sync_period_steps",
@@ -45,21 +45,24 @@ FACTS = (
     "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
     "exchange_plan", "mirror_rack_state", "failslow_action",
 )  # fmt: skip
-"""What must be equal on all racks."""
+"""Settings that must be equal on all racks."""
 
 COMPRESSIONS = (
     "none", "bf16", "int8", "int4", "quant4", "e3m0", "topk", "powersgd", "sparse",
 )  # fmt: skip
-"""Words of outer_step_compression_mode, beside the names of codecs."""
+"""Words of outer_step_compression_mode, besides the names of codecs."""
 
 _CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
 
 RANK_DEFAULT = 4
 
 AGE_MAX_OF_BASES = 8
-"""Most rounds that an offer of powersgd may be late: every anchor holds the bases of as many."""
+"""Most rounds that an offer of powersgd may be late: an anchor holds the bases of so many."""
 
 _Class = TypeVar("_Class", bound=type)
+
+Conflict = tuple[str, str, str]
+"""(setting, rule that its value breaks, remedy)"""
 
 
 class Setting(NamedTuple):
@@ -73,6 +76,20 @@ class Setting(NamedTuple):
 
 def _knob(default: Any, kind: k.Kind, meaning: str) -> Any:
     return field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+def _switch(default: bool, meaning: str) -> Any:
+    return _knob(default, k.YES_NO, meaning)
+
+
+def _choice(words: str, meaning: str) -> Any:
+    """One of a few words; the first is the default."""
+    return _knob(words.split()[0], k.one_of(*words.split()), meaning)
+
+
+def _optional(kind: k.Kind, meaning: str) -> Any:
+    """None unless it is set."""
+    return _knob(None, k.either(kind, "none", None), meaning)
 
 
 def _from_all_sources(cls: _Class) -> _Class:
@@ -108,11 +125,11 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     else:
         own = frozenset(named) if before is None else before
     values: dict[str, Any] = {f.name: f.default for f in fields(cls)}
-    for name, found in named.items():
+    for name, source in named.items():
         try:
-            values[name] = rules[name].accept(found.value)
+            values[name] = rules[name].accept(source.value)
         except (ValueError, TypeError, OverflowError):
-            raise refusal(name, rules[name], found) from None
+            raise refusal(name, rules[name], source) from None
     if "racks" not in named:
         values["racks"] = _racks_at_least(values)
     values["sideband_peers"] = _in_rack_order(values, counted="racks" in own)
@@ -120,8 +137,8 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _racks_at_least(values: Mapping[str, Any]) -> int:
-    """When no source says how many racks there are: whoever asks for K learners has at least K
-    racks, and all whose address is known are some."""
+    """The number of racks when no source names it: at least quorum_min_learners, and all racks
+    whose address is known."""
     least: int = max(values["racks"], values["quorum_min_learners"])
     peers: tuple[str, ...] = values["sideband_peers"]
     if not (peers and values["sideband_addr"]):
@@ -133,8 +150,8 @@ def _racks_at_least(values: Mapping[str, Any]) -> int:
 
 
 def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ...]:
-    """A plain list that must be of all racks, with their numbers. It must be where a source says
-    how many racks there are, and where nothing else says at which address this one listens."""
+    """The peers, numbered where a plain list must be of all racks: where a source says how many
+    racks there are, or no other setting has the address of this one."""
     peers: tuple[str, ...] = values["sideband_peers"]
     plain = bool(peers) and "=" not in peers[0]
     if plain and len(peers) == values["racks"] and (counted or not values["sideband_addr"]):
@@ -152,10 +169,8 @@ class MendConfig:
     an argument, in the environment, in the file) that no setting has.
     """
 
-    rack: int | None = _knob(
-        None,
-        k.either(k.whole(0, RACKS_MAX - 1), "none", None),
-        "number of this rack; racks merge in ascending order",
+    rack: int | None = _optional(
+        k.whole(0, RACKS_MAX - 1), "number of this rack; racks merge in ascending order"
     )
     racks: int = _knob(
         2,
@@ -169,35 +184,30 @@ class MendConfig:
     sync_period_steps: int = _knob(
         128, k.whole(1), "optimizer steps between two exchanges of the same fragment (H)"
     )
-    overlap_steps: int | None = _knob(
-        None,
-        k.either(k.whole(0), "none", None),
+    overlap_steps: int | None = _optional(
+        k.whole(0),
         "steps between capture and apply (tau), less than sync_period_steps; none: a quarter "
         "of it, at most 8",
     )
-    concurrent_outer_step: bool = _knob(
-        True, k.YES_NO, "exchange while training goes on; false: training waits for each exchange"
+    concurrent_outer_step: bool = _switch(
+        True, "exchange while training goes on; false: training waits for each exchange"
     )
-    exchange: bool = _knob(
+    exchange: bool = _switch(
         True,
-        k.YES_NO,
         "false: this rack trains alone, with hooks and events but without other racks; a "
         "baseline for measurements",
     )
-    exchange_frozen: bool = _knob(
+    exchange_frozen: bool = _switch(
         False,
-        k.YES_NO,
         "also exchange parameters that require no gradient, for parameters that are unfrozen later",
     )
-    join_copies_state: bool = _knob(
+    join_copies_state: bool = _switch(
         True,
-        k.YES_NO,
         "a rack that joins a running job gets the optimizer's state, the registered objects "
         "and the step from another rack; false: they begin fresh",
     )
-    mirror_rack_state: bool = _knob(
+    mirror_rack_state: bool = _switch(
         False,
-        k.YES_NO,
         "each rack keeps in memory the objects that another rack registered with scope rack, "
         "as of its newest merged round, so that a rack that returns continues at its own "
         "place in the data; at most 64 MiB per rank and round (joining.md)",
@@ -211,12 +221,11 @@ class MendConfig:
         "wait for more racks after K offers have arrived; adaptive: as long as the overlap "
         "hides it",
     )
-    token_weighted_merge: bool = _knob(
-        True, k.YES_NO, "weight offers by their tokens; false: all offers count alike"
+    token_weighted_merge: bool = _switch(
+        True, "weight offers by their tokens; false: all offers count alike"
     )
-    alignment: Literal["carry", "overwrite", "blend"] = _knob(
-        "carry",
-        k.one_of("carry", "overwrite", "blend"),
+    alignment: Literal["carry", "overwrite", "blend"] = _choice(
+        "carry overwrite blend",
         "treatment of the steps made since the capture: carry keeps them, overwrite drops "
         "them, blend keeps a part",
     )
@@ -234,16 +243,14 @@ class MendConfig:
     outer_optimizer_momentum: float = _knob(
         0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer at the end of its ramp"
     )
-    outer_ramp_rounds: int | None = _knob(
-        None,
-        k.either(k.whole(0, 1_000_000), "none", None),
+    outer_ramp_rounds: int | None = _optional(
+        k.whole(0, 1_000_000),
         "c: after k rounds of a fragment its momentum is k / (k + c), at most "
         "outer_optimizer_momentum, and its overlap rises to tau in the same way; 0: full "
         "values from the first round; none: chosen by outer_start",
     )
-    outer_start: Literal["scratch", "warm"] = _knob(
-        "scratch",
-        k.one_of("scratch", "warm"),
+    outer_start: Literal["scratch", "warm"] = _choice(
+        "scratch warm",
         "start of the racks: random weights (momentum and overlap rise over 10 rounds) or "
         "trained weights (over 5)",
     )
@@ -259,9 +266,8 @@ class MendConfig:
         "patterns of parameters that merge=rda, and any rule that measures tensors, averages "
         "plainly, in addition to all nn.Embedding",
     )
-    payload_dtype: Literal["float32", "bfloat16"] = _knob(
-        "float32",
-        k.one_of("float32", "bfloat16"),
+    payload_dtype: Literal["float32", "bfloat16"] = _choice(
+        "float32 bfloat16",
         "type of the numbers in deltas on the wire if outer_step_compression_mode is none",
     )
     outer_step_compression_mode: str = _knob(
@@ -279,13 +285,12 @@ class MendConfig:
         "columns that powersgd sends of each matrix; used only if outer_step_compression_mode"
         " is powersgd",
     )
-    encode_on: Literal["host", "device"] = _knob(
-        "host",
-        k.one_of("host", "device"),
+    encode_on: Literal["host", "device"] = _choice(
+        "host device",
         "place where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or "
         "topk, for 8 bytes of GPU memory per parameter that the rank owns (compression.md)",
     )
-    lockstep: bool = _knob(False, k.YES_NO, "every rack waits for every round at its apply point")
+    lockstep: bool = _switch(False, "every rack waits for every round at its apply point")
     max_age: int = _knob(
         2, k.whole(0, 64), "number of rounds that an offer may be late and still be merged"
     )
@@ -297,9 +302,8 @@ class MendConfig:
         k.seconds(),
         "a rack that is silent for this long loses its seat and must join again; 0: never",
     )
-    restart_attests_death: bool = _knob(
+    restart_attests_death: bool = _switch(
         True,
-        k.YES_NO,
         "a rack that is started again proves that its former life is dead, so that the others"
         " may go on",
     )
@@ -324,32 +328,25 @@ class MendConfig:
         "address at which this rack's leader listens; empty: its own entry of sideband_peers",
     )
     sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
-        (),
-        k.PEERS,
-        "addresses of the leaders of all racks; empty: tcp://127.0.0.1:(21900 + rack)",
+        (), k.PEERS, "addresses of the leaders of all racks; empty: tcp://127.0.0.1:(21900 + rack)"
     )
     witness_addr: str = _knob(
         "", k.ADDRESS, "address of the witness; empty: the leader of rack 0 coordinates"
     )
     sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two heartbeats")
-    observe: bool = _knob(
-        True, k.YES_NO, "answer `mend top`; it can look at the job and change nothing"
-    )
+    observe: bool = _switch(True, "answer `mend top`; it can look at the job and change nothing")
     key_file: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
         None,
         k.FILE,
         "file with the job's key (`mend keys new FILE`), which encrypts and authenticates all"
         " traffic; required if sideband_addr is not on the loopback interface",
     )
-    encrypt_payloads: bool = _knob(
+    encrypt_payloads: bool = _switch(
         True,
-        k.YES_NO,
         "with a key: encrypt payloads; false: only authenticate them, for less than half of "
         "the CPU; anyone on the path can then read weights. The same on all racks",
     )
-    insecure: bool = _knob(
-        False, k.YES_NO, "listen beyond the loopback interface even without a key"
-    )
+    insecure: bool = _switch(False, "listen beyond the loopback interface even without a key")
     advertise_host: str = _knob(
         "", k.HOST, "host at which other racks reach this one; empty: the one at which it listens"
     )
@@ -368,27 +365,24 @@ class MendConfig:
     simulated_merge_delay_ms: float = _knob(
         0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"
     )
-    simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _knob(
-        "constant", k.one_of("constant", "bimodal", "long_tail"), "distribution of the added delay"
+    simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _choice(
+        "constant bimodal long_tail", "distribution of the added delay"
     )
     simulated_merge_delay_seed: int = _knob(0, k.whole(0, 2**63 - 1), "seed of the added delay")
-    async_tp_enabled: bool = _knob(
+    async_tp_enabled: bool = _switch(
         False,
-        k.YES_NO,
         "pipeline the tensor parallelism of compiled models through the GPUs' shared memory; "
         "status().async_tp reports the effect",
     )
 
-    momentum_sync_period_steps: int | None = _knob(
-        None,
-        k.either(k.whole(1), "none", None),
+    momentum_sync_period_steps: int | None = _optional(
+        k.whole(1),
         "steps between two averages of the inner optimizer's first moments over the racks "
         "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Usual: three times "
         "sync_period_steps",
     )
-    second_moment_sync_period_steps: int | None = _knob(
-        None,
-        k.either(k.whole(1), "none", None),
+    second_moment_sync_period_steps: int | None = _optional(
+        k.whole(1),
         "the same for the second moments (exp_avg_sq): K_v. Usual: six times sync_period_steps",
     )
     failslow_window_steps: int = _knob(
@@ -416,9 +410,8 @@ class MendConfig:
         "batches if the script asks, or stop waiting for it, if that costs less; evict: also "
         "make it leave to be started again, which mend launch does (not in lockstep)",
     )
-    rack_aware: bool = _knob(
+    rack_aware: bool = _switch(
         False,
-        k.YES_NO,
         "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: "
         "all ranks do, unless mend_init is given a mesh",
     )
@@ -429,9 +422,8 @@ class MendConfig:
         "in; empty: all live racks",
     )
 
-    exchange_plan: Literal["auto", "mesh", "sharded"] = _knob(
-        "auto",
-        k.one_of("auto", "mesh", "sharded"),
+    exchange_plan: Literal["auto", "mesh", "sharded"] = _choice(
+        "auto mesh sharded",
         "plan of a round's pulls. mesh: all payloads of the other racks; sharded: one slice "
         "of each payload to merge, and the slices that others merged; auto: sharded with four"
         " or more racks if that is fewer bytes, else mesh",
@@ -462,7 +454,7 @@ class MendConfig:
 
     @property
     def codec(self) -> str:
-        """Of deltas on the wire: a name that mend.codec.codec_named knows."""
+        """Codec of deltas on the wire: a name that mend.codec.codec_named knows."""
         return codec_of(
             self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
         )
@@ -474,7 +466,7 @@ class MendConfig:
 
     @property
     def moment_periods(self) -> dict[int, int]:
-        """Of the moments that are exchanged: order (first, second) -> steps."""
+        """Periods of the moments that are exchanged: order (first, second) -> steps."""
         given: dict[int, int | None] = {
             order: getattr(self, n) for order, n in MOMENT_PERIODS.items()
         }
@@ -482,7 +474,7 @@ class MendConfig:
 
     @property
     def ramp_rounds(self) -> int:
-        """Of the ramp of outer momentum and overlap; 0: there is none."""
+        """Rounds of the ramp of outer momentum and overlap; 0: there is none."""
         given = self.outer_ramp_rounds
         return RAMP_ROUNDS[self.outer_start] if given is None else given
 
@@ -542,9 +534,9 @@ class MendConfig:
 
     def hyper_facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) of what must be equal on all racks; compared as text when they say hello."""
-        said = {name: str(getattr(self, name)) for name in FACTS}
-        said["exchange_plan"] = "sharded" if self.sharded else "mesh"  # what auto came to
-        return tuple(said.items())
+        facts = {name: str(getattr(self, name)) for name in FACTS}
+        facts["exchange_plan"] = "sharded" if self.sharded else "mesh"  # what auto came to
+        return tuple(facts.items())
 
 
 def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
@@ -563,70 +555,45 @@ def describe() -> list[Setting]:
 
 
 def _refuse_pairs(c: MendConfig) -> None:
-    """Settings that are fine alone and wrong together."""
+    """Raises ConfigError for the first settings that are right alone and wrong together."""
+    for conflicts in (
+        _job_conflicts, _compression_conflicts, _security_conflicts, _rack_conflicts,
+        _address_conflicts,
+    ):  # fmt: skip
+        for field_name, rule, remedy in conflicts(c):
+            raise ConfigError(field_name, getattr(c, field_name), rule, remedy)
+
+
+def _job_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.rack is not None and c.rack >= c.racks:
         rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
-        raise ConfigError("rack", c.rack, rule, f"Set racks (MEND_RACKS) to {c.rack + 1} or more.")
+        yield "rack", rule, f"Set racks (MEND_RACKS) to {c.rack + 1} or more."
     if c.quorum_min_learners > c.racks:
         rule = f"no merge could ever happen, as racks={c.racks}"
-        remedy = "Lower quorum_min_learners, or raise racks."
-        raise ConfigError("quorum_min_learners", c.quorum_min_learners, rule, remedy)
+        yield "quorum_min_learners", rule, "Lower quorum_min_learners, or raise racks."
     if c.tau >= c.sync_period_steps:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
-        remedy = f"Use {c.sync_period_steps // 4} or less, or leave it out."
-        raise ConfigError("overlap_steps", c.tau, rule, remedy)
-    _refuse_moments(c)
-    _refuse_compression(c)
-    if c.insecure and c.key_file is not None:
-        rule = "has nothing to say beside a key_file"
-        raise ConfigError("insecure", True, rule, "Leave one of the two out.")
-    if not c.encrypt_payloads and c.key_file is None:
-        rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
-        raise ConfigError("encrypt_payloads", False, rule, "Set key_file, or leave it out.")
-    _refuse_expected(c)
-    _refuse_sharded(c)
-    if c.mirror_rack_state and c.lockstep:
-        rule = "cannot be with lockstep=True, in which no rack joins a running job"
-        raise ConfigError("mirror_rack_state", True, rule, "Leave one of the two out.")
-    _refuse_failslow(c)
-    _refuse_peers(c)
-    if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
-        rule = "listens everywhere, so it does not say where others reach this rack"
-        remedy = "Set advertise_host, or listen at one address."
-        raise ConfigError("sideband_addr", c.sideband_addr, rule, remedy)
-
-
-def _refuse_moments(c: MendConfig) -> None:
+        yield "overlap_steps", rule, f"Use {c.sync_period_steps // 4} or less, or leave it out."
     for order, period in c.moment_periods.items():
         if c.tau >= period:
             rule = f"must be more than overlap_steps, which is {c.tau}"
             remedy = f"Use {3 * order * c.sync_period_steps}, or leave it out."
-            raise ConfigError(MOMENT_PERIODS[order], period, rule, remedy)
+            yield MOMENT_PERIODS[order], rule, remedy
 
 
-def _refuse_failslow(c: MendConfig) -> None:
-    if c.failslow_min_samples > c.failslow_window_steps:
-        rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
-        remedy = "Lower it, or raise the window."
-        raise ConfigError("failslow_min_samples", c.failslow_min_samples, rule, remedy)
-    if c.lockstep and c.failslow_action == "evict":
-        rule = "a rack that was started again is refused in lockstep"
-        raise ConfigError("failslow_action", c.failslow_action, rule, "Use act, or no lockstep.")
-
-
-def _refuse_compression(c: MendConfig) -> None:
+def _compression_conflicts(c: MendConfig) -> Iterator[Conflict]:
     mode = c.outer_step_compression_mode
     if c.codec.startswith("powersgd-") and c.max_age > AGE_MAX_OF_BASES:
         rule = f"must be {AGE_MAX_OF_BASES} or less with powersgd, which keeps a basis per round"
-        raise ConfigError("max_age", c.max_age, rule, "Lower it, or use another compression.")
+        yield "max_age", rule, "Lower it, or use another compression."
     columns, in_mode = c.outer_step_compression_rank, mode.removeprefix("powersgd-")
     if c.is_named("outer_step_compression_rank") and in_mode not in (mode, str(columns)):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
         remedy = "Leave it out, or use 'powersgd' as the mode."
-        raise ConfigError("outer_step_compression_rank", columns, rule, remedy)
+        yield "outer_step_compression_rank", rule, remedy
     if mode != "none" and c.payload_dtype not in ("float32", c.codec):
         rule = f"contradicts outer_step_compression_mode={mode!r}"
-        raise ConfigError("payload_dtype", c.payload_dtype, rule, "Leave one of the two out.")
+        yield "payload_dtype", rule, "Leave one of the two out."
     if c.encode_on == "device":
         from mend.codec.on_device import ON_DEVICE, no_kernel  # loads torch
 
@@ -634,42 +601,56 @@ def _refuse_compression(c: MendConfig) -> None:
             raise no_kernel(c.codec)
 
 
-def _refuse_expected(c: MendConfig) -> None:
+def _security_conflicts(c: MendConfig) -> Iterator[Conflict]:
+    if c.insecure and c.key_file is not None:
+        yield "insecure", "has nothing to say beside a key_file", "Leave one of the two out."
+    if not c.encrypt_payloads and c.key_file is None:
+        rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
+        yield "encrypt_payloads", rule, "Set key_file, or leave it out."
+
+
+def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.expected_racks and c.expected_racks[-1] >= c.racks:
         rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
-        remedy = "Name racks of the job, as rack-0."
-        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
+        yield "expected_learner_ids", rule, "Name racks of the job, as rack-0."
     if c.expected_racks and c.lockstep:
         rule = "must be empty with lockstep=True, in which a round waits for every rack"
-        remedy = "Leave it out, or lockstep."
-        raise ConfigError("expected_learner_ids", c.expected_learner_ids, rule, remedy)
-
-
-def _refuse_sharded(c: MendConfig) -> None:
+        yield "expected_learner_ids", rule, "Leave it out, or lockstep."
     if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):
-        raise ConfigError("exchange_plan", "sharded", rule, "Use mesh, or auto.")
+        yield "exchange_plan", rule, "Use mesh, or auto."
+    if c.mirror_rack_state and c.lockstep:
+        rule = "cannot be with lockstep=True, in which no rack joins a running job"
+        yield "mirror_rack_state", rule, "Leave one of the two out."
+    if c.failslow_min_samples > c.failslow_window_steps:
+        rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"
+        yield "failslow_min_samples", rule, "Lower it, or raise the window."
+    if c.lockstep and c.failslow_action == "evict":
+        rule = "a rack that was started again is refused in lockstep"
+        yield "failslow_action", rule, "Use act, or no lockstep."
 
 
-def _refuse_peers(c: MendConfig) -> None:
+def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
     """The list names all racks, or all but this one if sideband_addr says where this one is."""
     known, all_racks = set(c.peer_addresses), set(range(c.racks))
-    if known == all_racks:
-        return
-    if not c.sideband_addr:
+    others_only = known < all_racks and len(known) == c.racks - 1 and c.rack not in known
+    if known != all_racks and not c.sideband_addr:
         rule = (
             f"must name the racks 0 to {c.racks - 1}, this one too, as racks={c.racks} and "
             "sideband_addr is empty"
         )
         remedy = "List them in rack order, or set sideband_addr, where this rack listens."
-        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
-    if not known < all_racks or len(known) < c.racks - 1 or c.rack in known:
+        yield "sideband_peers", rule, remedy
+    elif known != all_racks and not others_only:
         rule = f"must name the racks 0 to {c.racks - 1}, or all but this one, as racks={c.racks}"
         remedy = "List them in rack order, or as 0=tcp://host:port,1=tcp://host:port."
-        raise ConfigError("sideband_peers", c.sideband_peers, rule, remedy)
+        yield "sideband_peers", rule, remedy
+    if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
+        rule = "listens everywhere, so it does not say where others reach this rack"
+        yield "sideband_addr", rule, "Set advertise_host, or listen at one address."
 
 
 def _warn_pairs(c: MendConfig) -> None:
-    """Settings that work together and will disappoint."""
+    """Warn of settings that work together and train badly."""
     if 4 * c.tau > c.sync_period_steps:
         _warn(
             f"overlap_steps={c.tau} is more than a quarter of sync_period_steps="

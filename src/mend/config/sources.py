@@ -1,11 +1,11 @@
-"""Reads the environment and the TOML file. Nothing else in mend does.
+"""Reads the environment and the TOML file, alone in mend.
 
 A setting comes from the first source that names it:
 1. an argument of `MendConfig(...)`
 2. the environment variable MEND_<FIELD>; an empty one counts as not set
 3. the TOML file that MEND_CONFIG names: its table [mend], or the whole file when it has none
 4. the default
-A name that no setting has is an error in every source, never silently nothing.
+A name that no setting has is an error in every source, and never ignored.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ REPLAY_SEAT = "MEND_REPLAY_SEAT"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
 OUTCOMES = "MEND_OUTCOMES"
 RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, REPLAY_SEAT, LAUNCH_PORTS, OUTCOMES})
-"""Names in the environment that are not settings and still right."""
+"""Valid names in the environment that are not settings."""
 
 _OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")
-"""How the settings for keys of another library begin."""
+"""Prefixes of another library's settings for keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value that a source gave, and the words for where."""
+    """A value from a source. `origin`: names the source in words."""
 
     value: object
     origin: str
@@ -58,7 +58,7 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
     """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
     no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum."""
     fields = {PREFIX + name.upper(): name for name in kinds}
-    found: dict[str, Named] = {}
+    settings: dict[str, Named] = {}
     for variable, text in sorted(os.environ.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
@@ -67,10 +67,10 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         if text.strip():
             name = fields[variable]
             try:
-                found[name] = Named(kinds[name].parse(text.strip()), variable)
+                settings[name] = Named(kinds[name].parse(text.strip()), variable)
             except ValueError:
                 raise misfit(name, kinds[name], Named(text, variable)) from None
-    return found
+    return settings
 
 
 def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
@@ -93,8 +93,8 @@ def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
 
 
 def named_key_file() -> Path | None:
-    """The key_file that the environment or the TOML file names; all else of them is not looked at,
-    so that whoever only looks at a job needs nothing else of its settings to be right."""
+    """The key_file that the environment or the TOML file names. Other settings are not read, so
+    that tools that look at a job do not fail on them."""
     text = os.environ.get(KEY_FILE, "").strip()
     if not text and (path := os.environ.get(FILE, "")):
         with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
@@ -105,12 +105,13 @@ def named_key_file() -> Path | None:
 
 
 def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
-    """A value outside its rule, and which place to correct."""
+    """The error for a value outside its rule."""
     return ConfigError(name, named.value, f"needs {kind.rule}", f"Change {named.origin}.")
 
 
 def _unknown(name: str, value: object, what_is: str, names: list[str]) -> ConfigError:
-    """`what_is`: how the rule begins. What may be a secret, of another library, is hidden."""
+    """The error for an unknown name. `what_is`: begins the rule. The value is hidden where it may
+    be a secret of another library."""
     if name.lower().removeprefix(PREFIX.lower()).startswith(_OTHER_PROTECTION):
         rule = f"{what_is} no setting of mend, which has keys of its own"
         remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."

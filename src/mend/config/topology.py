@@ -1,4 +1,4 @@
-"""What the environment says of racks, nodes and this process's place. Reads it.
+"""Reads from the environment: racks, nodes and the place of this process.
 
 The parsers of Slurm's strings are pure. What is not set is None or empty.
 """
@@ -15,7 +15,7 @@ from mend.errors import ConfigError
 RANKS_PER_RACK = "MEND_RANKS_PER_RACK"
 RACKS = "MEND_RACKS"
 DUMPS = ("NCCL_TOPO_DUMP_FILE", "NCCL_TOPO_FILE")
-"""Written by NCCL, or given to it by the user; the first that is there."""
+"""Variables that name an NCCL topology file; the first that is set counts."""
 
 NODES_MAX = 65_536
 """Names that a Slurm set may stand for."""
@@ -27,8 +27,8 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """All that the environment of one process says. `levels`: its Slurm switches or blocks, the
-    topmost first; () where Slurm knows no topology."""
+    """The environment of one process. `levels`: its Slurm switches or blocks, the topmost first;
+    () where Slurm knows no topology."""
 
     ranks_per_rack: int | None
     racks: int | None
@@ -72,7 +72,7 @@ def _whole(name: str, least: int) -> int | None:
 
 
 def _named(number: int | None) -> str:
-    """The node of that number. The numbers are those of the step where there is one."""
+    """Name of the node with this number, which counts in the Slurm step, or else in the job."""
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         nodes = slurm_nodes(os.environ.get(name, ""), name)
         if nodes and number is not None:
@@ -141,7 +141,7 @@ def _expanded(part: str, room: int) -> list[str]:
 
 
 def _numbers(text: str, room: int) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
@@ -149,5 +149,5 @@ def _numbers(text: str, room: int) -> list[str]:
         low, high = int(match[1]), int(match[2] or match[1])
         if not low <= high < low + room:
             raise ValueError(f"{item!r} has too many numbers, or they fall")
-        found += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
-    return found
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(low, high + 1)]
+    return numbers

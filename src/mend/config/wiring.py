@@ -1,4 +1,4 @@
-"""What a rank is built from, out of a configuration. Reads no source itself."""
+"""Builds what a rank needs from a configuration. Reads no source itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mend.types import MS, SECOND
 def numerics_of(
     config: MendConfig, plan: ModelPlan, cores: frozenset[int] | None = None
 ) -> Numerics:
-    """What a rank computes with; for a model on a GPU in locked memory. Raises ConfigError where
+    """The numerics of a rank, with page-locked memory for a model on a GPU. Raises ConfigError if
     offers cannot be encoded on the device of the model."""
     codec, merge = codec_named(config.codec), MERGES[config.merge]()
     momentum, ramp = config.outer_optimizer_momentum, config.ramp_rounds
@@ -48,7 +48,7 @@ def numerics_of(
 
 
 def cores_near(plan: ModelPlan) -> frozenset[int] | None:
-    """Where workers of this process stay: near the GPU of its model. None: anywhere."""
+    """Cores for the workers of this process: those near the GPU of its model. None: any."""
     if plan.gpu is None:
         return None
     rank, world = os.environ.get("LOCAL_RANK", "0"), os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -96,7 +96,7 @@ def settings_of(
 
 
 def policy_of(config: MendConfig, racks: int) -> Policy:
-    """As far as the configuration says it: of racks of one rank, without moments."""
+    """The policy of a job whose racks have one rank, without moments."""
     grace = config.grace_window_ms
     return Policy(
         racks=racks,
@@ -141,7 +141,7 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
 
 
 def detector_options(config: MendConfig) -> DetectorOptions:
-    """What a slow rank is found by."""
+    """Options of the detector of slow ranks."""
     return DetectorOptions(
         window=config.failslow_window_steps,
         zscore=config.failslow_zscore_threshold,
@@ -151,13 +151,13 @@ def detector_options(config: MendConfig) -> DetectorOptions:
 
 
 def rounds_in_flight(config: MendConfig) -> int:
-    """Rounds between their capture and their apply at once, at most."""
+    """Most rounds that are between capture and apply at once."""
     periods = [config.sync_period_steps, *config.moment_periods.values()]
     return sum(config.tau * config.fragments // period + 1 for period in periods)
 
 
 def spare_vectors(config: MendConfig) -> int:
-    """How many large vectors may wait to be used again.
+    """Number of large vectors that are kept to be used again.
 
     Every fragment has two versions at times. A round takes an offer of every rack and a copy of the
     live weights, or a result, and gives back as many as the one before it took.

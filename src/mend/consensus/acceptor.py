@@ -39,7 +39,7 @@ class Acceptor:
         decided: int,
         snapshot: Snapshot | None = None,
     ) -> bool:
-        """Take what the coordinator of `epoch` has behind `prev`; False for an epoch that is over.
+        """Take the coordinator's records after `prev`; False for an epoch that is over.
 
         Records that reach its `last` are its whole log: everything else here goes. Records that do
         not are of use only as far as they are decided; accepting a piece could lose what was
@@ -52,7 +52,7 @@ class Acceptor:
         if snapshot is not None and (snapshot.index, snapshot.chain) == (prev, chain):
             self.log.install(snapshot)
         if not self.log.matches(prev, chain):
-            return True  # the ballot says from where on this voter needs it
+            return True  # the vote says from which record on this voter needs the log
         whole = prev + len(records) == last
         if not whole:
             records = records[: max(0, decided - prev)]
@@ -73,11 +73,12 @@ class Acceptor:
             self.log.decide(self.log.decided + len(known))
 
     def start_over(self) -> None:
-        """Forget the log. For who never had a seat in it: of such a log nobody counted anything."""
+        """Forget the log. Only for a member that never had a seat in it: its accepts were not
+        counted."""
         self.log, self.accepted = Log(self.log.kept), 0
 
     def acceptor_state(self, after: int | None = None) -> AcceptorState:
-        """What this voter says; with the records behind `after` for a candidate."""
+        """The state of this voter; for a candidate with the records after `after`."""
         log = self.log
         prev, records = log.last, tuple[Record, ...]()
         if after is not None and log.reaches(after):

@@ -5,7 +5,7 @@ from __future__ import annotations
 _RACK_BITS, _LIFE_BITS, _ATTEMPT_BITS = 16, 16, 8
 ATTEMPT_LAST = 255
 NUMBER_MAX = 1 << 20
-"""Of an epoch; a number from the network that is greater is nonsense."""
+"""Limit of the number of an epoch; a greater one from the network is malformed."""
 
 
 def epoch_of(number: int, rack: int, incarnation: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""The log of decisions, and the state that its records add up to.
+"""The log of decisions, and the state after its records.
 
-Records count from 1. What is decided stays for ever; behind it a replica may hold records that no
-quorum accepted, and a later epoch may cut those.
+Records count from 1. Decided records are final; after them a replica may hold records that no
+quorum accepted, which a later epoch may cut.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from mend.consensus.weights import part_of, stretch_of
 from mend.types import WITNESS, Address, Member, Peer
 
 RECORDS_KEPT = 4_096
-"""Decided records a replica keeps for members that are behind; further back they get a snapshot."""
+"""Decided records that a replica keeps. Members that need earlier ones get a snapshot."""
 
 FORMER_KEPT = 64
-"""Members that lost their seat last, whose late hellos are known."""
+"""Members that lost their seats last; their late hellos are recognized."""
 
 LINEAGES_SENT = 64
 
@@ -49,21 +49,20 @@ NORMS_KEPT = 64
 """Offers per fragment, named last, that a new one is compared with."""
 
 SENT_AT_ONCE = 256
-"""Records in one message; a member further behind gets them in several."""
+"""Records in one message; a member that is later gets several messages."""
 
 RECORDS_BYTES_MAX = 256 << 10
-"""Of decided records that are under way to one reader."""
+"""Bytes of decided records that are under way to one reader."""
 
 UNDECIDED_MAX = SENT_AT_ONCE // 2
-"""Records behind the last decided one. Less than fit into a message: a voter takes over the end of
+"""Records after the last decided one. Fewer than fit into a message: a voter takes over the end of
 a log as a whole, or not at all."""
 
 
 def voters_of(
     seats: Iterable[Seat], non_voters: Collection[int], witness: Member | None
 ) -> frozenset[Member]:
-    """Who has a vote under such a roster. The witness is named among the learners, by its rack
-    number, where it has none."""
+    """The voters of a roster. `non_voters` has the rack number of the witness if it has no vote."""
     voters = {seat.member for seat in seats if seat.member.rack not in non_voters}
     return frozenset(voters | ({witness} if witness and WITNESS not in non_voters else set()))
 
@@ -76,7 +75,7 @@ def witness_votes(witness: Member | None, racks: int) -> bool:
 
 @dataclass
 class LogState:
-    """What the records up to some index add up to."""
+    """The state after the records up to some index."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     non_voters: frozenset[int] = frozenset()
@@ -90,7 +89,7 @@ class LogState:
     policy: Policy | None = None
     epoch: int = 0
     former: tuple[Member, ...] = ()
-    """Who had a seat and lost it last; a rack comes back under another incarnation only."""
+    """Members that lost their seats last; a rack comes back under another incarnation only."""
     versions: list[int] = field(default_factory=list)
     digests: list[tuple[str, ...]] = field(default_factory=list)
     ended: dict[tuple[Member, int], int] = field(default_factory=dict)
@@ -140,7 +139,7 @@ class LogState:
         self.members = voters_of(self.seats.values(), (), self.witness)
 
     def copy(self) -> LogState:
-        """An own one to go on with."""
+        """An independent copy."""
         other = copy(self)
         other.seats = dict(self.seats)
         other.versions, other.digests = list(self.versions), list(self.digests)
@@ -174,7 +173,8 @@ class LogState:
         return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
 
     def take(self, record: Record) -> None:
-        """Add one record. One that contradicts the log is a bug of the coordinator and stops us."""
+        """Apply one record. Asserts that it does not contradict the log: that is a coordinator's
+        bug."""
         if isinstance(record, Genesis):
             assert not self.begun, "a second Genesis"
             self.seats = {seat.member.rack: seat for seat in record.roster}
@@ -201,8 +201,8 @@ class LogState:
             self.rounds[fragment] += self.part(record.members, record.absent)
             self.versions[fragment] = record.version
             self.digests[fragment] = record.digests
-            found = tuple(share.norm / share.steps for share in record.members)
-            self.norms[fragment] = (self.norms[fragment] + found)[-NORMS_KEPT:]
+            norms = tuple(share.norm / share.steps for share in record.members)
+            self.norms[fragment] = (self.norms[fragment] + norms)[-NORMS_KEPT:]
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
         elif isinstance(record, Roster):
@@ -285,7 +285,7 @@ class LogState:
 
 
 def log_state_of(snapshot: Snapshot) -> LogState:
-    """What it was made of."""
+    """The state that a snapshot was made of."""
     return LogState(
         seats={seat.member.rack: seat for seat in snapshot.members},
         non_voters=frozenset(snapshot.non_voters),
@@ -325,27 +325,27 @@ def _last(folded: LogState, member: Member, fragment: int) -> Last:
 
 
 def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
-    """All that it ends, by whom."""
+    """All offers that the record ends."""
     return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
 
 
 def mitigations_after(
     before: Mapping[int, Mitigation], record: Mitigation
 ) -> Mapping[int, Mitigation]:
-    """By slow rack, what is done about it behind `record`."""
+    """By slow rack its mitigation after `record`."""
     others = {rack: one for rack, one in before.items() if rack != record.rack}
     return others if record.stage == AWAITED else {**others, record.rack: record}
 
 
 class Log:
-    """A replica: records, chain hash, how far it is decided, and both readings of it.
+    """A replica: records, chain hashes, the number of decided records, and two states.
 
-    `written` folds everything appended (what the coordinator must not contradict), `told`
-    everything decided (what anybody may act on).
+    `appended` is the state after all records, which the coordinator must not contradict;
+    `committed` the state after the decided ones, which every member may act on.
     """
 
     def __init__(self, kept: int = RECORDS_KEPT) -> None:
-        """`kept`: decided records that stay."""
+        """`kept`: decided records that are kept."""
         self.kept = kept
         self.last = 0
         self.decided = 0
@@ -355,7 +355,7 @@ class Log:
         self._records: dict[int, Record] = {}
         self._chains: dict[int, str] = {0: ""}
         self._sizes: dict[int, int] = {0: 0}
-        """Bytes of records 1..index, or of those behind a snapshot; where `_chains` are."""
+        """Bytes of records 1..index, or of those after a snapshot; for the indices of `_chains`."""
         self._first = 1
 
     @property
@@ -365,15 +365,15 @@ class Log:
         return self._lineages[-1][1]
 
     def lineage_at(self, index: int) -> str:
-        """What it was when record `index` was the last one."""
+        """The lineage when record `index` was the last one."""
         for begun, name in reversed(self._lineages):
             if begun <= index:
                 return name
         return ""
 
     def continues(self, lineage: str, index: int) -> bool:
-        """Whether what is said in `lineage`, behind record `index`, is said in this job. One that
-        is known to be over is not; the newest may not be decided yet, here or there."""
+        """Whether a message of `lineage`, after record `index`, is of this job. A lineage that is
+        known to be over is not; the newest may be undecided yet, here or at the sender."""
         if lineage == self.lineage:
             return True
         over = [name for begun, name in self._lineages if begun <= self.decided][:-1]
@@ -388,7 +388,7 @@ class Log:
         return self._chains[index]
 
     def reaches(self, index: int) -> bool:
-        """Whether the records behind `index` are still here."""
+        """Whether the records after `index` are still here."""
         return self._first - 1 <= index <= self.last
 
     def copy(self) -> Log:
@@ -420,7 +420,7 @@ class Log:
             self._lineages.append((self.last, self._chains[self.last]))
 
     def cut(self, index: int) -> None:
-        """Forget what is behind `index`, which nobody decided."""
+        """Forget the records after `index`, which are not decided."""
         assert index >= self.decided, f"record {self.decided} is decided, {index=}"
         if index >= self.last:
             return
@@ -433,8 +433,8 @@ class Log:
             self.appended.take(record)
 
     def put(self, prev: int, records: Iterable[Record]) -> bool:
-        """Have `records` behind `prev`, in place of what differs. False where that would undo a
-        decision; what is before it is taken."""
+        """Put `records` after `prev`, in place of those that differ. False where that would undo a
+        decision; records before that are taken."""
         for index, record in enumerate(records, start=prev + 1):
             if index <= self.last:
                 if self.record(index) == record:
@@ -446,7 +446,7 @@ class Log:
         return True
 
     def voters_at(self, index: int) -> frozenset[Member]:
-        """Who decides record `index` (not decided yet)."""
+        """The voters that decide record `index` (not decided yet)."""
         return self.roster_at(index).voters
 
     def roster_at(self, index: int) -> LogState:
@@ -461,7 +461,7 @@ class Log:
         return self._roster_of(changes[-1]) if changes else self.committed
 
     def digests_of(self, fragment: int, version: int) -> tuple[str, ...] | None:
-        """Of any version that the written log made; None where that is compacted."""
+        """Digests of a version of the appended log; None where its record is compacted."""
         for index in range(self.last, self._first - 1, -1):
             record = self._records[index]
             if isinstance(record, Commit) and (record.fragment, record.version) == (
@@ -477,8 +477,8 @@ class Log:
         return self.committed.digests[fragment] if newest else None
 
     def rounds_of(self, fragment: int, version: int) -> int | None:
-        """How many rounds a version that the written log made had behind it, in parts of
-        `weights.WHOLE`; None where that is compacted."""
+        """Rounds merged up to a version of the appended log, in parts of `weights.WHOLE`; None
+        where its record is compacted."""
         rounds, at = self.appended.rounds[fragment], self.appended.versions[fragment]
         for index in range(self.last, self._first - 1, -1):
             record = self._records[index]
@@ -496,8 +496,8 @@ class Log:
         return folded
 
     def decide(self, index: int) -> list[Record]:
-        """Everything up to `index` is decided; returns what is newly so, in order. That stays here,
-        be it more than the log keeps: in this event somebody may want to read it."""
+        """Decide the records up to `index`; returns the newly decided ones, in order. They are
+        kept, even beyond `kept`: during this event a caller may read them."""
         fresh = [self._records[i] for i in range(self.decided + 1, min(index, self.last) + 1)]
         for record in fresh:
             self.committed.take(record)
@@ -509,7 +509,7 @@ class Log:
         return fresh
 
     def snapshot(self) -> Snapshot:
-        """Of all that is decided."""
+        """The snapshot of the decided log."""
         told = self.committed
         assert told.policy is not None, "nothing is decided"
         return Snapshot(
@@ -538,9 +538,9 @@ class Log:
         )
 
     def install(self, snapshot: Snapshot) -> None:
-        """Know what it says to be decided, in place of records that will not come any more.
+        """Take over a snapshot, in place of records that will not come any more.
 
-        What was accepted here and differs from it was never decided; what is behind it stays.
+        Accepted records that differ from it were never decided; records after it are kept.
         """
         index = snapshot.index
         if index <= self.decided:

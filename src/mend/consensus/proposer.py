@@ -28,12 +28,12 @@ class Proposer:
     dead: set[Member] = field(default_factory=set)
     """Voters whose process is over: attested, never guessed."""
     retired: set[Member] = field(default_factory=set)
-    """Those of the dead of whom a person says so."""
+    """Members of `dead` that a person has retired."""
     returned: Member | None = None
     """The witness in the life that has promised, where a former, dead one has the seat."""
     lost: bool = False
-    """Whether everybody who is left has promised, and nobody of them holds any version of some
-    fragment: the job can go on from nowhere."""
+    """Whether all members that are left have promised, and some fragment has no version that any of
+    them holds: then the job cannot go on."""
 
     @property
     def standing(self) -> bool:
@@ -66,7 +66,7 @@ class Proposer:
         )
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
-        """A voter's newest ballot; False when it shows that this epoch is over."""
+        """Take a voter's newest state. False: it shows that this epoch is over."""
         if acceptor_state.promised > self.epoch:
             return False
         self.acceptor_states[member] = acceptor_state
@@ -75,8 +75,8 @@ class Proposer:
     # -------------------------------------------------------------- winning
 
     def asked(self) -> frozenset[Member]:
-        """Whom to ask for a promise: the voters of every roster that may be in force; where some
-        of any are dead also who has a seat without a vote in any, for a new lineage."""
+        """Members to ask for a promise: the voters of every roster that may be in force; if some of
+        them are dead, also members without a vote, for a new lineage."""
         rosters = self._rosters(self.log)
         all_seats = any(roster.voters & self.dead for roster in rosters)
         return frozenset().union(
@@ -84,7 +84,7 @@ class Proposer:
         )
 
     def would_win(self, me: Member) -> bool:
-        """Whether my own promise is all that is missing. It is given last: a candidate that nobody
+        """Whether only the own promise is missing. It is given last: a candidate that no member
         hears must not bar itself from the coordinator that the others follow."""
         promised = {member for member in self.acceptor_states if self._has_promised(member)}
         return self.standing and self._enough(promised | {me}, self._rosters(self.log))
@@ -130,16 +130,16 @@ class Proposer:
         return True
 
     def _enough(self, promised: Set[Member], rosters: Sequence[LogState]) -> bool:
-        """A quorum of each, or everybody who is left in any: who has a seat without a vote may
-        hold what no voter that lives does."""
+        """Whether a quorum of each roster has promised, or all members that are left in each:
+        members without a vote may hold versions that no live voter does."""
         lefts = [each.members - self.dead for each in rosters]
         return all(quorum(promised, each.voters) for each in rosters) or all(
             left and left <= promised for left in lefts
         )
 
     def _lineage(self, left: Set[Member]) -> Lineage | None:
-        """How the job goes on with these alone; None while it is not known what they hold, or
-        where there is no rack among them."""
+        """The new lineage with these members alone; None while their versions are not known, or if
+        no rack is among them."""
         log = self.log.appended
         seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
         held = [self.held.get(seat.member, ()) for seat in seats]
@@ -148,16 +148,16 @@ class Proposer:
         best = [max(of) for of in zip(*held, strict=True)]
         self.lost = min(best) < 0
         versions = tuple(map(min, best, log.versions))
-        behind = {
+        late = {
             seat.member.rack
             for seat, has in zip(seats, held, strict=True)
-            if any(mine < version for mine, version in zip(has, versions, strict=True))
+            if any(own < wanted for own, wanted in zip(has, versions, strict=True))
         }
         digests = [self.log.digests_of(p, version) for p, version in enumerate(versions)]
         rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
-        if any(found is None for found in (*digests, *rounds)):
+        if any(value is None for value in (*digests, *rounds)):
             return None
-        non_voters = behind if len(behind) < len(seats) else set[int]()
+        non_voters = late if len(late) < len(seats) else set[int]()
         witness = log.witness if log.witness in left else self.returned
         votes = witness_votes(witness, len(seats) - len(non_voters)) and witness != self.returned
         if witness and not votes:
@@ -170,13 +170,13 @@ class Proposer:
             witness=witness,
             dead=tuple(sorted(self.dead)),
             versions=versions,
-            digests=tuple(found for found in digests if found is not None),
+            digests=tuple(value for value in digests if value is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",
-            rounds=tuple(found for found in rounds if found is not None),
+            rounds=tuple(value for value in rounds if value is not None),
         )
 
     def _by_hand(self) -> str:
-        """Of whom it is a person who says that they are."""
+        """In words, the dead members that a person has retired."""
         racks = ", ".join(f"rack {member.rack}" for member in sorted(self.retired & self.dead))
         return f"; a person has retired {racks}" if racks else ""
 
@@ -184,16 +184,16 @@ class Proposer:
         return self.acceptor_states[member].promised == self.epoch
 
     def _complete(self, acceptor_state: AcceptorState) -> bool:
-        """Whether it shows all that its voter has behind what is decided here."""
+        """Whether it has all records of its voter after those that are decided here."""
         decided = self.log.decided
-        behind = acceptor_state.last <= decided
-        return behind or (
+        has_none = acceptor_state.last <= decided
+        return has_none or (
             acceptor_state.prev == decided
             and acceptor_state.prev + len(acceptor_state.records) == acceptor_state.last
         )
 
     def _learn(self) -> None:
-        """What a voter knows to be decided is decided; the others are asked again from there."""
+        """Decide what a voter knows to be decided; the others are asked again from there."""
         for acceptor_state in self.acceptor_states.values():
             fits = self.log.matches(acceptor_state.prev, acceptor_state.chain)
             if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:
@@ -203,7 +203,7 @@ class Proposer:
 
     @staticmethod
     def _rosters(log: Log) -> list[LogState]:
-        """The roster that is decided, and every one that is not yet."""
+        """The decided roster, and every undecided one."""
         changes = [
             index
             for index in range(log.decided + 1, log.last + 1)
@@ -214,7 +214,8 @@ class Proposer:
     # -------------------------------------------------------------- leading
 
     def may_append(self) -> bool:
-        """Nothing goes behind an undecided Roster; the undecided end stays short."""
+        """Whether a record may be appended: none after an undecided Roster, and the undecided end
+        stays short."""
         if self.log.last == self.log.decided:
             return True
         undecided = list(self.log.undecided())
@@ -237,7 +238,7 @@ class Proposer:
         return not log.appended.begun or any(quorum(heard, log.voters_at(i)) for i in nexts)
 
     def common(self, member: Member) -> int:
-        """Up to where a voter's log is surely the same as this one."""
+        """The index up to which a voter's log is surely the same as this one."""
         acceptor_state = self.acceptor_states.get(member)
         if acceptor_state is None:
             return self.log.decided
@@ -247,7 +248,7 @@ class Proposer:
         return min(same, self.log.last)
 
     def ready(self) -> set[Member]:
-        """Who has accepted the whole log."""
+        """Members that have accepted the whole log."""
         last = self.log.last
         acceptor_states = self.acceptor_states.items()
         return {m for m, b in acceptor_states if b.accepted == self.epoch and b.last == last}

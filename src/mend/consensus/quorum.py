@@ -6,7 +6,7 @@ Offers are statistics, votes are safety, bytes are durability.
 |------------|--------|-----------------------------------------------------------|
 | worthwhile | offers | are there enough contributions for a merge to be worth it |
 | quorum     | votes  | may this be decided                                       |
-| hold       | bytes  | does every quorum contain somebody who has the bytes      |
+| hold       | bytes  | does every quorum contain a member that has the bytes     |
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:
     """A majority of the voters, or exactly half of them with the lowest one among it.
 
     Two quorums of the same voters always share a voter: of two halves only one holds the lowest.
-    The witness sorts behind every rack.
+    The witness sorts after every rack.
     """
     counted = votes & voters
     twice, whole = 2 * len(counted), len(voters)

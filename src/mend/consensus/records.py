@@ -31,10 +31,10 @@ Racks = Annotated[tuple[U16, ...], Meta(max_length=128)]
 Facts = Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=100_000)]
 
 SUMS_BYTES_MAX = 4 << 20
-"""Of the partials that a rank reports at once, or of a total: half a frame."""
+"""Limit of the partials in one report of a rank, and of a total: half a frame."""
 
 Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
-"""Opaque to the protocol; whoever reads it checks it."""
+"""Opaque to the protocol; its reader checks it."""
 
 NORM_MAX = 2.0**64
 """Magnitudes from here on have no square in fp32: no norm, variance or second moment of such a
@@ -46,7 +46,8 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 BAD_MAX = 1024
 
 CHECKSUM_BYTES = 16
-"""Of a payload. An offer has one per rank and is told to every rack: bytes, not hex."""
+"""Length of the checksum of a payload. An offer has one per rank and is sent to every rack: bytes,
+not hex."""
 
 RECORDS_FORMAT = 4
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
@@ -83,7 +84,7 @@ class Offer(Word, frozen=True):
     tokens: AtLeastOne
     steps: AtLeastOne
     checksums: Annotated[bytes, Meta(max_length=1024 * CHECKSUM_BYTES)]
-    """Of the payload of each rank, end to end."""
+    """Checksums of the payloads of all ranks, end to end."""
     applied: Count
     """Version the rack trains on now; grows while the offer stays open."""
     norm: Norm = 0.0
@@ -93,12 +94,12 @@ class Offer(Word, frozen=True):
     """The last one of its rack, whose script has ended."""
 
     def checksum(self, rank: int) -> str:
-        """Of the payload of one rank, hex; empty where there is none."""
+        """Checksum of the payload of one rank, hex; empty if there is none."""
         return self.checksums[CHECKSUM_BYTES * rank : CHECKSUM_BYTES * (rank + 1)].hex()
 
 
 def checksums_of(each: Iterable[str]) -> bytes:
-    """Hex of each rank, in rank order, as an offer has them."""
+    """Checksums of all ranks in rank order, from hex to the bytes of an offer."""
     return b"".join([bytes.fromhex(checksum) for checksum in each])
 
 
@@ -116,7 +117,7 @@ class Share(Word, frozen=True):
 
 
 def all_closing(members: Iterable[Offer | Share], absent: Absentees) -> bool:
-    """Whether nothing is trained behind this merge: it takes no momentum along."""
+    """Whether no training follows this merge: then it takes no momentum along."""
     return not absent and all(member.closing for member in members)
 
 
@@ -191,7 +192,7 @@ class Policy(Word, frozen=True):
     expected: Racks = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
     moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=2)] = ()
-    """Of the last fragments: those that are of moments, not of weights."""
+    """The last fragments: those of moments, not of weights."""
     acts: bool = False
     """Whether slow racks are mitigated."""
     evicts: bool = False
@@ -217,13 +218,14 @@ class Genesis(Word, frozen=True, tag=1):
     plan: Hex
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     format: Count = RECORDS_FORMAT
-    """Of this and all records behind it."""
+    """Format of this and all later records."""
     non_voters: Racks = ()
     """The witness, by its rack number, where it has no vote."""
     versions: Versions = ()
-    """Of a job that resumes a checkpoint: what `digests` are of. Empty: 0 of every fragment."""
+    """Versions that `digests` are of, in a job that resumes a checkpoint. Empty: 0 of every
+    fragment."""
     rounds: Rounds = ()
-    """Of a job that resumes a checkpoint: as in `Lineage`."""
+    """In a job that resumes a checkpoint: as in `Lineage`."""
     parent: Hex = ""
     """The lineage that the checkpoint is of; empty: the job begins from nothing."""
     parent_mark: Count = 0
@@ -257,8 +259,8 @@ class Roster(Word, frozen=True, tag=3):
     witness: Member | None
     reason: Text
     retired: Racks = ()
-    """That lose their seats for good, or were evicted and are not back, as a person says: what
-    others keep for their return is freed."""
+    """Racks that a person has retired: they lose their seats for good, or were evicted and are not
+    back. What others keep for their return is freed."""
 
 
 class Drop(Word, frozen=True, tag=4):
@@ -279,7 +281,7 @@ class Epoch(Word, frozen=True, tag=5):
 
 
 class Lineage(Word, frozen=True, tag=6):
-    """Those that are left, all others being dead, go on from the newest versions they hold."""
+    """All other voters are dead: the remaining members go on from the newest versions they hold."""
 
     epoch: Count
     number: Count
@@ -296,10 +298,10 @@ class Lineage(Word, frozen=True, tag=6):
 
 class Mark(Word, frozen=True, tag=7):
     """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
-    is decided before it and nothing behind it. Once more, `written`, when all of them have."""
+    is decided before it and nothing after it. Once more, `written`, when all of them have."""
 
     number: Count
-    """Of the checkpoint in this lineage, from 1."""
+    """Number of the checkpoint in this lineage, from 1."""
     name: Text
     lineage: Hex
     racks: Racks
@@ -312,7 +314,7 @@ AWAITED, SMALLER, NOT_AWAITED, EVICTED = 0, 2, 3, 4
 either; it leaves, to be started again."""
 
 EVICTIONS_MAX = 2
-"""Of one rack in one job. A slowdown that two restarts have not mended for good, a third will
+"""Evictions of one rack in one job. If two restarts have not mended a slowdown, a third will
 not."""
 
 
@@ -323,7 +325,7 @@ class Mitigation(Word, frozen=True, tag=8):
     stage: Annotated[int, Meta(ge=0, le=EVICTED)]
     reason: Text
     batch_pct: Annotated[int, Meta(ge=1, le=100)] = 100
-    """Of the micro-batches of a step: how many it takes, where its script asks."""
+    """Percent of the micro-batches of a step that it takes, where its script asks."""
 
 
 class Last(Word, frozen=True):
@@ -333,16 +335,17 @@ class Last(Word, frozen=True):
     fragment: U16
     named: Count
     version: Count
-    """Of the commit that named it."""
+    """Version of the commit that named it."""
     ended: Count
     capture_step: Count = 0
     tokens: Count = 0
     steps: Count = 0
-    """Of the one that was named last, with the two before; 0: none was."""
+    """With the two before: of the offer that was named last; 0: none was."""
 
 
 class Snapshot(Word, frozen=True):
-    """What records 1..index add up to, in their place: for a log whose reader is too far behind."""
+    """The state after records 1..index, in place of the records: for a reader that is too late for
+    them."""
 
     index: Count
     chain: Hex
@@ -351,7 +354,7 @@ class Snapshot(Word, frozen=True):
     """(index, hash) of the records that began the job, or began it anew."""
     epoch: Count
     number: Count
-    """Of the roster."""
+    """Number of the roster."""
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     non_voters: Racks
     witness: Member | None
@@ -382,9 +385,9 @@ Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
 class AcceptorState(Word, frozen=True):
-    """All that a voter has promised and accepted. It accepted its whole log in epoch `accepted`.
+    """What a voter has promised and accepted. It accepted its whole log in epoch `accepted`.
 
-    `records` behind `prev` only for a candidate, who asks for what it does not know.
+    `records` after `prev` only for a candidate, which asks for records that it does not know.
     """
 
     promised: Count

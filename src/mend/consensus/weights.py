@@ -9,8 +9,8 @@ from fractions import Fraction
 from mend.types import fp32
 
 WHOLE = 1 << 24
-"""A round with nobody absent. Parts of it are whole numbers, so that each over WHOLE is a float32,
-and any sum of them is exact."""
+"""A round without absent racks. Parts of it are whole numbers, so that each over WHOLE is a
+float32, and any sum of them is exact."""
 
 Work = Sequence[tuple[int, int]]
 """(tokens, steps) of each rack, both >= 1."""
@@ -38,10 +38,10 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     if not token_weighted or len(work) < 2:
         return 1.0
     counted = _tokens(work, True, period_steps)
-    behind = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
-    wanted = behind / sum(counted)
-    found = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
-    return fp32(min(max(wanted / found, 1), len(work)))
+    lag = sum(each * steps for each, (_, steps) in zip(counted, work, strict=True))
+    wanted = lag / sum(counted)
+    made = sum(tokens for tokens, _ in work) / sum(_batches(work, True))
+    return fp32(min(max(wanted / made, 1), len(work)))
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:

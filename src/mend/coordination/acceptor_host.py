@@ -15,7 +15,7 @@ from mend.types import WITNESS, Member, Peer
 
 @dataclass
 class Follower:
-    """The vote of one member. `coordinator`: whom it follows; at first the job's fixed one."""
+    """The vote of one member. `coordinator`: the peer it follows; at first the job's founder."""
 
     member: Member
     acceptor: Acceptor
@@ -23,7 +23,7 @@ class Follower:
     detect_ns: int
     orders_ns: int | None = None
     lives_ns: int | None = None
-    """When orders of a job came in which something is decided."""
+    """When orders of a job with decided records last came."""
     life: int | None = None
     """Incarnation of the coordinator; before the first record it may be started again."""
     founds: bool = False
@@ -34,15 +34,18 @@ class Follower:
     """(epoch, serial) of the newest orders."""
 
     def addressed(self, peer: Peer, orders: Orders) -> bool:
-        """Whether they are meant for this member, in this job, by the owner of their epoch."""
+        """Whether the orders are for this member, of this job, and from the owner of their
+        epoch."""
         log = self.acceptor.log
-        mine = orders.to == self.member.incarnation
-        job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
-        return mine and (job or self._strayed(orders)) and peer == Peer(owner_of(orders.epoch), 0)
+        for_member = orders.to == self.member.incarnation
+        from_owner = peer == Peer(owner_of(orders.epoch), 0)
+        same_job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
+        return for_member and from_owner and (same_job or self._strayed(orders))
 
     def _joins(self, sender: Member, orders: Orders, now_ns: int) -> bool:
-        """Whoever hears of a job that lives joins it, whatever it has promised to a founder, and
-        does not hear the founder any more. False: these are a founder's, or of the dead."""
+        """Whether to follow these orders. A member that hears of a running job joins it, whatever
+        it has promised to a founder, and ignores founders from then on. False: the orders are a
+        founder's, or of members that are dead."""
         if orders.decided > 0:
             if self._outlived(sender, orders):
                 return False
@@ -67,8 +70,8 @@ class Follower:
 
     def homeless(self) -> bool:
         """Whether no decided roster that it has read ever had a seat for this member."""
-        told = self.acceptor.log.committed
-        return self.member not in told.members and self.member not in told.former
+        committed = self.acceptor.log.committed
+        return self.member not in committed.members and self.member not in committed.former
 
     def _strayed(self, orders: Orders) -> bool:
         """Whether the job, whose log it began to read before it had a seat, has gone on in a
@@ -114,7 +117,7 @@ class Follower:
         return True
 
     def asked(self, peer: Peer, prepare: Prepare, now_ns: int) -> Vote | None:
-        """The answer to a candidate. None: it is of another job, or talks nonsense.
+        """The answer to a candidate. None: it is of another job, or malformed.
 
         Who hears its coordinator promises nothing to others: a rack that is cut off must not
         depose, when it comes back, the one that all others follow. To stand again is that one's
@@ -122,7 +125,7 @@ class Follower:
 
         Candidates know the first record to be decided. A voter whose log is empty may have accepted
         it, and forgotten it for the next founder; there is nothing else that it can have forgotten,
-        as whatever comes behind the first record says that it is decided. So it promises, and
+        as any record after the first one says that this one is decided. So it promises, and
         hears no founder for a while. Who never had a seat in what it has read forgets that for a
         candidate of another lineage, which has a seat for it and cannot begin anew without it.
         """
@@ -145,12 +148,12 @@ class Follower:
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:
-        """`serial` is that of the message it answers: all that orders answers."""
+        """A vote. `serial`: of the message that it answers."""
         return Vote(serial, self.acceptor.log.lineage, self.acceptor.acceptor_state(after), ())
 
 
 def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
-    """From `rack` to the leaders of all others: any of them may coordinate one day."""
+    """Connections from `rack` to all other leaders: any of them may come to coordinate."""
     return [
         Connect(Peer(other, 0), seat.address)
         for other, seat in sorted(log.seats.items())
@@ -160,7 +163,7 @@ def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
 
 @dataclass
 class WitnessFollower:
-    """Machine of a voter that leads no rack."""
+    """The machine of a voter that leads no rack."""
 
     follower: Follower
     ways: tuple[Seat, ...] = ()
@@ -180,7 +183,7 @@ class WitnessFollower:
             ):
                 # For its former life: who leads hears by the answer that it was started again.
                 self._connect(state := log_state_of(snapshot), effects)
-                if state.over:  # nothing more will be said, as nobody gets a seat any more
+                if state.over:  # no more orders come, as no member gets a seat any more
                     self.follower.acceptor.log.install(snapshot)
                 effects.append(Send(peer, self.follower.vote(orders.serial)))
             case Heard(peer, _, Prepare() as prepare):
@@ -198,5 +201,5 @@ class WitnessFollower:
             effects += ways_to_leaders(log, WITNESS)
 
     def deadline_ns(self) -> int | None:
-        """It only answers."""
+        """None: it only answers."""
         return None

@@ -1,4 +1,4 @@
-"""Hellos of racks: before the first record, and of racks that join a running job."""
+"""Admits racks: before the first record, and into a running job."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from mend.coordination.validation import (
 from mend.types import WITNESS, Member, Peer, life_of
 
 VISITOR = 0xFFFF
-"""Rank number under which a rack that is refused is addressed, so that it takes nobody's place."""
+"""Rank number for the address of a refused rack, which no rank of the job has."""
 
 CONTENDED_MAX = 1_024
 """Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
 
 
 def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
-    """Whose weights the job begins with: of the lowest rack that resumes a checkpoint, or else of
-    the lowest rack."""
+    """The hello whose weights the job begins with: of the lowest rack that resumes a checkpoint, or
+    else of the lowest rack."""
     ascending = [hellos[rack] for rack in sorted(hellos)]
     return next((hello for hello in ascending if hello.resume is not None), ascending[0])
 
 
 def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis:
-    """Of the job that these racks begin, with the lowest one's weights or checkpoint."""
+    """The first record of the job that these racks begin."""
     lowest = first_to_begin(hellos)
     resume = lowest.resume
     votes = witness is None or witness_votes(witness, len(hellos))
@@ -55,19 +55,18 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
 
 @dataclass
 class Admission:
-    """Keeps the hellos of the start and of racks that wait for a seat, and why others were
-    refused."""
+    """The hellos of the start and of racks that wait for a seat, and the reasons of refusals."""
 
     racks: int
     job: str
     detect_ns: int
     hellos: dict[int, Hello] = field(default_factory=dict)
     joining: dict[int, Hello] = field(default_factory=dict)
-    """Of racks that said hello to the running job."""
+    """Hellos of racks that join the running job."""
     refused: dict[int, str] = field(default_factory=dict)
     contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(rack, incarnation) -> since when it wants the seat of a live rack. The newest CONTENDED_MAX:
-    whoever says hello chooses the incarnation, and could fill the memory with them."""
+    """(rack, incarnation) -> when it first asked for the seat of a live rack. The newest
+    CONTENDED_MAX: the sender chooses the incarnation, and could fill the memory."""
 
     def hear(
         self,
@@ -132,7 +131,7 @@ class Admission:
         return former is None or life_of(former) in hello.after
 
     def tell_end(self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]) -> None:
-        """To a rack that was started too late: it need not wait until nobody has answered."""
+        """Tell a rack that was started too late that the job is over."""
         known = sender in log.former  # a late frame of a rack that has left
         if not log.over or known or hello.seat.member != sender or sender.rack >= self.racks:
             return
@@ -150,23 +149,23 @@ class Admission:
         return since_ns
 
     def seated(self, members: Collection[Member]) -> None:
-        """These wait no longer."""
+        """These members have got their seats."""
         self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
 
     def _differs(self, hello: Hello, log: LogState) -> tuple[str, str] | None:
-        """What keeps a rack out of a job that has begun: (what it is told, what is noted here)."""
+        """Why a rack may not join a job that has begun: (text for the rack, text for this log)."""
         if log.policy is not None and log.policy.lockstep:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
-        if log.policy is not None and (found := policy_difference(log.policy, hello.policy)):
-            return found.said(), found.noted()
+        if log.policy is not None and (difference := policy_difference(log.policy, hello.policy)):
+            return difference.for_sender(), difference.for_log()
         if plan_hash(hello) == log.plan:
             return None
         for other in self.hellos.values():
-            if plan_hash(other) == log.plan and (found := first_difference(other, hello)):
-                return found.said(), found.noted()
-        found = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
-        return found.said(), found.noted()
+            if plan_hash(other) == log.plan and (difference := first_difference(other, hello)):
+                return difference.for_sender(), difference.for_log()
+        difference = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
+        return difference.for_sender(), difference.for_log()
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
         """Before the start: the rack whose plan differs from the lowest's is refused."""
@@ -175,7 +174,7 @@ class Admission:
             difference = first_difference(lowest, self.hellos[rack])
             if difference is not None:
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
-                said, noted = head + difference.said(), head + difference.noted()
+                said, noted = head + difference.for_sender(), head + difference.for_log()
                 self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
                 return rack
         for rack in sorted(self.hellos):
@@ -186,17 +185,18 @@ class Admission:
                 return rack
         return None
 
-    def refusals(self, there: Container[int]) -> tuple[str, ...]:
-        """For people: the racks that are still not there, and why they were sent away."""
-        absent = [rack for rack in sorted(self.refused) if rack not in there]
+    def refusals(self, present: Container[int]) -> tuple[str, ...]:
+        """In words: the racks that are still absent, and why they were refused."""
+        absent = [rack for rack in sorted(self.refused) if rack not in present]
         return tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in absent)
 
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
     ) -> None:
-        """`detail` is what the rack hears, and whoever looks: it names what is wrong, never what
-        would be right, as nobody knows who says hello. `noted` is for the log of this side."""
-        # All that are none of this job's racks are one visitor: numbers from the network must not
+        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. It names what is
+        wrong, never what would be right, as the sender may be a stranger. `noted`: for the log of
+        this side."""
+        # Racks that the job does not have share one visitor: numbers from the network must not
         # become connections and notes without end.
         rack = min(hello.seat.member.rack, self.racks)
         visitor = Peer(rack, VISITOR)

@@ -1,8 +1,8 @@
-"""The member that appends to the log: opens rounds, decides commits and rosters.
+"""The coordinator: opens rounds, and appends commits and rosters to the log.
 
-Soft state only: everything it knows comes again in the next reports, so any voter can take over.
-At first it is the witness, else rack 0; later whoever won the newest epoch. It decides by the log
-and by what the racks report; it never sees a tensor.
+Its state is soft: the next reports restore it, so any voter can take over.
+The witness coordinates first, or else rack 0; later the winner of the newest epoch. It decides by
+the log and by what the racks report, and never sees a tensor.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ class Coordinator:
     paces: RackPaces = field(default_factory=RackPaces)
     ladder: Ladder = field(default_factory=Ladder)
     votes: dict[Member, int] = field(default_factory=dict)
-    """Serial of everybody's newest vote, in this epoch."""
+    """By voter the serial of its newest vote in this epoch."""
     returned: tuple[Member, int] | None = None
     """The witness in another life than the one that has the seat, and when it was heard."""
     seated: bool = False
     batch_due_ns: int | None = None
-    """When reports that have come are acted on, at the latest; None: nothing waits."""
+    """When collected reports are acted on at the latest; None: none are waiting."""
     beat_due_ns: int | None = None
     """When the next orders are due, while it leads."""
     moved_ns: int = 0
-    """When it last looked; a gap is its own sleep, and nobody's silence."""
+    """When it last ran. A gap was its own sleep, not the silence of others."""
     awake_ns: int = 0
-    """Since when it has led without such a gap."""
+    """When it began to lead without such a gap."""
     gave_up: str = ""
-    """A job that it has given up, for people."""
+    """The job that it has given up, in words."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -145,8 +145,8 @@ class Coordinator:
     # -------------------------------------------------------------- what is said
 
     def _is_beat(self, event: Heard, now_ns: int) -> bool:
-        """Whether a live rack repeats what it has said, with another step at most. Most of what is
-        heard is of this kind; what only the clock changes is looked at when orders are due."""
+        """Whether this is a heartbeat: a live rack repeats its report, but for its step. Most
+        messages are. What depends on the clock alone is checked when orders are due."""
         view, report = self.views.get(event.peer.rack), event.body
         if not isinstance(report, Report) or view is None or not self.proposer.leading:
             return False
@@ -160,10 +160,12 @@ class Coordinator:
         return True
 
     def _collects(self, event: Heard, now_ns: int) -> bool:
-        """Whether what a rack reports is acted on a little later, with what others do. It is in the
-        view of that rack already."""
-        said = event.body
-        if not isinstance(said, Report) or said.gone or said.leaving or not self.proposer.open:
+        """Whether to act on a report later, together with those of other racks. The view of the
+        rack has it already."""
+        report = event.body
+        if not (isinstance(report, Report) and self.proposer.open):
+            return False
+        if report.gone or report.leaving:
             return False
         self.batch_due_ns = self.batch_due_ns or now_ns + batch_ns(len(self.log.committed.seats))
         return now_ns < (self.deadline_ns() or 0)
@@ -203,22 +205,19 @@ class Coordinator:
             self._step_down(effects)
 
     def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
-        """One that is heard is not dead, whoever says so."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        known = log.members | told.members | {*log.away.values()}
+        """A person has retired a life of a rack. One that is still heard is not dead."""
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        known = log.members | committed.members | {*log.away.values()}
         gone = next((m for m in known if (m.rack, life_of(m)) == (asked.rack, asked.life)), None)
         if gone is None:
             return
-        view = self.views.get(gone.rack)
-        live = (
-            view is not None and view.member == gone and view.live(now_ns, self.options.detect_ns)
-        )
-        if not live and self.election.retire(gone, now_ns):
+        lives = gone.rack in self._live(now_ns) and self.views[gone.rack].member == gone
+        if not lives and self.election.retire(gone, now_ns):
             effects.append(Note("retired", {"rack": gone.rack}))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.committed.begun
-        # Nobody is told of an end that is not decided: it may be undone.
+        # An end that is not decided is not told to any rack: it may be undone.
         log = self.log.appended if begun and not self.log.appended.over else self.log.committed
         if not self.admission.hear(sender, hello, self.views, log, now_ns, effects) or begun:
             return
@@ -235,7 +234,7 @@ class Coordinator:
         if view is None or view.member != member or policy is None:
             return
         if report.to != self.member.incarnation:
-            return  # it waited for somebody else, or does not know yet who asks
+            return  # it was for another coordinator, or the rack does not follow this one yet
         if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
@@ -288,7 +287,7 @@ class Coordinator:
         return (
             new
             or log.continues(vote.lineage, acceptor_state.decided)
-            # A beginning that nobody decided, of a former life of this founder, is to be outbid.
+            # An undecided first record of a former life of this founder is to be outbid.
             or (self._homeless() and acceptor_state.decided == 0)
         )
 
@@ -329,19 +328,19 @@ class Coordinator:
     def _homeless(self) -> bool:
         """Whether it founds jobs, and has no seat in one that it knows to be decided, but for one
         whose racks are all dead."""
-        told = self.acceptor.log.committed
-        seated = self.member in told.members or self.member in told.former
-        return self.options.first and not told.over and (not seated or self._forsaken())
+        committed = self.acceptor.log.committed
+        seated = self.member in committed.members or self.member in committed.former
+        return self.options.first and not committed.over and (not seated or self._forsaken())
 
     def retired(self) -> tuple[int, ...]:
         """Racks with a seat, or evicted, of which a person says that they will not come back."""
-        log, said = self.acceptor.log.appended, self.proposer.retired
+        log, retired = self.acceptor.log.appended, self.proposer.retired
         known = {seat.member for seat in log.seats.values()} | {*log.away.values()}
-        return tuple(sorted(member.rack for member in known & said))
+        return tuple(sorted(member.rack for member in known & retired))
 
     def _forsaken(self) -> bool:
-        """Whether nobody but this witness can have a seat in its job any more: all are attested
-        dead, or say hello, which means that they never knew of their seat."""
+        """Whether this witness alone can still have a seat in its job: all racks are attested dead,
+        or say hello, which means that they never knew of their seat."""
         log = self.acceptor.log
         if self.me.rack != WITNESS or not log.committed.begun or log.committed.over:
             return False
@@ -349,8 +348,8 @@ class Coordinator:
         return seated <= self.proposer.dead | self.election.unaware
 
     def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
-        """Stop to lead a job whose racks are all dead, or to ask for another one while somebody of
-        the first speaks again; begin to ask when there is nobody to follow."""
+        """Stop leading a job whose racks are all dead, and stop founding another one when a member
+        of the first is heard again; begin to found one when there is nobody to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
         if self.proposer.leading and self._forsaken() != asks_anew:
             self.election.lost(now_ns, at_once=False)
@@ -361,16 +360,12 @@ class Coordinator:
             self._found(now_ns)
 
     def _give_up(self, effects: list[Effect]) -> None:
-        """Forget the job. All racks have answered: their former lives are over, their present ones
-        hold nothing of it. Its bytes are gone; what was left of it here kept its name."""
+        """Forget the job. All racks have answered: their former lives are over, and their present
+        ones hold nothing of it, so its bytes are gone."""
         log = self.acceptor.log
-        about: dict[str, object] = {
-            "records": log.decided,
-            "versions": list(log.committed.versions),
-            "dead": [f"rack {member.rack}" for member in sorted(self.proposer.dead)],
-            "lineage": log.lineage[:12],
-        }
-        effects.append(Note("gives-up", about))
+        dead = [f"rack {member.rack}" for member in sorted(self.proposer.dead)]
+        about = {"records": log.decided, "versions": list(log.committed.versions), "dead": dead}
+        effects.append(Note("gives-up", about | {"lineage": log.lineage[:12]}))
         self.acceptor.start_over()
         self.election.forget()
         self.gave_up = (
@@ -379,10 +374,10 @@ class Coordinator:
         )
 
     def _lives(self, peer: Peer, orders: Orders) -> bool:
-        """Whether a founder is told of a job that lives: then there is none to be founded. A
-        witness is told so by orders for its former life, too."""
-        mine = orders.to == self.member.incarnation or self.me.rack == WITNESS
-        return mine and peer != self.me and orders.decided > 0 and self._homeless()
+        """Whether these orders tell a founder of a running job, so that it founds none. For a
+        witness orders to its former life do so, too."""
+        for_member = orders.to == self.member.incarnation or self.me.rack == WITNESS
+        return for_member and peer != self.me and orders.decided > 0 and self._homeless()
 
     def _returns(self, member: Member) -> bool:
         """Whether this is the witness, started again."""
@@ -395,19 +390,18 @@ class Coordinator:
         return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
 
     def _may_found(self, now_ns: int) -> bool:
-        """Whether it followed somebody who is not heard any more before it got a seat."""
+        """Whether the coordinator that it followed fell silent before it got a seat."""
         due_ns = self._founds_ns()
         return self._homeless() and due_ns is not None and now_ns >= due_ns
 
     def _answered(self, rack: int, now_ns: int) -> bool:
         """Whether this rack is there, and has promised to begin in this epoch."""
-        view = self.views[rack]
-        report = view.report
-        fresh = report is not None and report.acceptor_state.promised == self.proposer.epoch
-        return fresh and view.live(now_ns, self.options.detect_ns)
+        report = self.views[rack].report
+        promised = report is not None and report.acceptor_state.promised == self.proposer.epoch
+        return promised and rack in self._live(now_ns)
 
     def _policy(self) -> Policy | None:
-        """Of the log, or before it of the racks that said hello, which is the same for all."""
+        """The policy of the log, or before the first record that of all hellos."""
         hellos = self.admission.hellos
         return self.log.appended.policy or (hellos[min(hellos)].policy if hellos else None)
 
@@ -416,12 +410,15 @@ class Coordinator:
         known = offer.fragment < len(log.versions)
         return known and log.is_open(offer.member, offer.fragment, offer.seq)
 
+    def _keep_open_offers(self) -> None:
+        self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
+
     # -------------------------------------------------------------- coming and going
 
     def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
-        """Everything but the log is asked anew: who is there, what is open, what is held."""
+        """Begin to lead. Only the log is kept; reports bring members, offers and results."""
         log = self.log.appended
-        assert log.policy is not None, "nobody stands before the first record"
+        assert log.policy is not None, "no member stands before the first record"
         self.views = {m.rack: MemberView(m, now_ns, now_ns) for m in sorted(log.members)}
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
@@ -457,8 +454,7 @@ class Coordinator:
         )
 
     def _step_down(self, effects: list[Effect]) -> None:
-        """Nothing that is said here counts any more: a higher epoch is promised somewhere, or no
-        quorum is heard."""
+        """Stop leading or standing: a higher epoch is promised somewhere, or no quorum is heard."""
         about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
         led = self.proposer.leading
         effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
@@ -467,11 +463,11 @@ class Coordinator:
         self.round_dues, self.paces, self.ladder = [], RackPaces(), Ladder()
 
     def _is_done(self, now_ns: int) -> bool:
-        """Who does not lead may stop when the log is over, or its own rack is out."""
-        told = self.acceptor.log.committed
+        """Whether a member that does not lead may stop: the log is over, or its seat is lost."""
+        committed = self.acceptor.log.committed
         if self.me.rack == WITNESS:
-            return told.over and self.ending.may_go(told, now_ns, confirmed=True)
-        if told.member(self.me.rack) == self.member:
+            return committed.over and self.ending.may_go(committed, now_ns, confirmed=True)
+        if committed.member(self.me.rack) == self.member:
             self.seated = True
             return False
         return self.seated
@@ -479,7 +475,7 @@ class Coordinator:
     # -------------------------------------------------------------- deciding
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
-        """To a fixed point: a decision lets rounds commit, and a commit may be decided at once."""
+        """Act to a fixed point: a decision lets rounds commit, which may be decided at once."""
         if not self.log.committed.begun:
             self._try_genesis(now_ns, effects)
         before, log, options = -1, self.log, self.options
@@ -524,10 +520,9 @@ class Coordinator:
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         for record in self.proposer.decide():
             if isinstance(record, Commit):
-                self.rounds[record.fragment].decided(now_ns)
-                effects.append(
-                    Note("decided", {"fragment": record.fragment, "version": record.version})
-                )
+                self.rounds[record.fragment].on_decided(now_ns)
+                about: dict[str, object] = {"fragment": record.fragment}
+                effects.append(Note("decided", about | {"version": record.version}))
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         busy = {
@@ -550,16 +545,16 @@ class Coordinator:
                 self.round_dues.append(due)
             effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
             round_.faults.clear()
+            if isinstance(commit, Drop):
+                racks = [ended.member.rack for ended in commit.dropped]
+                about = {"fragment": commit.fragment, "racks": racks, "reason": commit.reason}
+                effects.append(Note("drop", about))
             if commit is not None:
-                if isinstance(commit, Drop):
-                    racks = [ended.member.rack for ended in commit.dropped]
-                    about = {"fragment": commit.fragment, "racks": racks, "reason": commit.reason}
-                    effects.append(Note("drop", about))
                 self.proposer.append(commit)
-                self.offers = {key: o for key, o in self.offers.items() if self._is_open(o)}
+                self._keep_open_offers()
 
     def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
-        """A checkpoint that the racks have asked for, or have written."""
+        """Append the mark of a checkpoint that the racks ask for, or have written."""
         mark = next_mark(self.log.appended, self.log.lineage, self._reports(), live)
         if mark is None or not self.proposer.may_append():
             return
@@ -580,11 +575,11 @@ class Coordinator:
         return frozenset([r for r, view in self.views.items() if view.live(now_ns, detect_ns)])
 
     def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
-        """Once per heartbeat: a comparison looks at all racks."""
+        """Compare the paces of all racks, once per heartbeat."""
         if now_ns >= self.paces.due_ns:
             self.paces.due_ns = now_ns + self.options.heartbeat_ns
-            there = self._live(now_ns) & self.log.committed.seats.keys()
-            effects += self.paces.look({rack: self.views[rack].report for rack in there})
+            racks = self._live(now_ns) & self.log.committed.seats.keys()
+            effects += self.paces.look({rack: self.views[rack].report for rack in racks})
 
     # -------------------------------------------------------------- leaving
 
@@ -619,11 +614,10 @@ class Coordinator:
         self.admission.seated(members)
         for member in (*members, *([roster.witness] if roster.witness else [])):
             self.views[member.rack] = view_of(member, self.views.get(member.rack), now_ns)
-        self.offers = {key: offer for key, offer in self.offers.items() if self._is_open(offer)}
-        racks = [each.rack for each in members]
+        self._keep_open_offers()
+        racks = [member.rack for member in members]
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
-        about: dict[str, object] = {"racks": racks, "votes": votes, "reason": roster.reason}
-        effects.append(Note("roster", about))
+        effects.append(Note("roster", {"racks": racks, "votes": votes, "reason": roster.reason}))
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
         """Another life of a silent witness, if it is heard."""
@@ -633,16 +627,10 @@ class Coordinator:
         return member if now_ns - heard_ns < self.options.detect_ns else None
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
-        """The last decision is repeated until everybody has confirmed it, or is not there to."""
-        acceptor_states = self.proposer.acceptor_states
-        confirmed = all(
-            view.gone
-            or (
-                view.member in acceptor_states
-                and acceptor_states[view.member].decided >= self.log.last
-            )
-            for view in self.views.values()
-        )
+        """Repeat the last decision until every member has confirmed it or stopped."""
+        states, last = self.proposer.acceptor_states, self.log.last
+        informed = {member for member, state in states.items() if state.decided >= last}
+        confirmed = all(view.gone or view.member in informed for view in self.views.values())
         if self.ending.may_go(self.log.committed, now_ns, confirmed=confirmed):
             effects.append(Finished())
 
@@ -682,8 +670,8 @@ class Coordinator:
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
             heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
         for view in views:
-            # A witness that was started again knows nobody's address: what it hears says it all.
-            # Of the end it is told at once: nobody may be there to tell it when it is missed.
+            # A witness that was started again knows no address: these orders must say everything.
+            # It is told of the end at once: later no member may be there to tell it.
             missed = WITNESS not in lively or log.committed.over
             lost = view.member.rack == WITNESS and missed and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)

@@ -1,8 +1,9 @@
-"""Who gives its training state (optimizers, registered objects, step) to a rack that joins.
+"""Chooses the rack that gives its training state (optimizers, registered objects, step) to a rack
+that joins.
 
 The rack asks in its reports, the coordinator names a donor in its orders, the donor copies its
-state behind a step and says so in its own reports, and the orders pass that on. Whole states all
-of it, like every other message.
+state after a step and says so in its own reports, and the orders pass that on. All of these are
+whole states, like every other message.
 """
 
 from __future__ import annotations
@@ -19,56 +20,56 @@ LEAVES = "it leaves the job, and nobody else trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
-    """For every live rack that asks: one that trains, and has not refused it. The lowest that has
+    """For every live rack that asks, a rack that trains and has not refused it: the lowest that has
     copied for it already, so that a copy is not given up for a lower rack; else the lowest."""
     asking = _asking(log, reports, live)
-    found = []
+    donors = []
     for rack in asking:
         to = log.seats[rack].member
         able = [r for r in _training(log, reports, live) if not _refusal(reports[r], to)]
         if able:
             donor = next((r for r in able if _has_copy(reports[r], to)), able[0])
-            found.append(Donor(to, log.seats[donor].member))
-    return tuple(found)
+            donors.append(Donor(to, log.seats[donor].member))
+    return tuple(donors)
 
 
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """What the donors have copied; where every donor has refused, the
-    refusal of the lowest rack."""
-    found = []
+    """The copies of the donors; where every donor has refused, the refusal of the lowest rack."""
+    copies = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):
         to = log.seats[rack].member
         if to in named:
             report = reports[named[to].rack]
-            found += [c for c in (report.copies if report else ()) if c.to == to][:1]
+            copies += [c for c in (report.copies if report else ()) if c.to == to][:1]
         else:
             training = _training(log, reports, live)
             refusals = [_refusal(reports[r], to) for r in training]
             if not training:
                 leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
                 refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
-            found += [each for each in refusals if each is not None][:1]
-    return tuple(found)
+            copies += [each for each in refusals if each is not None][:1]
+    return tuple(copies)
 
 
 def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCopy, ...]:
-    """What all ranks of a donor have copied, at one step; a refusal of one of them is the rack's.
+    """The copies that all ranks of a donor have made at one step; a refusal of one rank is the
+    rack's.
 
     `ranks`: of all its ranks, in their order."""
-    found = []
+    of_rack = []
     for to in sorted({copy.to for rank in ranks for copy in rank.copies}):
         copies = [copy for rank in ranks for copy in rank.copies if copy.to == to]
         refused = next((copy.refused for copy in copies if copy.refused), "")
         step = copies[0].step
         if refused:
-            found.append(StateCopy(to, member, step, (), (), refused))
+            of_rack.append(StateCopy(to, member, step, (), (), refused))
         elif len(copies) == len(ranks) and all(copy.step == step for copy in copies):
             sizes, digests = (c.size for c in copies), (c.digest for c in copies)
-            found.append(StateCopy(to, member, step, tuple(sizes), tuple(digests)))
-    return tuple(found)
+            of_rack.append(StateCopy(to, member, step, tuple(sizes), tuple(digests)))
+    return tuple(of_rack)
 
 
 def asked_of(orders: Orders | None, member: Member) -> tuple[Member, ...]:
@@ -77,28 +78,28 @@ def asked_of(orders: Orders | None, member: Member) -> tuple[Member, ...]:
 
 
 def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
-    """What was copied for this rack."""
-    found = (each for each in (orders.copies if orders else ()) if each.to == member)
-    return next(found, None)
+    """The copy that a donor has made for this rack."""
+    copies = (each for each in (orders.copies if orders else ()) if each.to == member)
+    return next(copies, None)
 
 
 def waiting_for_state(reports: Reports) -> frozenset[int]:
-    """Racks that join and train only once a donor's state is there."""
+    """Racks that join and wait for a donor's state before they train."""
     return frozenset(r for r, report in reports.items() if report is not None and report.wants)
 
 
 def _asking(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
-    there = (rack for rack in sorted(log.seats) if rack in live)
-    return [rack for rack in there if (report := reports.get(rack)) is not None and report.wants]
+    seated = (rack for rack in sorted(log.seats) if rack in live)
+    return [rack for rack in seated if (report := reports.get(rack)) is not None and report.wants]
 
 
 def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
     """Live racks that neither leave nor join."""
     newcomers = log.non_voters - log.demoted
-    there = (rack for rack in sorted(log.seats) if rack in live and rack not in newcomers)
+    seated = (rack for rack in sorted(log.seats) if rack in live and rack not in newcomers)
     return [
         rack
-        for rack in there
+        for rack in seated
         if (report := reports.get(rack)) is not None and not (report.wants or report.leaving)
     ]
 
@@ -108,8 +109,8 @@ def _all_leaving(log: LogState, reports: Reports) -> list[int]:
     heard yet, may still train."""
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
     racks = sorted(log.seats.keys() - newcomers)
-    found = [reports.get(rack) for rack in racks]
-    return racks if all(report is not None and report.leaving for report in found) else []
+    newest = [reports.get(rack) for rack in racks]
+    return racks if all(report is not None and report.leaving for report in newest) else []
 
 
 def _has_copy(report: Report | None, to: Member) -> bool:

@@ -1,4 +1,4 @@
-"""When an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
+"""Decides when an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ STAGGER_HEARTBEATS = 4
 
 
 def challenge(hello: Hello, former: Member) -> list[Effect]:
-    """Ask who says hello whether it lives now, after `former` got the seat. By a way of its own: it
-    may be `former` that is heard at the address in the roster."""
+    """Ask the sender of a hello whether it lives now, after `former` got the seat. The question
+    goes to the address in the hello: `former` may be at the one in the roster."""
     visitor = Peer(former.rack, VISITOR)
     question = Challenge(hello.seat.member.incarnation, life_of(former))
     return [Connect(visitor, hello.seat.address), Send(visitor, question)]
@@ -30,7 +30,8 @@ def challenge(hello: Hello, former: Member) -> list[Effect]:
 
 @dataclass
 class Election:
-    """Of one member. `heard_ns`: when the coordinator last gave orders, or a rival won promises."""
+    """The candidacy of one member. `heard_ns`: when the coordinator last sent orders, or a rival
+    won promises."""
 
     me: Peer
     member: Member
@@ -46,12 +47,12 @@ class Election:
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
     unaware: set[Member] = field(default_factory=set)
-    """Who said hello although an undecided record gives it a seat, and has shown no bytes since.
-    Not those whom the first record seats: their hellos are under way when it is written."""
+    """Members that said hello although an undecided record gives them a seat, and have reported no
+    version since. Not those of the first record: their hellos are under way when it is written."""
     asked_ns: int = 0
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
-        """Somebody coordinates; whether this member must stop to stand or to lead for it."""
+        """Orders of another coordinator. Whether this member must stop standing or leading."""
         number = number_of(orders.epoch)
         if orders.to != self.member.incarnation or number >= NUMBER_MAX:
             return False
@@ -66,15 +67,16 @@ class Election:
         return self.proposer.epoch not in (0, orders.epoch)
 
     def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
-        """Whoever starts a rack again has seen its former life end; that is what a launcher does.
-        Two lives of a rack at once would become two jobs, which refuse each other.
+        """A hello attests that former lives of its rack are over: a launcher starts a rack again
+        only when its former life has ended. Two lives of a rack at once would become two jobs,
+        which refuse each other.
 
         A hello must name the life whose end it proves: one that waited in a queue may be of a life
         before that. Without a hello the sender must have the seat, by a record that may not be
         decided yet; it got it by such a hello, and who follows a log says none.
         """
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        if hello and told.begun and sender in log.members - told.members:
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        if hello and committed.begun and sender in log.members - committed.members:
             self.unaware.add(sender)
         if log.policy is None or sender in log.former:
             return []
@@ -83,7 +85,7 @@ class Election:
         if hello is None and log.member(sender.rack) != sender:
             return []
         effects: list[Effect] = []
-        lives = (m for m in log.members | told.members if m.rack == sender.rack)
+        lives = (m for m in log.members | committed.members if m.rack == sender.rack)
         for former in sorted(lives):
             if former in (sender, self.member):
                 continue
@@ -96,8 +98,8 @@ class Election:
     def meet_witness(self, member: Member, vote: Vote) -> None:
         """A witness says no hello. One that was started again promises this candidate: it has heard
         a question that was asked after its former life had the seat, so that life is over."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        known = (log.witness, told.witness)
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        known = (log.witness, committed.witness)
         former = {each for each in known if each is not None and each != member}
         answers = self.proposer.standing and vote.acceptor_state.promised == self.proposer.epoch
         if member.rack != WITNESS or not former or not answers or log.policy is None:
@@ -109,8 +111,8 @@ class Election:
     def retire(self, gone: Member, now_ns: int) -> bool:
         """A person attests the end of a life; whether it is news here. Who hears a coordinator
         leaves it to that one, who knows whether the rack is silent."""
-        log, told = self.acceptor.log.appended, self.acceptor.log.committed
-        racks = (log.members | told.members) - {self.member, log.witness, told.witness}
+        log, committed = self.acceptor.log.appended, self.acceptor.log.committed
+        racks = (log.members | committed.members) - {self.member, log.witness, committed.witness}
         racks |= {*log.away.values()}
         follows = self.heard_ns is not None and now_ns - self.heard_ns < self.detect_ns
         if gone not in racks or (follows and not self.proposer.leading):
@@ -121,17 +123,17 @@ class Election:
         return news
 
     def speaks(self, member: Member) -> None:
-        """Whoever says anything is not dead."""
+        """A member was heard, so it is not dead."""
         self.proposer.dead.discard(member)
         self.proposer.retired.discard(member)
 
     def shows(self, sender: Member, versions: Sequence[int]) -> None:
-        """What a rack says that it holds."""
+        """A rack reports the versions that it holds."""
         if self.unaware and any(version >= 0 for version in versions):
             self.unaware.discard(sender)
 
     def forget(self) -> None:
-        """Who was who in a job that was given up."""
+        """Forget the members of a job that was given up."""
         self.unaware.clear()
         self.proposer.dead.clear()
         self.proposer.retired.clear()
@@ -161,21 +163,22 @@ class Election:
         return self.heard_ns + self.detect_ns + self._place() * stagger_ns
 
     def followed_rack(self) -> int | None:
-        """Who coordinated last, as far as is known here."""
+        """The rack that coordinated last, as far as this member knows."""
         return owner_of(self.followed) if self.followed else None
 
     def _place(self) -> int:
-        """How many go first: the witness, then racks ascending; not the one that fell silent."""
+        """How many members stand before this one: the witness, then racks ascending, without the
+        coordinator that fell silent."""
         owner = self.followed_rack()
         log = self.acceptor.log.appended
         members = log.voters if self.member in log.voters else log.members
-        mine = (self.me.rack != WITNESS, self.member)
-        return sum(m.rack != owner and (m.rack != WITNESS, m) < mine for m in members)
+        own = (self.me.rack != WITNESS, self.member)
+        return sum(m.rack != owner and (m.rack != WITNESS, m) < own for m in members)
 
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if self.proposer.standing and self.proposer.log.committed.over:
-            # Those that went on without this rack have ended the job: nobody is left to win.
+            # The other racks have gone on and ended the job: there is nothing left to win.
             self.acceptor.learn(self.proposer.log)
         if not self.may_stand():
             if self.proposer.standing:
@@ -196,7 +199,7 @@ class Election:
         return effects
 
     def _tell_lost(self) -> list[Effect]:
-        """To all racks that are left: with them nobody holds what the job would go on from."""
+        """Tell the racks that are left that none of them holds the versions to go on from."""
         log = self.proposer.log.appended
         dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
         racks = ", ".join(f"rack {rack}" for rack in dead)
@@ -207,7 +210,7 @@ class Election:
         ]
 
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
-        """Everybody whose promise is needed; myself when that is the last one."""
+        """Ask all members whose promise is needed, this one last."""
         log = self.proposer.log
         seat = log.appended.seats.get(self.me.rack)
         prepare = Prepare(

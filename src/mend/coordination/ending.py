@@ -1,8 +1,8 @@
-"""When a process that has heard the end of its job may go.
+"""Decides when a process may stop after its job has ended.
 
-Whoever leads repeats the last decision until everybody has confirmed it. A witness stays longer
-where racks were missing: one that is started again too late would find nobody who could tell it
-that the job is over, and wait until its start times out.
+The coordinator repeats the last decision until every member has confirmed it. A witness stays
+longer where racks were missing: without it a rack that is started again too late would not learn
+that the job is over, and would wait until its start times out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from mend.consensus.log import LogState
 from mend.types import SECOND, WITNESS
 
 FAREWELL_NS = 3 * SECOND
-"""How long the end of the log is repeated to racks that did not confirm it."""
+"""How long the end of the log is repeated to racks that have not confirmed it."""
 
 TOLD_NS = 60 * SECOND
 """How long a witness tells racks that were not there at the end that the job is over."""
@@ -21,15 +21,16 @@ TOLD_NS = 60 * SECOND
 
 @dataclass
 class Ending:
-    """Of one process. `since_ns`: when it first knew that the job is over."""
+    """The end of one process. `since_ns`: when it first knew that the job is over."""
 
     rack: int
     since_ns: int | None = None
     due_ns: int | None = None
-    """When it goes, whatever it has heard."""
+    """When it stops at the latest."""
 
     def may_go(self, log: LogState, now_ns: int, *, confirmed: bool) -> bool:
-        """`log`: what is decided, with its end. `confirmed`: everybody has heard it, or is gone."""
+        """Whether it may stop. `log`: the decided log, with its end. `confirmed`: every member has
+        heard of the end, or has stopped."""
         if self.since_ns is None:
             self.since_ns = now_ns
         stays = self.rack == WITNESS and bool(missing(log))

@@ -7,19 +7,28 @@ runtime keeps the bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from mend.consensus.records import Offer, Record, Snapshot
 from mend.consensus.weights import WHOLE
-from mend.coordination.messages import Message
+from mend.coordination.messages import Message, OfAttempt
 from mend.types import Address, Member, Peer
+
+
+class Event(Struct, frozen=True):
+    """Base of everything that happens to a machine. A tape names events by their classes."""
+
+
+class Effect(Struct, frozen=True):
+    """Base of everything that a machine asks its process to do."""
+
 
 # ------------------------------------------------------------------ events
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Event, frozen=True):
     """A message arrived."""
 
     peer: Peer
@@ -27,13 +36,11 @@ class Heard:
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Event, frozen=True):
     """The deadline passed (or nothing did; ticks are always harmless)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Event, frozen=True):
     """The training thread copied a fragment; the offer `seq` is open from here on."""
 
     fragment: int
@@ -46,16 +53,14 @@ class Captured:
     """The script has ended: the last offer of the fragment."""
 
 
-@dataclass(frozen=True, slots=True)
-class StillOpen:
+class StillOpen(Event, frozen=True):
     """A capture step passed while the fragment's previous offer was open: nothing was captured."""
 
     fragment: int
     applied: int
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(Event, frozen=True):
     """The payload of an own offer is ready and served; a reason instead when there can be none."""
 
     fragment: int
@@ -68,8 +73,7 @@ class Encoded:
     """Bytes of the payload; 0: as many as the codec makes of every vector of this length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(Event, frozen=True):
     """A pull of an offer ended; `error` is empty when all bytes are here and verified."""
 
     member: Member
@@ -80,13 +84,9 @@ class Fetched:
     """Bytes of it; 0: nothing was pulled."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceFetched:
+class SliceFetched(OfAttempt, Event, frozen=True):
     """A pull of a slice ended: of a member's payload (`seq`), or merged, of its owner's (0)."""
 
-    fragment: int
-    version: int
-    attempt: int
     rack: int
     seq: int
     error: str = ""
@@ -94,45 +94,29 @@ class SliceFetched:
     """Bytes of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SliceMerged:
+class SliceMerged(OfAttempt, Event, frozen=True):
     """One more of the own slices of an attempt is merged and served, or there is an error."""
 
-    fragment: int
-    version: int
-    attempt: int
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(OfAttempt, Event, frozen=True):
     """The sums over this rank's part are there, as bytes for the leader, or an error."""
 
-    fragment: int
-    version: int
-    attempt: int
     blob: bytes
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
+class Summed(OfAttempt, Event, frozen=True):
     """The partials of all ranks came to this, or to an error."""
 
-    fragment: int
-    version: int
-    attempt: int
     blob: bytes
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(OfAttempt, Event, frozen=True):
     """A merge ended in a tentative anchor of this digest, or in an error."""
 
-    fragment: int
-    version: int
-    attempt: int
     digest: str
     error: str = ""
     tensors: bytes = b""
@@ -143,8 +127,7 @@ class Merged:
     that were sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Event, frozen=True):
     """A pull of a fragment's state ended; its digest was compared with the log's."""
 
     fragment: int
@@ -152,17 +135,15 @@ class Copied:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanting:
+class Wanting(Event, frozen=True):
     """The rack joins and waits for a donor's training state; not `on`: it waits no more."""
 
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StateTaken:
-    """A donor's rank has copied its training state behind `step`, for a rack that joins, and serves
-    it; or it cannot, for the reason that `refused` is."""
+class StateTaken(Event, frozen=True):
+    """A donor's rank has copied its training state after `step`, for a rack that joins, and serves
+    it; or it cannot, for the reason `refused`."""
 
     to: Member
     step: int
@@ -171,10 +152,8 @@ class StateTaken:
     refused: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StateCopied:
-    """A pull of a donor's training state ended; its digest was compared with what the donor
-    said."""
+class StateCopied(Event, frozen=True):
+    """A pull of a donor's training state ended; its digest was compared with the donor's."""
 
     donor: Member
     step: int
@@ -182,26 +161,23 @@ class StateCopied:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RackStateLoaded:
+class RackStateLoaded(Event, frozen=True):
     """The rank goes on with what a former life of it had registered with scope rack when it
-    captured behind `step`. For the tape: no machine acts on it."""
+    captured after `step`. For the tape: no machine acts on it."""
 
     owner: Member
     step: int
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spoiled:
-    """The bytes of a held version are not what they were."""
+class Spoiled(Event, frozen=True):
+    """The bytes of a held version are damaged."""
 
     fragment: int
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Event, frozen=True):
     """The training thread now trains on `version`; `ended`: the own offer this resolved, or 0."""
 
     fragment: int
@@ -210,8 +186,7 @@ class Applied:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
+class Discarded(Event, frozen=True):
     """All ranks of the rack forgot an own offer that was never announced."""
 
     fragment: int
@@ -219,16 +194,14 @@ class Discarded:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Event, frozen=True):
     """The training thread's step, and its time per step (moving average)."""
 
     step: int
     step_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(Event, frozen=True):
     """Steps up to `step` took `ns` in all, without mend's own waits and work, for `tokens`."""
 
     step: int
@@ -238,36 +211,32 @@ class Timed:
     """Micro-batches of which the script has asked how many to take, in the last step that did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The rank has made its first step, so long after its process was started. 0: that is of no
-    account, as it has been evicted and could not leave."""
+class Started(Event, frozen=True):
+    """The rank has made its first step, `ns` after its process was started. 0: not to be counted,
+    as the rank was evicted and could not leave."""
 
     ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSet:
-    """From the step behind `step` on the rank takes so many percent of its micro-batches."""
+class BatchSet(Event, frozen=True):
+    """After `step` the rank takes so many percent of its micro-batches."""
 
     step: int
     batch_pct: int
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
-    """The training thread has made a micro-benchmark behind `step`."""
+class Validated(Event, frozen=True):
+    """The training thread has made a micro-benchmark after `step`."""
 
     number: int
     step: int
     gemm_ns: int
-    """Of one matrix product; 0: it could not be made."""
+    """Time of one matrix product; 0: it could not be made."""
     waited_ppm: int
     """Share of the step time before the first forward of a step, in millionths; -1: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(Event, frozen=True):
     """A pull that was made to see how fast a link is has ended."""
 
     number: int
@@ -275,125 +244,80 @@ class Probed:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaving:
+class Leaving(Event, frozen=True):
     """The rank trains no more. `now`: do not wait for the others to finish."""
 
     now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Event, frozen=True):
     """Leaving, and the training thread has nothing open and trains on `versions`."""
 
     versions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """The rank waits in a checkpoint of this name, or has written its part; empty: no more."""
+class Cutting(Event, frozen=True):
+    """The rank waits in a checkpoint of this name, or has written its part; empty: it waits no
+    more."""
 
     name: str
     written: bool = False
 
 
-Event = (
-    Heard
-    | Tick
-    | Captured
-    | StillOpen
-    | Encoded
-    | Fetched
-    | SliceFetched
-    | SliceMerged
-    | Measured
-    | Summed
-    | Merged
-    | Copied
-    | Wanting
-    | StateTaken
-    | StateCopied
-    | RackStateLoaded
-    | Spoiled
-    | Applied
-    | Discarded
-    | Progress
-    | Timed
-    | Started
-    | BatchSet
-    | Validated
-    | Probed
-    | Leaving
-    | Idle
-    | Cutting
-)
-
 # ------------------------------------------------------------------ effects
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Effect, frozen=True):
     """Deliver at best once; the machine repeats what matters."""
 
     to: Peer
     body: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Effect, frozen=True):
     peer: Peer
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(Effect, frozen=True):
     """Turn the captured snapshot into delta and payload, and serve it."""
 
     fragment: int
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(Effect, frozen=True):
     """Pull this rank's part of an offer."""
 
     offer: Offer
     holders: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(OfAttempt, Effect, frozen=True):
     """Merge the payloads of `members` (ascending) onto version - 1.
 
     `verify`: check the inputs' bits first. `total`: of the rack's sums; empty where none are
     needed.
     """
 
-    fragment: int
-    version: int
-    attempt: int
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
     verify: bool
     total: bytes = b""
     part: int = WHOLE
-    """How much of a round it is, of `weights.WHOLE`."""
+    """Part of a round that it is, of `weights.WHOLE`."""
     stretch: float = 1.0
-    """Of its step, as `weights.stretch_of`."""
+    """Factor of its step, from `weights.stretch_of`."""
     closing: bool = False
-    """Whether all that it merges are last offers."""
+    """Whether all merged offers are the last ones of their racks."""
     sharded: bool = False
-    """Of the merged slices of this attempt, not of payloads."""
+    """Whether it merges the merged slices of this attempt, not payloads."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSlice:
+class FetchSlice(OfAttempt, Effect, frozen=True):
     """Pull slice `position` of `count`: of this rank's part of an offer (`member`, `seq`), or with
     `seq` 0 the merged one, from its owner `member`."""
 
-    fragment: int
-    version: int
-    attempt: int
     position: int
     count: int
     member: Member
@@ -401,53 +325,35 @@ class FetchSlice:
     holders: tuple[Address, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MergeSlice:
+class MergeSlice(OfAttempt, Effect, frozen=True):
     """Merge slice `position` of `count` of the payloads of `members` (ascending), and serve it. One
     member's payload is this rank's own."""
 
-    fragment: int
-    version: int
-    attempt: int
     position: int
     count: int
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSlices:
-    """The slices of an attempt that nobody needs any more."""
-
-    fragment: int
-    version: int
-    attempt: int
+class FreeSlices(OfAttempt, Effect, frozen=True):
+    """Free the slices of an attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """Make the sums over this rank's part of the payloads that this merge needs."""
+class Measure(OfAttempt, Effect, frozen=True):
+    """Compute the sums over this rank's part of the payloads that a merge needs."""
 
-    fragment: int
-    version: int
-    attempt: int
     members: tuple[tuple[Member, int], ...]
     weights: tuple[float, ...]
     verify: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """For a leader: make one total of the partials of all its ranks, in rank order."""
+class Sum(OfAttempt, Effect, frozen=True):
+    """For a leader: add the partials of all its ranks, in rank order."""
 
-    fragment: int
-    version: int
-    attempt: int
     partials: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Effect, frozen=True):
     """Pull the state of a fragment at the version and digest of the log."""
 
     fragment: int
@@ -455,12 +361,11 @@ class Copy:
     digest: str
     holders: tuple[Address, ...]
     rounds: int = 0
-    """That the fragment has merged by then, in parts of `weights.WHOLE`."""
+    """Rounds that the fragment has merged by then, in parts of `weights.WHOLE`."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyState:
-    """Pull this rank's part of what a donor has copied of its training state."""
+class CopyState(Effect, frozen=True):
+    """Pull this rank's part of a donor's training state."""
 
     donor: Member
     step: int
@@ -471,29 +376,25 @@ class CopyState:
     """All ranks of the rack get the same bytes: the first pulls them, for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class NoState:
+class NoState(Effect, frozen=True):
     """There will be no copy of a donor's training state."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AskedState:
+class AskedState(Effect, frozen=True):
     """These racks join, and wait for a copy of this rank's training state."""
 
     racks: tuple[Member, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeState:
-    """The rack that joins needs the copy no more."""
+class FreeState(Effect, frozen=True):
+    """Free the copy for a rack that joins."""
 
     to: Member
 
 
-@dataclass(frozen=True, slots=True)
-class Validate:
+class Validate(Effect, frozen=True):
     """Make a micro-benchmark at the end of a step, after `steps` steps over which the wait before
     the forward is measured."""
 
@@ -501,66 +402,55 @@ class Validate:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Pull some bytes of no meaning from this rack, to see how fast the link is."""
+class Probe(Effect, frozen=True):
+    """Pull probe bytes from this rack, to measure the link."""
 
     number: int
     rack: int
     holder: Address
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAnchor:
-    """The rank holds this decided version: serve it and show it to the training thread."""
-
-    fragment: int
-    version: int
-    attempt: int
-    """The tentative result that became it; 0 = it came by Copy (or is the own version 0)."""
+class PublishAnchor(OfAttempt, Effect, frozen=True):
+    """The rank holds this decided version: serve it and show it to the training thread. `attempt`:
+    the tentative result that became it; 0: it came by Copy, or is the own version 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCommitted:
+class RecordCommitted(Effect, frozen=True):
     """A record is decided: the training thread reads its offers' fate from it."""
 
     record: Record
     rounds: int = 0
-    """Of a commit: how many its fragment has merged before, in parts of `weights.WHOLE`."""
+    """For a commit: rounds that its fragment has merged before, in parts of `weights.WHOLE`."""
     part: int = 0
-    """Of a commit: how much of a round it is."""
+    """For a commit: the part of a round that it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """All that is decided up to a record, in place of the records: these will not be told."""
+class Restored(Effect, frozen=True):
+    """The decided state up to a record, in place of the records, which will not come."""
 
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
-    """A payload nobody needs any more."""
+class Free(Effect, frozen=True):
+    """Free a payload."""
 
     member: Member
     fragment: int
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropAnchor:
-    """An anchor (or a tentative one: attempt > 0) nobody needs any more."""
+class DropAnchor(Effect, frozen=True):
+    """Free an anchor, or with attempt > 0 a tentative one."""
 
     fragment: int
     version: int
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DropOffer:
-    """An own offer died; the training threads drop it at one apply point.
+class DropOffer(Effect, frozen=True):
+    """An own offer will not be merged; the training threads drop it at one apply point.
 
-    `bad`: the log says that it was not fit to be merged, and why; else empty.
+    `bad`: why the log refuses to merge it; empty: for no fault of its own.
     """
 
     fragment: int
@@ -568,55 +458,22 @@ class DropOffer:
     bad: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Effect, frozen=True):
     """Something for the recorder and for people."""
 
     kind: str
     fields: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """This rack cannot go on. kind names the exception of mend.errors."""
+class Fail(Effect, frozen=True):
+    """This rack cannot go on. `kind` names an exception of mend.errors."""
 
     kind: str
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Effect, frozen=True):
     """The machine has nothing more to do; its process may stop."""
-
-
-Effect = (
-    Send
-    | Connect
-    | Encode
-    | Fetch
-    | FetchSlice
-    | Merge
-    | MergeSlice
-    | FreeSlices
-    | Measure
-    | Sum
-    | Copy
-    | CopyState
-    | NoState
-    | AskedState
-    | FreeState
-    | Validate
-    | Probe
-    | PublishAnchor
-    | RecordCommitted
-    | Restored
-    | Free
-    | DropAnchor
-    | DropOffer
-    | Note
-    | Fail
-    | Finished
-)
 
 
 class Machine(Protocol):

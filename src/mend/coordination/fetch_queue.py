@@ -25,7 +25,7 @@ Key = tuple[Member, int, int]
 
 @dataclass
 class Pull:
-    """One offer: its header, whether its bytes are here or under way, when to try again."""
+    """One offer: its header, whether its bytes are here or being pulled, when to try again."""
 
     offer: Offer
     here: bool = False
@@ -40,7 +40,7 @@ class Pull:
 
 @dataclass
 class FetchQueue:
-    """All of them. Own offers are here from the start."""
+    """The offers of all racks. Own offers are here from the start."""
 
     _pulls: dict[Key, Pull] = field(default_factory=dict)
 
@@ -50,8 +50,8 @@ class FetchQueue:
         else:
             self._pulls[key] = Pull(offer, here=mine)
 
-    def landed(self, key: Key, error: str, now_ns: int) -> bool:
-        """A pull ended; False when nobody wants the offer any more."""
+    def end_pull(self, key: Key, error: str, now_ns: int) -> bool:
+        """A pull has ended. False: the offer is not wanted any more."""
         pull = self._pulls.get(key)
         if pull is None:
             return False
@@ -64,8 +64,9 @@ class FetchQueue:
     def start(
         self, now_ns: int, named: Set[Key], me: int, holders: Callable[[int], tuple[Address, ...]]
     ) -> list[Fetch]:
-        """What to fetch now: offers of rounds that gather, then by base version, then of the racks
-        behind this one (`me`) and so around, so that no two racks begin with the same."""
+        """The fetches to start: first offers of rounds that gather, then by base version, then by
+        rack from the one after this rack (`me`) around, so that no two racks begin with the
+        same."""
         flying = [key[0].rack for key, pull in self._pulls.items() if pull.flying]
         ready = [key for key, pull in self._pulls.items() if pull.idle and now_ns >= pull.retry_ns]
         fetches = []
@@ -94,7 +95,8 @@ class FetchQueue:
         return [key for key, pull in self._pulls.items() if pull.here]
 
     def forget(self, key: Key) -> bool:
-        """Whether there are bytes to free now; a pull under way frees them when it lands."""
+        """Forget an offer. Whether there are bytes to free now; those of a running pull are freed
+        when it ends."""
         pull = self._pulls.pop(key, None)
         return pull is not None and not pull.flying
 

@@ -8,7 +8,6 @@ the reader has answered something that was said after it without having it, or i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mend.consensus.log import Log
@@ -45,8 +44,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a state takes along: records behind `prev`, whose snapshot comes before them if the
-    reader has no use for the records that are left."""
+    """The records that a state carries, after `prev`. `snapshot`: the state at `prev`, for a reader
+    whose log ends before the first record that is left."""
 
     prev: int
     records: tuple[Record, ...] = ()
@@ -56,9 +55,9 @@ class Portion:
         return bool(self.records) or self.snapshot is not None
 
 
-def whole(log: Log, take: Callable[[int, int], tuple[Record, ...]]) -> Portion:
-    """All that a reader without anything needs."""
-    return Portion(log.decided, take(log.decided, log.decided), log.snapshot())
+def whole(log: Log, stop: int | None = None) -> Portion:
+    """The snapshot of the log, and the records after it up to `stop`."""
+    return Portion(log.decided, log.portion(log.decided, log.decided, stop), log.snapshot())
 
 
 @dataclass
@@ -74,7 +73,7 @@ class Flow:
     """Serials of states that the reader has not answered, the newest last."""
 
     def hears(self, serial: int) -> None:
-        """The reader has answered this state, or one behind it."""
+        """The reader has answered this state, or a later one."""
         self.answered = max(self.answered, serial)
         while self.waiting and self.waiting[0] <= self.answered:
             self.waiting.popleft()
@@ -89,23 +88,17 @@ class Flow:
         return len(self.waiting) == UNANSWERED_MAX
 
     def next(
-        self,
-        log: Log,
-        known: int,
-        now_ns: int,
-        again: Again,
-        take: Callable[[int, int], tuple[Record, ...]],
+        self, log: Log, known: int, now_ns: int, again: Again, stop: int | None = None
     ) -> Portion:
-        """Of `log`, to a reader that surely has it up to `known`. `take(known, index)`: records
-        behind index."""
+        """The next records of `log`, up to `stop`, for a reader that has it up to `known`."""
         if self.upto > known and log.reaches(self.upto):
             same = log.lineage_at(self.upto) == log.lineage_at(known)
             limit_ns = again.silent_ns if same else again.strange_ns
             if self.answered < self.serial and now_ns - self.since_ns < limit_ns:
-                return Portion(self.upto, take(known, self.upto))
+                return Portion(self.upto, log.portion(known, self.upto, stop))
         if not log.reaches(known):
-            return whole(log, take)
-        return Portion(known, take(known, known))
+            return whole(log, stop)
+        return Portion(known, log.portion(known, known, stop))
 
     def went(self, portion: Portion, serial: int, now_ns: int) -> None:
         """It was sent, in the state `serial`."""

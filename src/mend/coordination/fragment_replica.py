@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import offers_of
 from mend.consensus.records import Commit
-from mend.coordination.events import DropAnchor, Effect, Measured, Merged, Note
+from mend.coordination.events import (
+    Copied,
+    DropAnchor,
+    Effect,
+    Measured,
+    Merged,
+    Note,
+    PublishAnchor,
+)
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import Gather, Held
 from mend.coordination.slices import Slices
@@ -18,7 +26,8 @@ HELD_BEHIND = 2
 """Decided versions kept besides the one trained on: the ranks of a rack must find a common one."""
 
 LINGER_NS = 30 * SECOND
-"""A named payload is freed at the latest this long after the decision, whoever lacks the result."""
+"""A named payload is freed at most this long after the decision, even if a rack lacks the
+result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +46,20 @@ class FragmentReplica:
     held: set[int] = field(default_factory=set)
     applied: int = 0
     pinned: int = -1
-    """The version at which a checkpoint lies that this rank has not come to yet; -1: none. Others
-    may train on from it."""
+    """The version of a checkpoint that this rank has not reached yet; -1: none. Other racks may be
+    past it."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     gather: Gather | None = None
     merging: tuple[int, int] | None = None
-    """(version, attempt) that a worker measures or merges; one at a time."""
+    """(version, attempt) that a worker measures or merges: one at a time."""
     sums: Sums = field(default_factory=Sums)
     slices: Slices = field(default_factory=Slices)
-    tentative: tuple[int, int, str] | None = None
+    tentative: Held | None = None
+    """The newest result that is not decided yet."""
     copying: int | None = None
     undone: bool = False
-    """Whether the version that is being copied counts no more: its number is given anew."""
+    """Whether the version that is being copied was undone: its number is given anew."""
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
@@ -66,26 +76,26 @@ class FragmentReplica:
         gather = self.slices.gather
         if gather is None or gather.version in self.held:
             return False
-        of = (gather.version, gather.attempt)
-        return self.tentative is None or self.tentative[:2] != of
+        return self.lacks(gather)
 
-    def slice_dues_ns(self) -> list[int]:
-        return self.slices.dues_ns() if self.pulls_slices else []
+    def lacks(self, gather: Gather) -> bool:
+        """Whether the result of this attempt is not here."""
+        return self.tentative is None or self.tentative.which != gather.which
 
-    def founded(self, version: int, digest: str, own: tuple[int, str]) -> bool:
-        """The first record is read; whether this rank has what it begins with. `own`: version and
-        digest of its own beginning."""
+    def begin(self, version: int, digest: str, own: tuple[int, str]) -> bool:
+        """Read the first record. Returns whether this rank holds the version that the job begins
+        with. `own`: version and digest that this rank begins with."""
         self.digests[version] = digest
         same = (version, digest) == own
         self.held |= {version} if same else set()
         return same
 
-    def restored(self, version: int, digest: str) -> list[int]:
-        """Everything up to `version` is decided, and the records of it will not come. Returns what
-        is no longer held: of decided versions in between nobody can tell here that they are."""
+    def restore(self, version: int, digest: str) -> list[int]:
+        """Go on from a snapshot at `version`. Returns the versions that are no longer held: without
+        records nothing shows that those in between are decided."""
         same = self.digests.get(version) == digest
-        mine = version in self.held and same
-        gone = sorted(v for v in self.held if v > self.applied and not (mine and v == version))
+        held = version in self.held and same
+        gone = sorted(v for v in self.held if v > self.applied and not (held and v == version))
         self.held -= set(gone)
         if self.copying is not None and not (self.copying == version and same):
             self.undone = True  # its number may be given anew
@@ -94,16 +104,16 @@ class FragmentReplica:
         self.commits, self.retry_ns = {}, 0
         return gone
 
-    def committed(self, record: Commit, digest: str, now_ns: int) -> None:
-        """The payloads that it names are served until everybody has the result."""
+    def commit(self, record: Commit, digest: str, now_ns: int) -> None:
+        """Read a commit. The payloads that it names are served until all racks have the result."""
         self.commits[record.version], self.digests[record.version] = record, digest
         self.retry_ns = 0
         for share in record.members:
             self.linger[(share.member, share.seq)] = (record.version, now_ns)
 
-    def outgrown(self, newest: int) -> list[int]:
-        """Versions that nobody needs any more, or that never were: they are no longer held. Who is
-        far behind keeps the newest one it has, to train on."""
+    def drop_outgrown(self, newest: int) -> list[int]:
+        """Drop and return the versions that are not needed, or not decided any more. A rank that is
+        late keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
         gone: list[int] = []
         if not all(recent < v <= newest or v == self.applied for v in self.held):
@@ -116,24 +126,24 @@ class FragmentReplica:
         return gone
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
-        """A new lineage goes on from here; returns the offers that undone commits had ended, by
-        naming or dropping them. A rank may hold more than that if a rack-mate did not; then nobody
-        trains on it."""
+        """Go on in a new lineage, from `version`. Returns the offers that undone commits had named
+        or dropped. A rank may hold a later version if a rack-mate did not; then no rank trains on
+        it."""
         self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
 
     def forget_rounds(self, version: int) -> bool:
-        """A round behind the one after `version`, the newest decided, was of a lineage that is
-        undone; those to come are of lower versions. False: there is none."""
+        """Forget a round of an undone lineage: one of a later version than the next after
+        `version`, the newest decided. False: there is none."""
         forgets = self.gather is not None and self.gather.version > version + 1
         if forgets:
             self.gather = None
         return forgets
 
     def same_members(self, version: int) -> bool:
-        """Whether the last gather asked for just what was decided as this version."""
+        """Whether the members of the newest gather are those that were decided for this version."""
         commit, gather = self.commits.get(version), self.gather
         if commit is None or gather is None or gather.version != version:
             return False
@@ -141,28 +151,34 @@ class FragmentReplica:
         asked = [(offer.member, offer.seq) for offer in gather.members]
         return named == asked and commit.absent == gather.absent
 
-    def result(self, fragment: int) -> Held | None:
-        """The tentative result as it is reported."""
-        if self.tentative is None:
-            return None
-        version, attempt, digest = self.tentative
-        return Held(fragment, version, attempt, (digest,))
+    def on_copied(self, event: Copied, now_ns: int) -> list[Effect]:
+        """A pull of the state of a version has ended."""
+        undone, self.undone, self.copying = self.undone, False, None
+        about: dict[str, object] = {"fragment": event.fragment, "version": event.version}
+        if event.error:
+            self.back_off(now_ns)
+            return [Note("copy-failed", about | {"error": event.error})]
+        if undone:
+            return [DropAnchor(event.fragment, event.version)]
+        self.wait_ns = RETRY_NS_MIN
+        self.held.add(event.version)
+        return [PublishAnchor(event.fragment, event.version, 0), Note("copied", about)]
 
-    def measured(self, event: Measured, now_ns: int) -> list[Effect]:
+    def on_measured(self, event: Measured, now_ns: int) -> list[Effect]:
         self.merging = None
-        self.sums.measured(event)
+        self.sums.on_measured(event)
         return self._failed(event, now_ns) if event.error else []
 
-    def merged(self, event: Merged, now_ns: int) -> list[Effect]:
+    def on_merged(self, event: Merged, now_ns: int) -> list[Effect]:
         """Keep the result if it is the one that is asked for."""
         self.merging = None
         wanted = self.gather
         if event.error:
-            self.slices.failed(event.version, event.attempt)
+            self.slices.failed(*event.which)
             return self._failed(event, now_ns)
-        if wanted is None or (wanted.version, wanted.attempt) != (event.version, event.attempt):
-            return [DropAnchor(event.fragment, event.version, event.attempt)]
-        self.tentative = (event.version, event.attempt, event.digest)
+        if wanted is None or wanted.which != event.which:
+            return [DropAnchor(*event.key)]
+        self.tentative = Held(*event.key, (event.digest,))
         return []
 
     def _failed(self, event: Measured | Merged, now_ns: int) -> list[Effect]:
@@ -170,13 +186,13 @@ class FragmentReplica:
         about = {"fragment": event.fragment, "version": event.version, "error": event.error}
         return [Note("merge-failed", about)]
 
-    def trains_on(self, version: int) -> None:
+    def train_on(self, version: int) -> None:
         self.applied = version
         self.pinned = self.pinned if self.pinned > version else -1
         for old in [v for v in self.commits if v <= version]:
             del self.commits[old]
 
     def back_off(self, now_ns: int) -> None:
-        """Something failed: try again later, each time twice as late."""
+        """Try again later, after twice the last pause."""
         self.retry_ns = now_ns + self.wait_ns
         self.wait_ns = min(2 * self.wait_ns, RETRY_NS_MAX)

@@ -12,7 +12,7 @@ FLOOR_PCT = 25
 
 
 WINDOW_NS_MAX = 1 * SECOND
-"""Of the gap that is waited without a slack, or before anything is known."""
+"""Limit of the window without a slack, or before the times are known."""
 
 
 class Mean:
@@ -40,8 +40,8 @@ def adaptive_grace_ns(
     slack = tau t_step - (t_quorum + t_sync).
 
     The paper's window is 0 until all three times are known and whenever the slack is negative. Then
-    the first round, and every round of a link that is slower than the overlap, would merge whoever
-    is first and nobody else. So without a slack the window is a quarter of the gap between rounds,
+    the first round, and every round of a link that is slower than the overlap, would merge the
+    first rack alone. So without a slack the window is a quarter of the gap between rounds,
     and before anything is known a whole gap, both at most `limit_ns`.
     """
     gap_ns = max(step_ns * gap_steps, 0)

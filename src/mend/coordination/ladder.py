@@ -1,5 +1,5 @@
-"""What is done about a slow rack, step by step and by ski rental: a move is made once the time that
-was lost without it has reached its price, and taken back on relief.
+"""Mitigates a slow rack, step by step and by ski rental: a move is made once the time that was lost
+without it has reached its price, and is taken back on relief.
 
     S1  the grace window absorbs it: nothing is lost while the result is in before the overlap ends
     S2  it makes fewer steps between two rounds, as it captures where a round is open; and where its
@@ -9,10 +9,9 @@ was lost without it has reached its price, and taken back on relief.
     S4  it is evicted: it has its work merged, leaves, and is started again; a record, too. Not what
         rounds have lost pays for that, but what the rack itself has, as it is slow
 
-What was lost is soft: whoever takes over counts anew. Nothing here touches safety: a rack that is
-not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
-evicted gives them back as any rack that leaves.
-"""
+The lost time is soft state: a new coordinator counts anew. Nothing here touches safety: a rack that
+is not waited for keeps its seat, its vote and its offers, which later rounds merge; one that is
+evicted gives them back as any rack that leaves."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN
 from mend.types import MS, SECOND
 
 CALM_DETECTS = 1
-"""Detection times that a rack must be as fast as it was before it is waited for again: whoever has
-just taken over has heard by then who is slow."""
+"""Detection times that a rack must be as fast as it was before it is waited for again: in this time
+a new coordinator hears which racks are slow."""
 
 PER_TOKEN = frozenset({COMPUTE, INPUT})
 """Causes by which each token takes longer: half of the micro-batches take half of the time."""
@@ -53,11 +52,11 @@ KNOWN = PER_TOKEN | {LINK}
 """Causes that a micro-benchmark has found; else it is unknown, or not validated (yet)."""
 
 MENDED = frozenset({COMPUTE, UNKNOWN})
-"""Causes that a restart may mend. A link or a loader is as slow behind it."""
+"""Causes that a restart may mend. A link or a loader is as slow after it."""
 
 VOTERS_LEFT_MIN = 2
-"""Who vote and are heard while a rack is started again: of one alone nothing would be left if it
-died meanwhile."""
+"""Voters that must be live while a rack is started again: if a single one died meanwhile, nothing
+would be left."""
 
 COUNTED_NS_MAX = SECOND
 """The longest time between two looks that counts as lost: more was the coordinator's own sleep."""
@@ -80,8 +79,8 @@ LEFT, AWAITED_AGAIN, BATCH, PUT_OUT, GIVEN_UP = (
 
 
 def kind_of(before: int, stage: int) -> str:
-    """Of the note on a move from one stage to another, or within one: whether it is evicted, rounds
-    stop waiting, wait again, or wait as they did and the micro-batches change."""
+    """Kind of the note on a move between two stages or within one: the rack is evicted; rounds stop
+    waiting for it, or wait again; or only its micro-batches change."""
     if stage == EVICTED:
         return PUT_OUT
     if (before >= NOT_AWAITED) == (stage >= NOT_AWAITED):
@@ -109,7 +108,7 @@ class Ladder:
     """By evicted rack that has left and is not back: since when, as far as is known here."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
-        """Of the time since the last call. Who was waited for by rounds has not changed since."""
+        """Count the time since the last call. Rounds have waited for the same racks since then."""
         self._count_behind(judged, now_ns)
         slow = {verdict.rack for verdict in judged}
         for round_ in rounds:
@@ -192,8 +191,8 @@ class Ladder:
         return self._given_up(log, policy, now_ns)
 
     def _given_up(self, log: LogState, policy: Policy, now_ns: int) -> Mitigation | None:
-        """An evicted rack that nobody starts again is lost like any other that is not there: the
-        others may be evicted, as far as they can do without each other. It may still join."""
+        """An evicted rack that is not started again counts as lost, like any other absent rack:
+        other racks may be evicted, as far as they can do without each other. It may still join."""
         limit_ns = policy.evict_ns or AWAY_NS
         self._away_ns = {rack: self._away_ns.get(rack, now_ns) for rack in log.away}
         for rack, since_ns in self._away_ns.items():
@@ -210,8 +209,9 @@ class Ladder:
         reports: Mapping[int, Report | None],
         live: frozenset[int],
     ) -> Mitigation | None:
-        """Of a rack that was faster in this life: one that was slow from its beginning would be in
-        the next. Once it has lost what starting it again costs, and the others can do without."""
+        """The eviction of a rack, once it has lost as much time as its restart costs and the others
+        can do without it. Only of a rack that was faster in this life: one that was slow from its
+        start would be slow again."""
         rack, report = now.rack, reports[now.rack]
         if log.policy is None or not log.policy.evicts or rack not in live:
             return None
@@ -224,9 +224,9 @@ class Ladder:
         if _needed(log, rack, reports, live):
             return None
         del self.behind_ns[rack]
-        told = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
-        told = f"{told}, to start it again costs {price_ns // MS} ms"
-        return Mitigation(rack, EVICTED, told, now.batch_pct)
+        reason = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
+        reason = f"{reason}, to start it again costs {price_ns // MS} ms"
+        return Mitigation(rack, EVICTED, reason, now.batch_pct)
 
     def _more(
         self, now: Mitigation, verdict: FailSlow, offered: int, policy: Policy, step_ns: int
@@ -241,15 +241,15 @@ class Ladder:
             if lost_ns < price_ns or not price_ns:
                 return None
             self.lost_ns[rack] = -gap_ns  # it hears of it in its next step, and may have begun one
-            told = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
-            return Mitigation(rack, max(now.stage, SMALLER), told, pct)
+            reason = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
+            return Mitigation(rack, max(now.stage, SMALLER), reason, pct)
         if policy.lockstep or now.stage >= NOT_AWAITED or lost_ns < gap_ns or not gap_ns:
             return None
         # A round that does not wait for a rack misses what it does between two rounds, until a
         # later one.
         del self.lost_ns[rack]
-        told = f"{why}, one without it costs {gap_ns // MS} ms"
-        return Mitigation(rack, NOT_AWAITED, told, now.batch_pct)
+        reason = f"{why}, one without it costs {gap_ns // MS} ms"
+        return Mitigation(rack, NOT_AWAITED, reason, now.batch_pct)
 
 
 def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
@@ -259,9 +259,9 @@ def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
     Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
     its own past may say less than its peers do. A cause that it does not know is that of the
     rack's other verdict."""
-    found: dict[int, FailSlow] = {}
+    by_rack: dict[int, FailSlow] = {}
     for verdict in judged:
-        worst, other = verdict, found.get(verdict.rack)
+        worst, other = verdict, by_rack.get(verdict.rack)
         if other is not None and _weight(other) >= _weight(verdict):
             worst, other = other, verdict
         if (
@@ -271,8 +271,8 @@ def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
             and other.cause in KNOWN
         ):
             worst = replace(worst, cause=other.cause, link_to=other.link_to)
-        found[verdict.rack] = worst
-    return found
+        by_rack[verdict.rack] = worst
+    return by_rack
 
 
 def _weight(verdict: FailSlow) -> tuple[bool, int]:
@@ -287,7 +287,7 @@ def batch_pct_of(verdict: FailSlow) -> int:
 def _taken_back(
     log: LogState, now: Mitigation, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mitigation | None:
-    """Where an evicted rack is needed after all, or has told that it stays."""
+    """Takes an eviction back when the rack is needed after all, or reports that it stays."""
     report, why = reports.get(now.rack), _needed(log, now.rack, reports, live)
     why = f"it is needed: {why}" if why else ""
     if now.rack in live and report is not None and not report.pace.start_ms:
@@ -332,7 +332,7 @@ def _fewer(offered: int, before_pct: int, pct: int) -> bool:
 
 
 def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation | None:
-    """What would do about a rack, if that is less than what is done."""
+    """A weaker mitigation that suffices now, if there is one."""
     if now.stage == AWAITED:
         return None
     if verdict is None:
@@ -341,10 +341,10 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
         return None
     if verdict.cause == LINK and now.batch_pct < 100:
         stage = AWAITED if now.stage == SMALLER else now.stage
-        told = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
-        return Mitigation(now.rack, stage, told)
+        reason = f"{sentence_of(verdict)}, where fewer micro-batches do not help"
+        return Mitigation(now.rack, stage, reason)
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None
-    told = f"{sentence_of(verdict)}, which is less than it was"
-    return Mitigation(now.rack, now.stage, told, pct)
+    reason = f"{sentence_of(verdict)}, which is less than it was"
+    return Mitigation(now.rack, now.stage, reason, pct)

@@ -1,6 +1,6 @@
 """Local rank 0 of a rack: aggregates its ranks into one report, relays orders to them.
 
-The leader is the rack's voter: it keeps the replica of the log, follows whoever coordinates, and
+The leader is the rack's voter: it keeps the replica of the log, follows the coordinator, and
 passes decided records on to its ranks.
 """
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
-from mend.consensus.records import Lineage, Record
+from mend.consensus.records import Lineage
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
@@ -38,8 +38,8 @@ from mend.types import SECOND, WITNESS, Member, Peer, life_of
 PROGRESS_NS = 5 * SECOND
 
 EARLY = 0.25
-"""Of a heartbeat: a report goes so much before it is due where it answers orders, and waits for
-them for so much longer."""
+"""Part of a heartbeat by which a report that answers orders is sent early. A report that waits for
+orders is sent late by as much."""
 
 _FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
@@ -79,24 +79,24 @@ class Leader:
     failure: tuple[str, str] = ("", "")
     progress_ns: int = 0
     asker: int | None = None
-    """Who has asked, as it has a former life of this rack in its log."""
+    """Rack of the member that has sent a challenge: a former life of this rack is in its log."""
     told: tuple[str, ...] = ()
     """Refusals that `waiting` has named."""
     reported: Report | None = None
-    """What the coordinator was last told; None: nothing yet."""
+    """The newest report to the coordinator; None: none yet."""
     reported_ns: int = 0
     sent: dict[int, RankOrders] = field(default_factory=dict)
     """By rank."""
     sent_ns: dict[int, int] = field(default_factory=dict)
     flows: dict[int, Flow] = field(default_factory=dict)
-    """By rank: what of the log it has been sent."""
+    """By rank the part of the log that was sent to it."""
     serial: int = 0
     totals_told: tuple[Total, ...] = ()
     totals_at: int = -1
     """`news` of the reports when the totals were last looked at."""
     state: tuple[RankOrders, int, bool] | None = None
-    """What every rank was last told: its orders, how far the log was decided, whether records were
-    passed on."""
+    """The newest orders to all ranks, how far the log was decided, whether records were passed
+    on."""
     batch_due_ns: int | None = None
     """When news that waits for more of it is reported."""
     beat_ns: int = 0
@@ -122,7 +122,7 @@ class Leader:
         if isinstance(event, Heard):
             self._on_heard(event, now_ns, effects)
         elif isinstance(event, Summed):
-            effects += self.totals.summed(event)
+            effects += self.totals.on_summed(event)
             self.totals_at = -1
         self._watch(now_ns, effects)
         if not self._is_seated():
@@ -172,21 +172,21 @@ class Leader:
             self._on_refusal(event.peer, body, now_ns, effects)
 
     def _on_refusal(self, peer: Peer, refusal: Refusal, now_ns: int, effects: list[Effect]) -> None:
-        """Who has a seat is in: what says no to it is not the coordinator that it follows. But a
-        candidate may find that the job is lost, as this rack does not hold all of it either."""
+        """A rack that has a seat is refused by no coordinator that it follows. But a candidate may
+        find the job lost, as this rack does not hold all of it either."""
         known = peer in (Peer(self.member.rack, 0), *self._coordinators(now_ns))
-        mine = refusal.incarnation == self.member.incarnation
+        for_member = refusal.incarnation == self.member.incarnation
         if refusal.kind == "lost":
             apt = self._is_seated() and min(self.reports.aggregate.versions) < 0
         else:
             apt = not self._is_seated()
-        if known and mine and apt and not self.failure[0]:
+        if known and for_member and apt and not self.failure[0]:
             remedy = _ALIKE if refusal.kind == "plan" else ""
             self._fail(_FAULTS.get(refusal.kind, "Refused"), refusal.detail + remedy, effects)
 
     def _on_rank(self, event: Heard, report: RankReport, now_ns: int) -> None:
-        mine = Member(event.peer.rack, event.incarnation) == self.member
-        if not mine or event.peer.rank >= self.ranks_configured:
+        of_member = Member(event.peer.rack, event.incarnation) == self.member
+        if not of_member or event.peer.rank >= self.ranks_configured:
             return
         if rank_report_misfit(report, self.hello.policy.fragments):
             return
@@ -268,7 +268,7 @@ class Leader:
         return f"{name} at {address}" if address else name
 
     def why(self) -> tuple[str, ...]:
-        """Why nothing commits, as far as it is known here."""
+        """Why nothing commits, as far as this rack knows."""
         if self.silent:
             return (f"the coordinator ({self._where()}) is silent",)
         return self.orders.why if self.orders else ()
@@ -282,7 +282,7 @@ class Leader:
             effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
 
     def _answer(self, peer: Peer, seated: int) -> None:
-        """That life of this rack is over: this one has heard of it. Said at once."""
+        """Answer a challenge at once: the life that has the seat is over."""
         self.asker = peer.rack
         after = self.hello.after
         if seated != life_of(self.member) and seated not in after:
@@ -290,8 +290,8 @@ class Leader:
             self.hello_ns = None
 
     def _coordinators(self, now_ns: int) -> tuple[Peer, ...]:
-        """Who may coordinate. A rack that comes back to a running job looks for the one who does;
-        its founder may be gone, or be started again and wait in vain for everybody."""
+        """Peers that may coordinate. A rack that returns to a running job asks all of them: its
+        founder may be gone, or may be started again and wait for all racks in vain."""
         first = (self.follower.coordinator,)
         if now_ns - self.started_ns <= self.options.detect_ns:
             return first
@@ -321,7 +321,7 @@ class Leader:
         return self.reported_ns + heartbeat_ns + (-early_ns if answers else early_ns)
 
     def _numbered(self, report: Report) -> Report:
-        """With what changes all the time, and is no reason to speak."""
+        """With the fields that change all the time, and cause no report by themselves."""
         reports, heard = self.reports, self.follower.heard[1]
         return replace(
             report,
@@ -332,8 +332,8 @@ class Leader:
         )
 
     def _tell_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
-        """All of them if there is news or somebody waits for a heartbeat, else who has spoken: what
-        it confirms may make room for more."""
+        """Send orders to all ranks if there is news or a heartbeat is due; else to the rank that
+        has reported, whose confirmation may make room for more records."""
         orders = self._rank_orders(self._totals(effects))
         state = (orders, self.log.decided, self._may_pass_on())
         _, _, passes = state
@@ -348,8 +348,8 @@ class Leader:
     def _tell(
         self, rank: int, orders: RankOrders, passes: bool, now_ns: int, effects: list[Effect]
     ) -> None:
-        """Its orders, if they are news or time for a heartbeat; if `passes`, with the records that
-        are due."""
+        """Send a rank its orders, if they are news or a heartbeat is due; if `passes`, with
+        records."""
         flow, report = self.flows.setdefault(rank, Flow()), self.reports.newest.get(rank)
         due = rank not in self.sent or now_ns >= self.sent_ns[rank] + self.options.heartbeat_ns
         if report is not None:
@@ -359,7 +359,7 @@ class Leader:
         portion = Portion(0)
         if passes:
             known = min(report.decided, self.log.decided) if report else 0
-            portion = flow.next(self.log, known, now_ns, self._again, self._decided_portion)
+            portion = flow.next(self.log, known, now_ns, self._again, self.log.decided)
         if not (portion or due or orders != self.sent.get(rank)):
             return
         self.sent[rank], self.sent_ns[rank] = orders, now_ns
@@ -378,18 +378,15 @@ class Leader:
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())
         return self._is_seated() and not awaits and not begins
 
-    def _decided_portion(self, known: int, index: int) -> tuple[Record, ...]:
-        return self.log.portion(known, index, self.log.decided)
-
     def farewell(self) -> Send:
-        """The last word of a rack that stops, to be sent by its runtime."""
+        """The last report of a rack that stops, to be sent by its runtime."""
         self.serial += 1
         return Send(self.follower.coordinator, self._numbered(self._report(None, gone=True)))
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
         """Without what `_numbered` adds."""
-        found = self.reports.aggregate
-        fresh = found.complete and (
+        aggregate = self.reports.aggregate
+        fresh = aggregate.complete and (
             now_ns is None or self.reports.all_heard_since(now_ns - self.options.detect_ns)
         )
         return Report(
@@ -399,33 +396,33 @@ class Leader:
             fresh=fresh or not self.log.committed.begun,
             step=self.reports.step,
             step_ns=0,
-            versions=found.versions,
-            offers=found.offers,
+            versions=aggregate.versions,
+            offers=aggregate.offers,
             declined=self._declines(),
-            coming=found.coming,
-            got=found.got,
-            held=found.held,
-            leaving=found.leaving,
-            hurry=found.hurry,
-            idle=found.idle,
+            coming=aggregate.coming,
+            got=aggregate.got,
+            held=aggregate.held,
+            leaving=aggregate.leaving,
+            hurry=aggregate.hurry,
+            idle=aggregate.idle,
             gone=gone,
-            bad=found.bad,
+            bad=aggregate.bad,
             pace=self.reports.paces()[1],
-            cut=found.cut,
-            wants=found.wants,
-            copies=found.copies,
-            slices=found.slices,
+            cut=aggregate.cut,
+            wants=aggregate.wants,
+            copies=aggregate.copies,
+            slices=aggregate.slices,
         )
 
     def _declines(self) -> tuple[Declined, ...]:
-        """The newest of every fragment, until the next version is decided."""
-        versions, found = self.log.committed.versions, self.reports.aggregate
+        """The newest refusal of every fragment, until the next version is decided."""
+        versions, aggregate = self.log.committed.versions, self.reports.aggregate
         for fragment in [
             p for p, d in self.declined.items() if versions and versions[p] > d.applied
         ]:
             del self.declined[fragment]
-        self.declined |= {declined.fragment: declined for _, declined in found.declined}
-        for offer in found.offers:
+        self.declined |= {declined.fragment: declined for _, declined in aggregate.declined}
+        for offer in aggregate.offers:
             self.declined.pop(offer.fragment, None)
         return tuple(self.declined[fragment] for fragment in sorted(self.declined))
 
@@ -433,11 +430,11 @@ class Leader:
         if self.reports.aggregate.complete and self.totals_at != self.reports.news:
             ranks = self.reports.ordered()
             effects += self.totals.collect(ranks)
-            self.totals_told, self.totals_at = self.totals.told(ranks), self.reports.news
+            self.totals_told, self.totals_at = self.totals.current(ranks), self.reports.news
         return self.totals_told
 
     def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:
-        """The same to all ranks, without records."""
+        """The orders for all ranks, without records."""
         orders = self.orders
         return RankOrders(
             serial=0,

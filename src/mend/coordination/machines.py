@@ -31,7 +31,7 @@ class RankParts:
     options: RankOptions
     own_digests: tuple[str, ...]
     own_versions: tuple[int, ...] = ()
-    """That these are of; empty: 0."""
+    """Versions that `own_digests` are of; empty: 0 of every fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ class CoordinatorParts:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """None: the process has no such machine. One without a learner is the witness."""
+    """The parts of one process. None: it has no such machine. Without a rank machine it is the
+    witness."""
 
     me: Peer
     member: Member
@@ -67,7 +68,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Leader or booth, and coordinator, share the one vote of their process."""
+    """The coordinator shares the vote of its process with the leader or the follower."""
 
     rank_machine: RankMachine | None
     leader: Leader | None
@@ -75,18 +76,18 @@ class Machines:
     follower: WitnessFollower | None
 
     def named(self) -> dict[str, Machine]:
-        """Those that there are, by the names that a tape calls them."""
-        found: dict[str, Machine | None] = {
+        """The machines of this process, by their names on a tape."""
+        machines: dict[str, Machine | None] = {
             RANK_MACHINE: self.rank_machine,
             LEADER: self.leader,
             COORDINATOR: self.coordinator,
             FOLLOWER: self.follower,
         }
-        return {name: machine for name, machine in found.items() if machine is not None}
+        return {name: machine for name, machine in machines.items() if machine is not None}
 
 
 def machines_of(parts: Parts) -> Machines:
-    """New machines, all of one process together."""
+    """Builds the machines of one process."""
     me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
     rank_machine = leader = coordinator = follower = None
     if (of := parts.rank_machine) is not None:

@@ -1,5 +1,5 @@
-"""When a checkpoint is due. Racks ask for it; one record says where in the log it lies, another
-that all of them have written it."""
+"""Decides when a checkpoint is due. Racks ask for it; one record says where in the log it lies,
+another that all of them have written it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def cut_of_rack(ranks: Sequence[RankReport]) -> Cut | None:
 def next_mark(
     log: LogState, lineage: str, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mark | None:
-    """The record that is due, if there is one. `log`: as far as it is written."""
-    assert log.policy is not None, "racks report behind the first record"
+    """The record that is due, if there is one. `log`: the appended log."""
+    assert log.policy is not None, "racks report after the first record"
     if log.mark is None and not any(report and report.cut for report in reports.values()):
         return None
     heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
-    found = {rack: reports.get(rack) for rack in sorted(heard)}
+    newest = {rack: reports.get(rack) for rack in sorted(heard)}
     # They copy what is decided, or wait for a donor's state, and train later.
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
     if log.mark is not None and not log.mark.written:
         # One that was started again meanwhile is a newcomer, and will not write.
-        there = {rack: each for rack, each in found.items() if rack not in newcomers}
-        if written := _written(log.mark, there):
+        writers = {rack: each for rack, each in newest.items() if rack not in newcomers}
+        if written := _written(log.mark, writers):
             return Mark(log.mark.number, log.mark.name, lineage, written, written=True)
     asked = {
         rack: report.cut if report is not None else None
-        for rack, report in found.items()
+        for rack, report in newest.items()
         if not (report is not None and report.cut is None and (report.leaving or rack in newcomers))
     }
     cuts = set(asked.values())
@@ -58,16 +58,16 @@ def waits(log: LogState, reports: Mapping[int, Report | None]) -> str:
     if not asking:
         return ""
     missing = [rack for rack in sorted(log.seats) if rack not in asking]
-    said = ", ".join(f"rack {rack} in {cut.name!r}" for rack, cut in asking.items())
+    waiting = ", ".join(f"rack {rack} in {cut.name!r}" for rack, cut in asking.items())
     without = f"; racks {','.join(map(str, missing))} are in none" if missing else ""
-    return f"checkpoint: {said}{without}"
+    return f"checkpoint: {waiting}{without}"
 
 
-def _written(mark: Mark, found: Mapping[int, Report | None]) -> tuple[int, ...]:
-    """Those of its racks that have written, once none of the others still may; else nothing. A rack
+def _written(mark: Mark, newest: Mapping[int, Report | None]) -> tuple[int, ...]:
+    """Racks of the checkpoint that have written it, once no other rack still may; else none. A rack
     that waits in no checkpoint any more, or in another one, has given up."""
     writing, done = (Cut(mark.number, mark.name, written) for written in (False, True))
-    reports = {rack: found[rack] for rack in mark.racks if rack in found}
+    reports = {rack: newest[rack] for rack in mark.racks if rack in newest}
     if any(report is None or report.cut == writing for report in reports.values()):
         return ()
     return tuple(rack for rack, report in reports.items() if report and report.cut == done)

@@ -1,4 +1,4 @@
-"""The coordinator's soft state of one member; it comes again with the next report."""
+"""The coordinator's soft state of one member, which its next report restores."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class MemberView:
     member: Member
     heard_ns: int
     lively_ns: int = 0
-    """When it was last found live; demotion and eviction count from here."""
+    """When it was last live; demotion and eviction count from here."""
     report: Report | None = None
     got: frozenset[OfferId] = frozenset()
     gone: bool = False
     sent: Orders | None = None
-    """Without records."""
+    """The newest orders that it was sent, without records."""
     sent_ns: int = 0
     serial: int = 0
     vote_ns: int = 0
-    """From when on it may have a vote again, if it stays as it is."""
+    """When it may have a vote again, if it stays as it is."""
     flow: Flow = field(default_factory=Flow)
 
     def live(self, now_ns: int, detect_ns: int) -> bool:
@@ -67,9 +67,9 @@ class MemberView:
             return None
         again = Again(detect_ns, 2 * heartbeat_ns)
         if known >= 0:
-            portion = self.flow.next(log, known, now_ns, again, log.portion)
+            portion = self.flow.next(log, known, now_ns, again)
         else:
-            portion = whole(log, log.portion) if due else Portion(log.decided)
+            portion = whole(log) if due else Portion(log.decided)
         if not (portion or due or orders != self.sent):
             return None
         self.sent, self.sent_ns, self.serial = orders, now_ns, self.serial + 1
@@ -99,7 +99,7 @@ class Holders:
     _seen: dict[int, frozenset[OfferId]] = field(default_factory=dict)
 
     def follow(self, views: Mapping[int, MemberView]) -> Mapping[OfferId, set[int]]:
-        """By offer, as of now."""
+        """By offer, the racks that hold it now."""
         for rack in self._seen.keys() - views.keys():
             self._told(rack, frozenset())
             del self._seen[rack]
@@ -121,8 +121,8 @@ class Holders:
 
 
 def view_of(member: Member, known: MemberView | None, now_ns: int) -> MemberView:
-    """Of who has a seat. `known`: of whoever had it before; a witness has answered orders for its
-    former life, by their serials."""
+    """The view of a member that has a seat. `known`: the view of the member that had it before. Its
+    serial goes on: a witness may have answered orders for its former life."""
     if known is not None and known.member == member:
         return known
     return MemberView(member, now_ns, now_ns, serial=known.serial if known else 0)

@@ -1,5 +1,5 @@
-"""The next change of the roster: who is a member, who votes. One change at a time, never at the
-cost of bytes.
+"""Decides the next change of the roster: who is a member, who votes. One change at a time, and none
+that loses bytes.
 
 Any change needs `hold` for every fragment under the new roster: what is decided stays reachable
 by every quorum that may come.
@@ -30,12 +30,12 @@ STEADY_DETECTS = 1
 """Detection times that a voter must be live on end before it gets a vote back."""
 
 SLOW_STEADY_NS = 60 * SECOND
-"""The same for who held a merge up: each time it did, the others waited."""
+"""The same for a voter that has delayed a merge, on which all others waited."""
 
 
 @dataclass(frozen=True)
 class MembershipContext:
-    """What a decision on the roster looks at. `evict_ns` 0: nobody is put out for being silent."""
+    """The inputs of a decision on the roster. `evict_ns` 0: silent racks keep their seats."""
 
     log: LogState
     views: Mapping[int, MemberView]
@@ -47,20 +47,20 @@ class MembershipContext:
     now_ns: int
     detect_ns: int
     demotes: bool = True
-    """Not in lockstep, where all racks are waited for."""
+    """Whether votes are taken away: not in lockstep, where all racks are waited for."""
     slow: frozenset[int] = frozenset()
     """Live racks whose results are all that a merge waits for, and has waited for too long."""
     ready: Collection[Member] = ()
-    """Who has accepted the whole log."""
+    """Members that have accepted the whole log."""
     returned: Member | None = None
     """The witness in another life than the one that has the seat, which is silent."""
     retired: Collection[int] = ()
-    """Racks that will not come back, as a person says."""
+    """Racks that a person has retired."""
 
     @cached_property
     def reports(self) -> dict[int, Report]:
-        found = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
-        return {rack: report for rack, report in found.items() if report is not None}
+        newest = {rack: self.views[rack].report for rack in sorted(self.log.seats)}
+        return {rack: report for rack, report in newest.items() if report is not None}
 
     @cached_property
     def heard(self) -> set[Member]:
@@ -81,7 +81,7 @@ def look(
     now_ns: int,
     detect_ns: int,
 ) -> None:
-    """Keep when each was live, and from when on it may have a vote again."""
+    """Note when each member was live, and when it may have a vote again."""
     for rack, view in views.items():
         if rack in live:
             view.lively_ns = now_ns
@@ -117,7 +117,7 @@ def _over(context: MembershipContext) -> Roster | None:
 
 
 def _changes(context: MembershipContext) -> Iterable[Roster]:
-    """By what is due first."""
+    """Changes that are due, the most urgent first."""
     votes = _votes(context) if context.decidable else ()
     for proposal in (*_comings(context), *votes, *_evictions(context)):
         yield from _named(context, proposal)
@@ -126,7 +126,7 @@ def _changes(context: MembershipContext) -> Iterable[Roster]:
 
 
 def _comings(context: MembershipContext) -> Iterable[Roster]:
-    """And goings, that somebody asked for."""
+    """Racks that leave, are retired or join."""
     log = context.log
     for rack, report in context.reports.items():
         gone = report.gone and rack not in context.live
@@ -165,8 +165,8 @@ def _votes(context: MembershipContext) -> Iterable[Roster]:
 
 
 def _lost(context: MembershipContext) -> Iterable[tuple[set[int], str]]:
-    """Racks whose votes only hold the others up, and why: no commit as long as hold needs their
-    bytes. Or the next death would, as they have been silent for long."""
+    """Racks whose votes only block the others, and why: nothing commits while `hold` needs their
+    bytes. Or they have been silent for long, so that the next death would block the others."""
     voters, heard = context.log.voters, context.heard
     racks = {member.rack for member in voters} - {WITNESS}
     silent, slow = racks - context.live, racks & context.slow
@@ -202,7 +202,7 @@ def _is_close(context: MembershipContext, rack: int) -> bool:
 
 
 def _witness(context: MembershipContext) -> Iterable[Roster]:
-    """Its seat goes to its next life, its vote comes and goes by the rule."""
+    """Changes of the witness: its seat passes to its next life, its vote follows the rule."""
     log, votes = context.log, context.log.witness in context.log.voters
     if context.returned is not None:
         back = _changed(log, log.seats, log.non_voters | {WITNESS}, "the witness is back")
@@ -213,7 +213,8 @@ def _witness(context: MembershipContext) -> Iterable[Roster]:
 
 
 def _named(context: MembershipContext, roster: Roster) -> Iterable[Roster]:
-    """The same with the witness named by the rule; or as it was, where bytes are in the way."""
+    """The roster with the witness's vote as the rule has it; then unchanged, in case that loses
+    bytes."""
     seats = [seat.member.rack for seat in roster.members]
     others = frozenset(roster.non_voters) - {WITNESS}
     names = roster.witness is None or _names_witness(context, seats, others)
@@ -241,7 +242,7 @@ def _without(log: LogState, rack: int, reason: str) -> Roster:
 
 
 def _with(log: LogState, hello: Hello) -> Roster:
-    """As a learner: it gets its vote when it holds what is decided."""
+    """With a rack that joins, without a vote until it holds the decided versions."""
     rack = hello.seat.member.rack
     reason = f"rack {rack} {'is back' if rack in log.seats else 'joins'}"
     return _changed(log, {**log.seats, rack: hello.seat}, log.non_voters | {rack}, reason)

@@ -1,4 +1,4 @@
-"""The words on the wire.
+"""The messages between processes.
 
 Every message is a whole, current state, so losing one costs only time. There are four, and three
 to get in:
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
 from mend.consensus.records import (
     BAD_MAX,
@@ -61,6 +61,25 @@ class State(Word, frozen=True):
     serial: Count
 
 
+class OfAttempt(Struct, frozen=True):
+    """Base of what belongs to one attempt to merge a version of a fragment. Newer ones are
+    greater."""
+
+    fragment: U16
+    version: Count
+    attempt: Count
+
+    @property
+    def which(self) -> tuple[int, int]:
+        """(version, attempt)"""
+        return self.version, self.attempt
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """(fragment, version, attempt)"""
+        return self.fragment, self.version, self.attempt
+
+
 # ------------------------------------------------------------------ messages
 
 
@@ -69,9 +88,9 @@ class Resume(Word, frozen=True):
 
     lineage: Hex
     number: Count
-    """Of the checkpoint, as its `Mark` has it."""
+    """Number of the checkpoint, as in its `Mark`."""
     racks: Racks
-    """That have a part of it."""
+    """Racks that have a part of it."""
     versions: Versions
     rounds: Rounds
 
@@ -107,7 +126,7 @@ class Challenge(Word, frozen=True, tag=18):
     to: Count
     """Incarnation of the receiver."""
     seated: Count
-    """`life_of` who has the seat: whoever says hello hears it."""
+    """`life_of` the member that has the seat; it is sent to any process that says hello."""
 
 
 class Retire(Word, frozen=True, tag=19):
@@ -127,13 +146,13 @@ class Refusal(Word, frozen=True, tag=11):
 
 class Prepare(State, frozen=True, tag=16):
     """A candidate asks for the promise to accept nothing of a lower epoch any more, and for the
-    records behind `after`, up to which it knows that all is decided."""
+    records after `after`, up to which it knows that all is decided."""
 
     epoch: Count
     lineage: Hex
     after: Count
     address: Where | None = None
-    """Of the candidate: a witness that was started again knows the address of nobody."""
+    """Address of the candidate: a witness that was started again knows none."""
 
 
 class Vote(State, frozen=True, tag=17):
@@ -158,38 +177,29 @@ class Bad(Word, frozen=True):
     reason: Text
 
 
-class Held(Word, frozen=True):
+class Held(OfAttempt, frozen=True, array_like=True):
     """A tentative result that is complete on all ranks of the sender."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     digests: Digests
 
 
 SLICES_EACH = 2
-"""Slices that each member of a sharded attempt merges, one behind the other: while it pulls the
+"""Slices that each member of a sharded attempt merges, one after the other: while it pulls the
 payloads of the next, the others pull what it has merged. One would leave the link idle between
 the two; more cost words."""
 
 
-class Sliced(Word, frozen=True):
+class Sliced(OfAttempt, frozen=True, array_like=True):
     """How a rack stands in a sharded attempt: so many of its own slices are merged and served on
     all ranks, the first ones; or one rank has `failed` to make something of the slices."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     merged: Annotated[int, Meta(ge=0, le=SLICES_EACH)] = 0
     failed: bool = False
 
 
-class Gather(Word, frozen=True):
+class Gather(OfAttempt, frozen=True, array_like=True):
     """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
     absent: Absentees = ()
     sharded: bool = False
@@ -213,11 +223,11 @@ class SlowLink(Word, frozen=True):
     """Pulls of a rank from another rack take longer than they did."""
 
     rack: U16
-    """From which it pulls."""
+    """The rack that it pulls from."""
     rank: U16
-    """That pulls."""
+    """The rank that pulls."""
     since_step: Count
-    """Of the rank that pulls."""
+    """A step of the rank that pulls."""
     ratio_milli: Count = 0
     """Time per byte over that of the past, in thousandths."""
     sure_milli: Count = 0
@@ -242,12 +252,12 @@ class Pace(Word, frozen=True):
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
     """The rack at the other end, where a link is the cause."""
     gemm_ns: Count = 0
-    """Of the micro-benchmark's matrix product, the newest; 0: not known."""
+    """Time of the newest matrix product of the micro-benchmark; 0: not known."""
     batch: Count = 0
     """Micro-batches of a step of which the script would take fewer, as it has asked how many
     (`Runtime.local_batch`); 0: it does not ask."""
     links: Annotated[tuple[SlowLink, ...], Meta(max_length=64)] = ()
-    """Those that are slow, one per rack at the other end."""
+    """Slow links, one per rack at the other end."""
     start_ms: Count = 0
     """From the start of the process to its first step: what starting it again costs; 0: it has
     made none, or has tried to leave for it and could not."""
@@ -281,7 +291,7 @@ JOINERS_MAX = 64
 
 
 class RankCopy(Word, frozen=True):
-    """What one rank has copied of its training state for a rack that joins, behind a step; or why
+    """What one rank has copied of its training state for a rack that joins, after a step; or why
     it cannot (`refused`)."""
 
     to: Member
@@ -292,7 +302,7 @@ class RankCopy(Word, frozen=True):
 
 
 class StateCopy(Word, frozen=True):
-    """The same of a whole rack: one step, sizes in bytes and digests per rank."""
+    """What all ranks of a rack have copied, at one step: sizes in bytes and digests per rank."""
 
     to: Member
     donor: Member
@@ -348,7 +358,7 @@ class Report(State, frozen=True, tag=12):
 
 
 class Orders(State, frozen=True, tag=13):
-    """Coordinator to leader: the log behind `prev`, the open offers and the rounds that gather."""
+    """Coordinator to leader: the log after `prev`, the open offers and the rounds that gather."""
 
     to: Count
     """Incarnation of the receiver: what was meant for its former life is not for this one."""
@@ -358,7 +368,7 @@ class Orders(State, frozen=True, tag=13):
     chain: Hex
     records: Records
     last: Count
-    """Of the whole log; further than the records reach where the receiver is far behind."""
+    """Last record of the whole log; `records` may end before it."""
     decided: Count
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
     gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
@@ -370,7 +380,8 @@ class Orders(State, frozen=True, tag=13):
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
     """Why rounds that are open do not close."""
     snapshot: Snapshot | None = None
-    """Of `prev`, for a receiver whose log ends before what the sender still has."""
+    """The state at `prev`, for a receiver whose log ends before the first record that the sender
+    has."""
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     donors: Annotated[tuple[Donor, ...], Meta(max_length=JOINERS_MAX)] = ()
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
@@ -395,21 +406,15 @@ class Part(Word, frozen=True):
     closing: bool = False
 
 
-class Partial(Word, frozen=True):
-    """What one rank has measured of its part of the members of a gather."""
+class Partial(OfAttempt, frozen=True, array_like=True):
+    """The sums over one rank's part of the members of a gather."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     blob: Blob
 
 
-class Total(Word, frozen=True):
-    """What the partials of all ranks of a rack come to. Empty: there will be none."""
+class Total(OfAttempt, frozen=True, array_like=True):
+    """The total of the partials of all ranks of a rack. Empty: there will be none."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     blob: Blob
 
 
@@ -438,7 +443,8 @@ class RankReport(State, frozen=True, tag=14):
 
 
 class RankOrders(State, frozen=True, tag=15):
-    """Leader to its rank: decided records behind `prev`, and what the coordinator last said."""
+    """Leader to its rank: decided records after `prev`, and the newest orders of the
+    coordinator."""
 
     prev: Count
     records: Records
@@ -448,12 +454,12 @@ class RankOrders(State, frozen=True, tag=15):
     settled: Versions
     live: Racks
     discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]
-    """(fragment, seq) of own offers that died inside the rack and were never announced."""
+    """(fragment, seq) of own offers that were declined inside the rack and never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
     failure: tuple[Text, Text]
     """(kind, detail) of what stops this rack, so that all its ranks raise it; else ("", "")."""
     finish: bool
-    """Every rank of this rack may stop: the rack has left."""
+    """The rack has left: all its ranks may stop."""
     snapshot: Snapshot | None = None
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     asked: Annotated[tuple[Member, ...], Meta(max_length=JOINERS_MAX)] = ()

@@ -1,12 +1,12 @@
-"""The machine of one rank: fetches offers, merges what the coordinator names, holds what is
-decided.
+"""The machine of one rank: fetches offers, merges the members of a gather, holds decided versions.
 
-The tensors are the runtime's; here a payload is just (member, fragment, seq) and an anchor just
+The runtime keeps the tensors; here a payload is (member, fragment, seq) and an anchor is
 (fragment, version).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,16 +24,16 @@ from mend.consensus.records import (
     Offer,
     Record,
     Roster,
+    Share,
     Snapshot,
     all_closing,
 )
 from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
-from mend.coordination.fetch_queue import RETRY_NS_MIN, FetchQueue, Key
+from mend.coordination.fetch_queue import FetchQueue, Key
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
-from mend.coordination.slices import Slices
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
@@ -43,8 +43,8 @@ from mend.types import Address, Member, Peer
 
 @dataclass
 class RankMachine:
-    """Pure. own_digests: per fragment the digest of what this rank begins with, its own weights or
-    those of a checkpoint. own_versions: of these; empty: all are 0."""
+    """Pure. `own_digests`: per fragment the digest of the state that this rank begins with, its own
+    weights or a checkpoint. `own_versions`: their versions; empty: all are 0."""
 
     me: Peer
     member: Member
@@ -56,7 +56,8 @@ class RankMachine:
     replicas: list[FragmentReplica] = field(default_factory=list)
     fetch_queue: FetchQueue = field(default_factory=FetchQueue)
     bad: dict[Key, str] = field(default_factory=dict)
-    """Open offers that must not be merged, and why: found here, with the bytes that were sent."""
+    """Open offers that this rank refuses to merge, and why; their bytes are those that were
+    sent."""
     parts: dict[int, Part] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
@@ -69,7 +70,7 @@ class RankMachine:
     sent: RankReport | None = None
     sent_ns: int = 0
     batch_due_ns: int | None = None
-    """When news that waits for more of it is reported."""
+    """When collected news is reported; None: there is none."""
     serial: int = 0
     cut: Cut | None = None
     """The checkpoint that this rank waits in."""
@@ -103,7 +104,8 @@ class RankMachine:
         if self._seated():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
             waits += self.copies.due_ns()
-            waits += [due for replica in self.replicas for due in replica.slice_dues_ns()]
+            sharded = [replica.slices for replica in self.replicas if replica.pulls_slices]
+            waits += [due_ns for slices in sharded for due_ns in slices.dues_ns()]
         return min(waits)
 
     # -------------------------------------------------------------- events
@@ -113,44 +115,42 @@ class RankMachine:
     ) -> None:
         match event:
             case ev.Heard(peer, incarnation, RankOrders() as orders):
-                mine = peer == Peer(self.me.rack, 0) and incarnation == self.member.incarnation
-                replicas, ranks = len(self.replicas), self.options.ranks
-                if mine and not rank_orders_misfit(orders, replicas, ranks):
+                if (*peer, incarnation) == (self.me.rack, 0, self.member.incarnation):
                     self._on_orders(orders, now_ns, effects)
             case ev.Captured(p, seq, base, step, tokens, steps, last):
                 self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "", closing=last)
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
-            case ev.Encoded(p, seq, checksum, declined, norm, size) if (
-                p in self.parts and self.parts[p].seq == seq
-            ):
-                self.parts[p] = replace(
-                    self.parts[p], checksum=checksum, declined=declined, norm=norm, size=size
-                )
+            case ev.Encoded():
+                self._on_encoded(event)
             case ev.Fetched():
                 self._on_fetched(event, now_ns, effects)
-            case ev.SliceFetched() | ev.SliceMerged():
-                effects += self._on_slice(event, now_ns)
+            case ev.SliceFetched(p, version):
+                slices, decided = self.replicas[p].slices, self.folded.versions[p] >= version
+                effects += slices.on_fetched(event, decided, now_ns)
+            case ev.SliceMerged(p):
+                effects += self.replicas[p].slices.on_merged(event, self.me)
             case ev.Measured(p):
-                effects += self.replicas[p].measured(event, now_ns)
+                effects += self.replicas[p].on_measured(event, now_ns)
             case ev.Merged(p):
-                effects += self.replicas[p].merged(event, now_ns)
+                effects += self.replicas[p].on_merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
-            case ev.Copied(p, version, error):
-                self._on_copied(p, version, error, now_ns, effects)
+            case ev.Copied(p):
+                effects += self.replicas[p].on_copied(event, now_ns)
             case ev.Wanting(on):
-                self.copies.wanting(on)
+                self.copies.set_wanted(on)
             case ev.StateTaken():
-                self.copies.taken(event)
+                self.copies.on_taken(event)
             case ev.StateCopied():
-                effects += self.copies.copied(event, now_ns)
+                effects += self.copies.on_copied(event, now_ns)
             case ev.Spoiled(p, version):
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
             case ev.Applied(p, version, ended):
-                self._on_applied(p, version, ended, effects)
+                self.replicas[p].train_on(version)
+                self._end_part(p, ended)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
@@ -160,13 +160,20 @@ class RankMachine:
             case ev.Timed() | ev.Started():
                 effects += self.pace.observe(event)
             case ev.Validated() | ev.Probed():
-                effects += self.pace.measured(event, self._lanes(), now_ns)
+                effects += self.pace.on_measured(event, self._lanes(), now_ns)
             case ev.Leaving(now):
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
             case ev.Cutting():
                 self._on_cutting(event)
+
+    def _on_encoded(self, event: ev.Encoded) -> None:
+        part = self.parts.get(event.fragment)
+        if part is not None and part.seq == event.seq:
+            outcome = {"checksum": event.checksum, "declined": event.declined}
+            part = replace(part, **outcome, norm=event.norm, size=event.size)
+            self.parts[event.fragment] = part
 
     def _on_cutting(self, event: ev.Cutting) -> None:
         number = self.cut.number if self.cut and event.written else self.folded.marks + 1
@@ -176,7 +183,8 @@ class RankMachine:
                 replica.pinned = -1
 
     def _on_orders(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
-        if orders.serial <= self.orders_serial:
+        misfit = rank_orders_misfit(orders, len(self.replicas), self.options.ranks)
+        if misfit or orders.serial <= self.orders_serial:
             return
         self.orders_serial, self.settled = orders.serial, orders.settled
         self._read(orders, now_ns, effects)
@@ -188,14 +196,14 @@ class RankMachine:
             if self.folded.begun and gather.version == self.folded.versions[gather.fragment] + 1:
                 self._on_gather(gather, effects)
         for total in orders.totals:
-            self.replicas[total.fragment].sums.told(total)
+            self.replicas[total.fragment].sums.take_total(total)
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.DropOffer(fragment, seq))
         self._on_end(orders, effects)
 
     def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
-        """What is decided and new here."""
+        """Read the records that are new."""
         if orders.snapshot is not None and orders.snapshot.index > self.decided:
             self._on_snapshot(orders.snapshot, now_ns, effects)
         if orders.prev <= self.decided:
@@ -204,7 +212,7 @@ class RankMachine:
                 self._on_record(record, now_ns, effects)
 
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
-        """The rack cannot go on, or has left."""
+        """Stop when the rack cannot go on, or has left."""
         if orders.failure[0] and self.me.rank != 0:
             effects.append(ev.Fail(*orders.failure))
         if orders.finish and not self.finished:
@@ -236,18 +244,18 @@ class RankMachine:
                 self._on_mark(record)
 
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
-        """The records up to here will not come. What they did to offers is in what they add up
-        to; states are copied, or are here as tentative results."""
+        """Go on from a snapshot: the records before it will not come. The log state has what they
+        did to offers; versions are copied, or are here as tentative results."""
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         effects.append(ev.Restored(snapshot))
         if snapshot.mark is not None:
             self._on_mark(snapshot.mark)
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
-            mine = (self.own_versions[p], self.own_digests[p])
-            if version == mine[0] and replica.founded(version, digest, mine):
+            own = (self.own_versions[p], self.own_digests[p])
+            if version == own[0] and replica.begin(version, digest, own):
                 effects.append(ev.PublishAnchor(p, version, 0))
-            effects += [ev.DropAnchor(p, gone) for gone in replica.restored(version, digest)]
+            effects += [ev.DropAnchor(p, gone) for gone in replica.restore(version, digest)]
             if replica.forget_rounds(version):
                 effects += replica.slices.undo(p, version)
             ended = self.folded.ended.get((self.member, p), 0)
@@ -262,12 +270,12 @@ class RankMachine:
         for fragment, version in enumerate(record.first()):
             own = (self.own_versions[fragment], self.own_digests[fragment])
             digest = record.digests[fragment][self.me.rank]
-            if self.replicas[fragment].founded(version, digest, own):
+            if self.replicas[fragment].begin(version, digest, own):
                 effects.append(ev.PublishAnchor(fragment, version, 0))
 
     def _on_commit(self, record: Commit, now_ns: int, effects: list[ev.Effect]) -> None:
         replica = self.replicas[record.fragment]
-        replica.committed(record, record.digests[self.me.rank], now_ns)
+        replica.commit(record, record.digests[self.me.rank], now_ns)
         for ended in record.dropped:
             self._free(ended.member, record.fragment, ended.seq, effects)
 
@@ -291,17 +299,16 @@ class RankMachine:
         """An own offer that only an undone commit named counts as dropped."""
         for p, replica in enumerate(self.replicas):
             named = replica.begin_anew(record.versions[p], record.digests[p][self.me.rank])
-            effects += [
-                ev.DropAnchor(p, version) for version in replica.outgrown(record.versions[p])
-            ]
-            replica.forget_rounds(record.versions[p])
-            effects += replica.slices.undo(p, record.versions[p])
+            version = record.versions[p]
+            effects += [ev.DropAnchor(p, gone) for gone in replica.drop_outgrown(version)]
+            replica.forget_rounds(version)
+            effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
 
     def _on_mark(self, record: Mark) -> None:
-        """A checkpoint that this rank asked for lies here; or one of another name has taken the
-        number that it asked for."""
+        """Pin the versions of a checkpoint that this rank asked for; or ask for the next number
+        when another checkpoint has taken this one."""
         if self.cut is None or self.cut.written:
             return
         if self.cut.name != record.name:
@@ -318,7 +325,7 @@ class RankMachine:
     def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
         replica = self.replicas[gather.fragment]
         known = replica.gather
-        if known and (gather.version, gather.attempt) <= (known.version, known.attempt):
+        if known and gather.which <= known.which:
             replica.slices.news(gather)
             return
         replica.gather = gather
@@ -326,49 +333,17 @@ class RankMachine:
         for offer in gather.members:
             if not gather.sharded or offer.member == self.member:
                 self._on_offer(offer)
-        if replica.tentative and replica.tentative[0] >= gather.version:  # what is decided stays
-            effects.append(
-                ev.DropAnchor(gather.fragment, replica.tentative[0], replica.tentative[1])
-            )
+        if replica.tentative and replica.tentative.version >= gather.version:  # a decided one stays
+            effects.append(ev.DropAnchor(*replica.tentative.key))
             replica.tentative = None
 
     def _on_fetched(self, event: ev.Fetched, now_ns: int, effects: list[ev.Effect]) -> None:
         member, p, seq, error = event.member, event.fragment, event.seq, event.error
-        if not self.fetch_queue.landed((member, p, seq), error, now_ns):
+        if not self.fetch_queue.end_pull((member, p, seq), error, now_ns):
             effects.append(ev.Free(member, p, seq))
         elif error:
             about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
             effects.append(ev.Note("fetch-failed", about))
-
-    def _on_slice(self, event: ev.SliceFetched | ev.SliceMerged, now_ns: int) -> list[ev.Note]:
-        slices = self.replicas[event.fragment].slices
-        if isinstance(event, ev.SliceMerged):
-            return slices.merged(event, self.me)
-        decided = self.folded.versions[event.fragment] >= event.version
-        return slices.fetched(event, decided, now_ns)
-
-    def _on_copied(
-        self, fragment: int, version: int, error: str, now_ns: int, effects: list[ev.Effect]
-    ) -> None:
-        replica = self.replicas[fragment]
-        undone, replica.undone, replica.copying = replica.undone, False, None
-        about: dict[str, object] = {"fragment": fragment, "version": version}
-        if error:
-            replica.back_off(now_ns)
-            effects.append(ev.Note("copy-failed", about | {"error": error}))
-        elif undone:
-            effects.append(ev.DropAnchor(fragment, version))
-        else:
-            replica.wait_ns = RETRY_NS_MIN
-            replica.held.add(version)
-            effects += [ev.PublishAnchor(fragment, version, 0), ev.Note("copied", about)]
-
-    def _on_applied(
-        self, fragment: int, version: int, ended: int, effects: list[ev.Effect]
-    ) -> None:
-        self.replicas[fragment].trains_on(version)
-        if ended:
-            self._end_part(fragment, ended)
 
     def _end_part(self, fragment: int, seq: int) -> None:
         if fragment in self.parts and self.parts[fragment].seq <= seq:
@@ -381,32 +356,28 @@ class RankMachine:
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
-        if replica.pulls_slices:
-            effects += self._slices(replica.slices, now_ns)
+        if replica.pulls_slices and (sharded := replica.slices.gather):
+            weights = self._weights(sharded.members)
+            effects += replica.slices.move(self.folded, self.me, weights, now_ns)
         if newest not in replica.held:
             self._reach(fragment, newest, effects)
-        gather = replica.gather
-        if gather is not None and gather.version == newest + 1 and newest in replica.held:
-            done = replica.tentative is not None and replica.tentative[:2] == (
-                gather.version,
-                gather.attempt,
-            )
-            if not done:
-                self._merge(gather, gather.attempt, effects)
-        self._tidy(fragment, newest, now_ns, effects)  # also of who is always behind
+        gather, holds_newest = replica.gather, newest in replica.held
+        if gather and holds_newest and gather.version == newest + 1 and replica.lacks(gather):
+            self._merge(gather, gather.attempt, effects)
+        self._tidy(fragment, newest, now_ns, effects)  # also on a rank that is always late
 
     def _reach(self, fragment: int, newest: int, effects: list[ev.Effect]) -> None:
-        """The newest decided version is not here: adopt the tentative one, or merge it, or copy."""
+        """Get the newest decided version: adopt the tentative one, or merge it, or copy it."""
         replica = self.replicas[fragment]
         digest = replica.digests[newest]
-        if replica.tentative is not None and replica.tentative[0] == newest:
-            _, attempt, mine = replica.tentative
+        if replica.tentative is not None and replica.tentative.version == newest:
+            key, (mine,) = replica.tentative.key, replica.tentative.digests
             replica.tentative = None
             if mine == digest:
                 replica.held.add(newest)
-                effects.append(ev.PublishAnchor(fragment, newest, attempt))
+                effects.append(ev.PublishAnchor(*key))
                 return
-            effects.append(ev.DropAnchor(fragment, newest, attempt))
+            effects.append(ev.DropAnchor(*key))
             if replica.same_members(newest):  # else another attempt was decided, not other bits
                 about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
                 effects.append(ev.Note("differs", about))
@@ -430,15 +401,13 @@ class RankMachine:
             if same:
                 self._merge(gather, gather.attempt, effects)
             return same
-        members = [(share.member, share.seq) for share in commit.members]
+        names = [(share.member, share.seq) for share in commit.members]
         # In the sums an attempt stands for its members: those of another are no use here.
-        same = members == [(o.member, o.seq) for o in gather.members]
-        if self.options.sums and not same:
+        if self.options.sums and names != [(o.member, o.seq) for o in gather.members]:
             return False
-        keys = [(member, fragment, seq) for member, seq in members]
-        return self._merge(commit, gather.attempt, effects) or any(
-            map(self.fetch_queue.flying, keys)
-        )
+        keys = [(member, fragment, seq) for member, seq in names]
+        merges = self._merge(commit, gather.attempt, effects)
+        return merges or any(map(self.fetch_queue.flying, keys))
 
     def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
@@ -456,8 +425,9 @@ class RankMachine:
         if not here or replica.merging is not None or replica.retry_ns:
             return False
         merge = ev.Merge(
-            fragment, wanted.version, attempt, names, self._weights(wanted), sharded=sharded,
-            verify=count_of(attempt) > 1, part=self.folded.part(wanted.members, wanted.absent),
+            fragment, wanted.version, attempt, names, self._weights(wanted.members),
+            sharded=sharded, verify=count_of(attempt) > 1,
+            part=self.folded.part(wanted.members, wanted.absent),
             stretch=self.folded.stretch(wanted.members),
             closing=all_closing(wanted.members, wanted.absent),
         )  # fmt: skip
@@ -470,25 +440,18 @@ class RankMachine:
         effects.append(step)
         return True
 
-    def _weights(self, wanted: Gather | Commit) -> tuple[float, ...]:
+    def _weights(self, members: Sequence[Offer | Share]) -> tuple[float, ...]:
         policy = self.folded.policy
         assert policy is not None, "nothing is merged before the first record"
-        weights = merge_weights(
-            [(each.tokens, each.steps) for each in wanted.members],
-            token_weighted=policy.token_weighted,
-        )
-        return tuple(weights)
-
-    def _slices(self, slices: Slices, now_ns: int) -> list[ev.FetchSlice | ev.MergeSlice]:
-        assert slices.gather is not None, "there is something to pull"
-        return slices.move(self.folded, self.me, self._weights(slices.gather), now_ns)
+        work = [(member.tokens, member.steps) for member in members]
+        return tuple(merge_weights(work, token_weighted=policy.token_weighted))
 
     def _shards(self) -> bool:
         """Whether payloads are pulled only where a gather says so."""
         return self.folded.policy is not None and self.folded.policy.sharded
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Free payloads whose result every live rack holds, and versions nobody needs."""
+        """Free payloads whose result every live rack holds, and versions that are not needed."""
         replica = self.replicas[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
         settled = min(settled, replica.newest)  # what is not here may yet be merged from them
@@ -497,7 +460,7 @@ class RankMachine:
             if settled >= version or stale:
                 self._free(member, fragment, seq, effects)
         effects += replica.slices.tidy(fragment, newest, settled, HELD_BEHIND, now_ns)
-        effects += [ev.DropAnchor(fragment, version) for version in replica.outgrown(newest)]
+        effects += [ev.DropAnchor(fragment, version) for version in replica.drop_outgrown(newest)]
 
     def _free(self, member: Member, fragment: int, seq: int, effects: list[ev.Effect]) -> None:
         self.replicas[fragment].linger.pop((member, seq), None)
@@ -514,7 +477,7 @@ class RankMachine:
         )
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
-        """Of what is asked for now, and has not ended before it was."""
+        """Begin to time the pulls that these effects ask for."""
         for effect in effects:
             if isinstance(effect, ev.Fetch):
                 self.pace.links.begin(effect.offer.member, now_ns)
@@ -531,7 +494,7 @@ class RankMachine:
         return self.pace.links.end(member, event.size, event.error, self.step, now_ns)
 
     def _lanes(self) -> dict[int, Address]:
-        """Of the same rank of the other racks."""
+        """Lanes of the same rank of the other racks."""
         seats, rank = self.folded.seats, self.me.rank
         return {r: seats[r].lanes[rank] for r in sorted(seats) if r != self.me.rack}
 
@@ -548,12 +511,17 @@ class RankMachine:
                 self.batch_due_ns = due_ns  # what it holds may wait until it holds more
                 return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
-        told = replace(report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace)
-        effects.append(ev.Send(Peer(self.me.rack, 0), told))
+        numbered = replace(
+            report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace
+        )
+        effects.append(ev.Send(Peer(self.me.rack, 0), numbered))
 
     def _report(self) -> RankReport:
         versions = tuple(replica.newest for replica in self.replicas)
         idle = self.idle_versions == versions == tuple(self.folded.versions) and not self.parts
+        got = [key for key in self.fetch_queue.held() if self.folded.is_open(*key)]
+        partials = [r.sums.partial(p, versions[p]) for p, r in enumerate(self.replicas)]
+        slices = [r.slices.report(versions[p]) for p, r in enumerate(self.replicas)]
         return RankReport(
             serial=0,
             step=self.step,
@@ -561,17 +529,9 @@ class RankMachine:
             decided=self.decided,
             versions=versions,
             parts=tuple(self.parts[p] for p in sorted(self.parts)),
-            got=tuple(
-                [OfferId(*key) for key in self.fetch_queue.held() if self.folded.is_open(*key)]
-            ),
-            held=tuple([held for p, s in enumerate(self.replicas) if (held := s.result(p))]),
-            partials=tuple(
-                [
-                    partial
-                    for p, s in enumerate(self.replicas)
-                    if (partial := s.sums.partial(p, versions[p]))
-                ]
-            ),
+            got=tuple([OfferId(*key) for key in got]),
+            held=tuple([r.tentative for r in self.replicas if r.tentative]),
+            partials=tuple([partial for partial in partials if partial]),
             leaving=self.leaving,
             hurry=self.hurry,
             idle=idle,
@@ -580,7 +540,5 @@ class RankMachine:
             cut=self.cut,
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
-            slices=tuple(
-                [s for p, r in enumerate(self.replicas) if (s := r.slices.report(versions[p]))]
-            ),
+            slices=tuple([sliced for sliced in slices if sliced]),
         )

@@ -1,18 +1,19 @@
-"""What the ranks of a rack add up to, as their leader knows it.
+"""Aggregates the reports of the ranks of one rack, for their leader.
 
-A rack has offered, holds or leaves once all its ranks have said so. What they add up to is
-therefore made anew when the first rank says something, and when the last one does; the reports in
-between are counted, so that a leader's work per report does not grow with its ranks.
+A rack has offered, holds or leaves once all its ranks report so. The aggregate is computed again
+when the first and when the last rank reports a fact. The reports in between are only counted, so
+that a leader's work per report does not grow with its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
-from mend.consensus.records import BAD_MAX, Digests, Offer, checksums_of
+from mend.consensus.records import BAD_MAX, Offer, checksums_of
 from mend.coordination.donors import copies_of_rack
 from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
@@ -30,21 +31,23 @@ from mend.coordination.messages import (
 from mend.coordination.slow import pace_of_rack, verdict_of
 from mend.types import Member
 
+Key = TypeVar("Key", bound=Hashable)
+
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Of the newest report of every rank. `complete`: all have said something; what needs all of
-    them is empty before."""
+    """The newest reports of all ranks as one. `complete`: every rank has reported; fields that need
+    all ranks are empty before."""
 
     complete: bool
     versions: tuple[int, ...]
-    """Per fragment what all ranks hold; -1: nothing yet."""
+    """Per fragment the newest version that all ranks hold; -1: none yet."""
     offers: tuple[Offer, ...]
-    """Of the captures that all ranks have encoded."""
+    """One per capture that all ranks have encoded."""
     declined: tuple[tuple[int, Declined], ...]
-    """(seq, why) of the captures that give no offer."""
+    """(seq, reason) of the captures that give no offer."""
     coming: tuple[int, ...]
-    """Fragments with a part that is not encoded yet; all that is encoded is offered or declined."""
+    """Fragments with a part that is not encoded yet; an encoded part is offered or declined."""
     got: tuple[OfferId, ...]
     held: tuple[Held, ...]
     leaving: bool
@@ -60,7 +63,7 @@ class Aggregate:
 def aggregate(
     member: Member, ranks: list[RankReport], configured: int, fragments: int
 ) -> Aggregate:
-    """Of the ranks of `member`. `ranks`: their newest reports, in rank order."""
+    """Aggregates `ranks`: the newest reports of the ranks of `member`, in rank order."""
     complete = len(ranks) == configured
     needed = ranks if complete else []
     outcomes = [_outcome(member, parts) for parts in _captures(needed)]
@@ -68,8 +71,8 @@ def aggregate(
     return Aggregate(
         complete=complete,
         versions=versions or (-1,) * fragments,
-        offers=tuple(found for _, found in outcomes if isinstance(found, Offer)),
-        declined=tuple((seq, found) for seq, found in outcomes if isinstance(found, Declined)),
+        offers=tuple(outcome for _, outcome in outcomes if isinstance(outcome, Offer)),
+        declined=tuple((seq, each) for seq, each in outcomes if isinstance(each, Declined)),
         coming=_coming(ranks),
         got=_in_all([rank.got for rank in needed]),
         held=_held(needed),
@@ -86,7 +89,8 @@ def aggregate(
 
 @dataclass
 class RankReports:
-    """The newest report of every rank. `news` counts how often their aggregate may have changed."""
+    """The newest report of every rank. `news` counts changes after which their aggregate may
+    differ."""
 
     member: Member
     configured: int
@@ -95,7 +99,7 @@ class RankReports:
     heard_ns: dict[int, int] = field(default_factory=dict)
     news: int = 0
     said: dict[Hashable, int] = field(default_factory=dict)
-    """How many ranks say what."""
+    """By fact, how many ranks report it."""
     _at: int = -1
     _aggregate: Aggregate | None = None
     _paces: tuple[Pace, Pace] | None = None
@@ -114,12 +118,12 @@ class RankReports:
             self._step_ns = None
         if known is None or _lasting(known) != _lasting(report):
             self._count(set() if known is None else _facts(known), _facts(report))
-            # Where a partial is missing says something, too.
+            # A partial that is missing is news, too.
             if known is None or report.partials or _is_restated(known, report):
                 self.news += 1
 
     def _count(self, before: set[Hashable], after: set[Hashable]) -> None:
-        """Notice what the first or the last rank says, or takes back."""
+        """Notice facts that the first or the last rank reports, or takes back."""
         turns, changed = (0, self.configured), False
         for fact in before ^ after:
             count = self.said.get(fact, 0)
@@ -145,7 +149,7 @@ class RankReports:
         return self._aggregate
 
     def paces(self) -> tuple[Pace, Pace]:
-        """Of the rack, and what of it is news."""
+        """The pace of the rack, and the part of it that is news."""
         if self._paces is None:
             pace = pace_of_rack([report.pace for report in self.newest.values()])
             self._paces = pace, verdict_of(pace)
@@ -153,12 +157,12 @@ class RankReports:
 
     @property
     def step(self) -> int:
-        """Of the lowest rank that was heard."""
+        """The step of the lowest rank that was heard."""
         return self.newest[min(self.newest)].step if self.newest else 0
 
     @property
     def step_ns(self) -> int:
-        """Of the slowest rank."""
+        """Time per step of the slowest rank."""
         if self._step_ns is None:
             self._step_ns = max((report.step_ns for report in self.newest.values()), default=0)
         return self._step_ns
@@ -169,42 +173,38 @@ class RankReports:
 
 
 def _lasting(report: RankReport) -> RankReport:
-    """Without what each report says anew."""
+    """Without the fields that differ in every report."""
     return replace(report, serial=0, step=0, step_ns=0, decided=0, heard=0, pace=Pace())
 
 
 def _facts(report: RankReport) -> set[Hashable]:
-    """What a rank says, such that an aggregate can change only when the first or the last of all
-    ranks says a fact or takes it back."""
-    found: set[Hashable] = {*report.got, *report.bad, report.cut}
-    for each in report.slices:
-        of = (each.fragment, each.version, each.attempt)
-        found |= {("merged", of, count) for count in range(each.merged + 1)}
-        found |= {("failed", of)} if each.failed else set()
+    """The facts that a rank reports. The aggregate can change only when the first or the last of
+    all ranks reports a fact or takes it back."""
+    facts: set[Hashable] = {*report.got, *report.bad, report.cut}
+    for sliced in report.slices:
+        facts |= {("merged", sliced.key, count) for count in range(sliced.merged + 1)}
+        facts |= {("failed", sliced.key)} if sliced.failed else set()
     for part in report.parts:
         key = (part.fragment, part.seq)
-        found |= {
+        facts |= {
             ("captured", key),
             ("encoded", key) if part.checksum else ("declined", key, part.declined),
             ("applied", key, part.applied),
         }
-    found |= {("held", held.fragment, held.version, held.attempt) for held in report.held}
-    found |= {("version", *each) for each in enumerate(report.versions)}
-    found |= {(name, getattr(report, name)) for name in ("leaving", "hurry", "idle", "wants")}
-    return found
+    facts |= {("held", held.key) for held in report.held}
+    facts |= {("version", *pair) for pair in enumerate(report.versions)}
+    facts |= {(name, getattr(report, name)) for name in ("leaving", "hurry", "idle", "wants")}
+    return facts
 
 
 def _is_restated(known: RankReport, report: RankReport) -> bool:
-    """Whether a rank says something else of what it had said: a checksum or a digest is its own."""
-    digests = {(h.fragment, h.version, h.attempt): h.digests for h in known.held}
+    """Whether a rank changes what it has reported: checksums and digests differ between ranks."""
+    digests = {held.key: held.digests for held in known.held}
     parts = {(part.fragment, part.seq): part for part in known.parts if part.checksum}
     return (
         bool(known.partials)
         or known.copies != report.copies
-        or any(
-            digests.get((held.fragment, held.version, held.attempt), held.digests) != held.digests
-            for held in report.held
-        )
+        or any(digests.get(held.key, held.digests) != held.digests for held in report.held)
         or any(
             replace(parts.get((part.fragment, part.seq), part), applied=part.applied) != part
             for part in report.parts
@@ -213,22 +213,17 @@ def _is_restated(known: RankReport, report: RankReport) -> bool:
 
 
 def _captures(ranks: list[RankReport]) -> list[list[Part]]:
-    """Those that all ranks have made: the part of each, in rank order."""
-    found = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
-    return [
-        [parts[key] for parts in found]
-        for key in (found[0] if found else {})
-        if all(key in parts for parts in found)
-    ]
+    """Captures that all ranks have made: per capture the parts, in rank order."""
+    by_key = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
+    return [[parts[key] for parts in by_key] for key in _in_all(by_key)]
 
 
 def _outcome(member: Member, parts: list[Part]) -> tuple[int, Offer | Declined | None]:
-    """(seq, what comes of a capture); None: a rank encodes it still. Ranks that did not encode yet
-    may decline."""
+    """(seq, outcome) of a capture. None: some rank still encodes its part. A rank that has not
+    encoded yet may still decline."""
     head, tokens = parts[0], sum(part.tokens for part in parts)
     reason = next((part.declined for part in parts if part.declined), "")
-    if not reason and tokens == 0:
-        reason = "no tokens were trained"
+    reason = reason or ("" if tokens else "no tokens were trained")
     if reason:
         return head.seq, Declined(head.fragment, head.applied, reason)
     if any(not part.checksum for part in parts):
@@ -255,35 +250,32 @@ def _coming(ranks: list[RankReport]) -> tuple[int, ...]:
 
 
 def _held(ranks: list[RankReport]) -> tuple[Held, ...]:
-    found: list[dict[tuple[int, int, int], Digests]] = [
-        {(h.fragment, h.version, h.attempt): h.digests for h in rank.held} for rank in ranks
-    ]
-    common = [key for key in (found[0] if found else {}) if all(key in held for held in found)]
-    return tuple(Held(*key, digests=tuple(held[key][0] for held in found)) for key in common)
+    digests = [{held.key: held.digests[0] for held in rank.held} for rank in ranks]
+    return tuple(Held(*key, tuple(each[key] for each in digests)) for key in _in_all(digests))
 
 
 def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
-    """What all ranks have merged, and what one has failed at."""
-    said = dict[tuple[int, int, int], list[Sliced]]()
-    for sliced in (sliced for rank in ranks for sliced in rank.slices):
-        said.setdefault((sliced.fragment, sliced.version, sliced.attempt), []).append(sliced)
-    found = []
-    for key, each in sorted(said.items()):
-        merged = min(s.merged for s in each) if len(each) == len(ranks) else 0
-        failed = any(s.failed for s in each)
-        found += [Sliced(*key, merged, failed)] if merged or failed else []
-    return tuple(found)
+    """What all ranks have merged, and what one rank has failed at."""
+    by_key = [{sliced.key: sliced for sliced in rank.slices} for rank in ranks]
+    slices = []
+    for key in sorted({key for each in by_key for key in each}):
+        of_ranks = [each[key] for each in by_key if key in each]
+        merged = min(s.merged for s in of_ranks) if len(of_ranks) == len(ranks) else 0
+        failed = any(s.failed for s in of_ranks)
+        slices += [Sliced(*key, merged, failed)] if merged or failed else []
+    return tuple(slices)
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
-    """What any rank has found; of several that found the same, the first speaks."""
-    found = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
-    ordered = sorted(found, key=lambda offer: (offer.member, offer.fragment, offer.seq))
-    return tuple(found[offer] for offer in ordered)[:BAD_MAX]
+    """Offers that some rank refuses; of several reasons that of the lowest rank."""
+    by_offer = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
+    ordered = sorted(by_offer, key=lambda offer: (offer.member, offer.fragment, offer.seq))
+    return tuple(by_offer[offer] for offer in ordered)[:BAD_MAX]
 
 
-def _in_all(lists: list[tuple[OfferId, ...]]) -> tuple[OfferId, ...]:
+def _in_all(lists: Sequence[Collection[Key]]) -> tuple[Key, ...]:
+    """What all of them contain, in the order of the first."""
     if not lists:
         return ()
     common = set(lists[0]).intersection(*lists[1:])
-    return tuple(offer for offer in lists[0] if offer in common)
+    return tuple(key for key in lists[0] if key in common)

@@ -69,15 +69,15 @@ class ReplayRound(Round):
             self.phase, self.members, self.count = Phase.GATHER, members, 1
             self.absent = record.absent
             self.gathered_ns = self.started_ns = now_ns
-        found = {
+        results = {
             rack: digests
             for rack, (attempt, digests) in inputs.held.items()
             if attempt == self.attempt
         }
-        if missing := sorted(inputs.contributors - found.keys()):
+        if missing := sorted(inputs.contributors - results.keys()):
             self.why = f"waiting for the results of racks {','.join(map(str, missing))}"
-        for rack in sorted(found):
-            if found[rack] != record.digests:
+        for rack in sorted(results):
+            if results[rack] != record.digests:
                 self.differs = (
                     f"fragment {self.fragment} version {record.version}: the result of rack {rack} "
                     "is another than that on the tape"
@@ -111,9 +111,9 @@ class ReplayCoordinator(Coordinator):
     def _new_rounds(self, fragments: int) -> None:
         self.rounds = []
         for p in range(fragments):
-            mine = [r for r in self.script if isinstance(r, Commit | Drop) and r.fragment == p]
+            script = [r for r in self.script if isinstance(r, Commit | Drop) and r.fragment == p]
             self.rounds.append(
-                ReplayRound(p, Mean(), Mean(), self.proposer.epoch, script=deque(mine))
+                ReplayRound(p, Mean(), Mean(), self.proposer.epoch, script=deque(script))
             )
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:

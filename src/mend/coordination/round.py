@@ -1,4 +1,4 @@
-"""One fragment from version to version + 1, as the coordinator sees it."""
+"""The round of one fragment on the coordinator: from a version to the next one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, WITNESS, Member
 
 ATTEMPTS_MAX = 8
-"""Attempts at once; racks that still differ then are asked again only when an attempt stalls."""
+"""Attempts without a pause; after that, racks whose results differ are asked again only when an
+attempt stalls."""
 
 ATTEMPT_STALL_NS = 10 * SECOND
-"""After so long without a result an attempt has stalled, or after twice what one took before."""
+"""An attempt without a result for so long has stalled; or for twice the time of an earlier one."""
 
 ATTEMPT_STALL_NS_MAX = 300 * SECOND
 
@@ -28,7 +29,7 @@ SLICED_MIN = 3
 """Members of a sharded attempt, at least: two would pull as much as in a mesh."""
 
 TOOK_KEPT = 8
-"""Of so many commits of a fragment the quickest counts: an outage says nothing of the link."""
+"""The quickest of so many commits of a fragment counts: an outage is no measure of the link."""
 
 
 class Phase(Enum):
@@ -45,7 +46,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoundInputs:
-    """What a round must know of the world to move. `arrived`: one offer per rack, ascending."""
+    """Everything that a round decides by. `arrived`: one offer per rack, ascending."""
 
     version: int
     voters: frozenset[int]
@@ -65,7 +66,7 @@ class RoundInputs:
     bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
     """Open offers, (member, seq), that were found not fit to be merged, and why."""
     norm_max: float = math.inf
-    """Greatest magnitude per step that is no absurdity."""
+    """Greatest magnitude per step that is plausible."""
     slices: Mapping[int, Sliced] = field(default_factory=dict)
     """By rack, how it stands in a sharded attempt at version + 1."""
     trains: Mapping[int, Absent] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class RoundInputs:
 
 @dataclass
 class Round:
-    """The soft state of one fragment. A lost coordinator loses nothing but time with it."""
+    """The soft state of one fragment. If the coordinator is lost, this costs only time."""
 
     fragment: int
     quorum_time: Mean
@@ -86,29 +87,29 @@ class Round:
     enough_ns: int | None = None
     gathered_ns: int = 0
     started_ns: int = 0
-    """Of the attempt; `gathered_ns` moves on each time it is looked at as stalled."""
+    """Start of the attempt; `gathered_ns` is moved each time that the attempt has stalled."""
     took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=TOOK_KEPT))
-    """From the start of an attempt to its commit: the same bytes, over the same links."""
+    """Times from the start of an attempt to its commit: equal bytes over the same links."""
     count: int = 0
-    """Of attempts at this version in this epoch."""
+    """Number of attempts at this version in this epoch."""
     members: tuple[Offer, ...] = ()
     awaited: frozenset[int] = frozenset()
     """Live racks that have no result of the attempt; others have one."""
     absent: tuple[Absent, ...] = ()
-    """Who trains and is not among the members, for as long as the attempt lasts."""
+    """Racks that train and are not members, fixed for the attempt."""
     waiting: frozenset[int] = frozenset()
-    """For whom it is still open, with K in; empty: it is not for want of anybody."""
+    """Racks that it is kept open for although K offers are in."""
     hidden_ns: int = 0
-    """Until when it may be open and be there when its opener's overlap ends."""
+    """How long it may stay open and still end within the overlap of its opener."""
     looked_ns: int = 0
-    """When somebody last counted how long it was."""
+    """When the ladder last counted the time that it was open."""
     closed_by: str = ""
     sharded: bool = False
-    """Of the attempt."""
+    """Whether the attempt is sharded."""
     unsharded: str = ""
-    """Why further attempts at this version are a mesh; empty: they need not be."""
+    """Why further attempts at this version are not sharded; empty: they may be."""
     merged: tuple[int, ...] = ()
-    """By member of a sharded attempt, how many merged slices it serves; empty: nobody any."""
+    """Per member of a sharded attempt, how many merged slices it serves; empty: none of any."""
     faults: list[str] = field(default_factory=list)
     why: str = ""
 
@@ -117,13 +118,14 @@ class Round:
         return attempt_of(self.epoch, self.count)
 
     def rests(self, asked: Set[int]) -> bool:
-        """Whether it has nothing to do. `asked`: fragments that a rack has offered or declined."""
+        """Whether nothing is to be done. `asked`: fragments that some rack has offered or
+        declined."""
         rests = self.phase is Phase.IDLE and self.fragment not in asked
         self.why = "" if rests else self.why
         return rests
 
     def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
-        """Move as far as the scene allows; returns the record to append, if there is one."""
+        """Move as far as the inputs allow. Returns the record to append, if there is one."""
         self.why, self.waiting = "", frozenset()
         if inputs.bad:
             return self._drop_bad(inputs.bad)
@@ -149,15 +151,15 @@ class Round:
         return None
 
     def _drop_bad(self, bad: Mapping[tuple[Member, int], str]) -> Drop:
-        """They end at once; whatever gathers goes on without them in a new attempt."""
+        """End these offers at once; the round goes on without them in a new attempt."""
         reasons = [f"rack {m.rack} has diverged: {bad[m, seq]}" for m, seq in sorted(bad)]
         ended = tuple(Ended(*name) for name in sorted(bad))
         return Drop(self.fragment, ended, "; ".join(reasons)[:TEXT_MAX], diverged=True)
 
     @staticmethod
     def _absurd(inputs: RoundInputs, members: tuple[Offer, ...]) -> dict[tuple[Member, int], str]:
-        """Members that moved absurdly far. Where all of several did, or a rack is alone, that is
-        how training goes now."""
+        """Members that moved implausibly far. If all of several did, or a rack is alone, training
+        moves so now."""
         far = [offer for offer in members if offer.norm > inputs.norm_max * offer.steps]
         if len(far) == len(members) > 1 or len(inputs.contributors) == 1:
             return {}
@@ -167,7 +169,7 @@ class Round:
             for offer in far
         }
 
-    def decided(self, now_ns: int) -> None:
+    def on_decided(self, now_ns: int) -> None:
         """The commit of this round is decided; the next may open."""
         if self.phase is Phase.GATHER:
             self.sync_time.observe(now_ns - self.started_ns)
@@ -196,7 +198,7 @@ class Round:
         return None
 
     def _stall_ns(self) -> int:
-        """A slow link or a slow merge is no stall: at least twice the time that was measured."""
+        """At least twice the measured time: a slow link or a slow merge is no stall."""
         twice_ns = 2 * min(self.took_ns, default=0)
         return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 
@@ -254,12 +256,12 @@ class Round:
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(inputs)), k)
         if not enough:
             self.enough_ns = None
-            told = {offer.member.rack for offer in inputs.offers} - inside
-            told -= {offer.member.rack for offer in self._too_old(inputs)}
+            scarce = {offer.member.rack for offer in inputs.offers} - inside
+            scarce -= {offer.member.rack for offer in self._too_old(inputs)}
             self.why = (
                 f"{len(arrived)} of {k} offers have arrived"
-                + _racks(", too few racks hold what there is of", told)
-                + _racks(", waiting for", waiting - told)
+                + _racks(", too few racks hold what there is of", scarce)
+                + _racks(", waiting for", waiting - scarce)
             )
             return None
         if self.enough_ns is None:
@@ -343,22 +345,22 @@ class Round:
         return tuple(offer for offer in self.members if _id(offer) in arrived)
 
     def _unshard(self, why: str) -> bool:
-        """From here on all pull all payloads, and compare them with their checksums. False: they
-        do so already."""
+        """Use a mesh from here on: all racks pull all payloads and verify their checksums. False:
+        they do so already."""
         if self.sharded:
             self.unsharded = why
             self.closed_by += f", then mesh: {why}"
         return self.sharded
 
     def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
-        """Look who has merged its slices. A new attempt where one has failed, as a mesh; or
-        without a member that is silent, whose slices go to others, and whose payload nobody else
-        need have, in a mesh as well. In lockstep all are waited for."""
-        told = {r: said for r, said in inputs.slices.items() if said.attempt == self.attempt}
+        """Count the merged slices. Start a new attempt as a mesh when a rack has failed; or one
+        without a silent member, whose slices go to others. In lockstep all members are waited for.
+        Returns whether the attempt has ended."""
+        reports = {rack: s for rack, s in inputs.slices.items() if s.attempt == self.attempt}
         racks = [offer.member.rack for offer in self.members]
-        merged = [told[rack].merged if rack in told else 0 for rack in racks]
+        merged = [reports[rack].merged if rack in reports else 0 for rack in racks]
         self.merged = tuple(merged) if any(merged) else ()
-        failed = {rack for rack, said in told.items() if said.failed}
+        failed = {rack for rack, sliced in reports.items() if sliced.failed}
         still = self._still(inputs)
         if not failed and not inputs.policy.lockstep:
             still = tuple(offer for offer in still if offer.member.rack in inputs.live)
@@ -372,7 +374,8 @@ class Round:
 
     @staticmethod
     def _too_old(inputs: RoundInputs) -> list[Offer]:
-        """Offers that may not be merged any more; they do not count as arrived, so never join."""
+        """Offers that are too old to be merged. They do not count as arrived, so they never
+        join."""
         return [
             offer for offer in inputs.offers if inputs.version - offer.base > inputs.policy.max_age
         ]
@@ -401,16 +404,15 @@ def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ..
 
 
 def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
-    """Of the racks that may contribute those that a round waits for: the ones that the settings
-    name, or all where none of these is there; and of those the ones that are not too slow, or
-    all where all are."""
+    """The contributors that a round waits for: those that the settings name, or all if none of
+    these contributes; without the mitigated racks, unless all are."""
     named = expected.intersection(inputs.policy.expected) or expected
     return named - inputs.mitigated or named
 
 
 def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
-    """Why a round closed that waits for nobody: all live racks are in, or the others offer nothing
-    (they declined, are leaving, or have just come), or those that are `left` are not waited for."""
+    """Why a round closes that waits for no rack: all live racks are in; or the others offer nothing
+    (they declined, leave or have just joined); or the racks `left` are not waited for."""
     if inputs.policy.lockstep:
         return "lockstep"
     if left and left <= inputs.mitigated:
@@ -425,14 +427,14 @@ def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> st
 def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:
     """What a merge waits for, and what a person can do where it is for racks that are silent."""
     has = "have" if len(reported) > 1 else "has"
-    told = _racks("", reported).strip() + f" {has} the result, too few to decide it"
+    why = _racks("", reported).strip() + f" {has} the result, too few to decide it"
     missing = absent or inputs.voters - {WITNESS} - reported
     silent = missing - inputs.live
-    told = (told if reported else "no rack has the result yet") + _racks(": waiting for", missing)
+    why = (why if reported else "no rack has the result yet") + _racks(": waiting for", missing)
     if not silent:
-        return told
+        return why
     each = " or ".join(f"`mend retire {rack}`" for rack in sorted(silent))
-    return f"{told}{_racks(', silent:', silent)} (start again, or {each})"
+    return f"{why}{_racks(', silent:', silent)} (start again, or {each})"
 
 
 def _racks(before: str, racks: Set[int]) -> str:

@@ -31,8 +31,8 @@ Offers = Mapping[tuple[int, int], Offer]
 def surroundings(
     log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
 ) -> RoundInputs:
-    """What all rounds see alike; `inputs_of` adds what is special to one."""
-    assert log.policy is not None, "rounds begin behind the first record"
+    """The part of the inputs that all rounds share; `inputs_of` adds what belongs to one."""
+    assert log.policy is not None, "rounds begin after the first record"
     seated = {rack: views[rack] for rack in sorted(log.seats)}
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
@@ -60,15 +60,15 @@ def surroundings(
 
 
 def asked_fragments(views: Mapping[int, MemberView], offers: Offers) -> set[int]:
-    """Of which something is offered or declined."""
+    """Fragments that some rack has offered or declined."""
     reports = [view.report for view in views.values() if view.report is not None]
     declined = {each.fragment for report in reports for each in report.declined}
     return declined | {fragment for _, fragment in offers}
 
 
 def fastest_ns(times_ns: Sequence[int]) -> int:
-    """The shortest time per step; 0 before there is one. Whoever is fastest comes first to where
-    it needs the result: a window that suits a slower rack is a stall of the fast ones."""
+    """The shortest time per step; 0 before there is one. The fastest rack needs the result first: a
+    window that suits a slower rack would stall it."""
     return min((time_ns for time_ns in times_ns if time_ns > 0), default=0)
 
 
@@ -80,13 +80,13 @@ def inputs_of(
     offers: Offers,
     holders: Mapping[OfferId, Set[int]],
 ) -> RoundInputs:
-    """Of one round: which offers are there and held, who declined, whose results are there."""
+    """The inputs of one round: its offers, those that are held, who declined, the results."""
     version, racks = log.versions[fragment], sorted(log.seats)
     of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
-    mine = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
+    open_offers = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = [
         offer
-        for offer in mine
+        for offer in open_offers
         if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)
     ]
     declined, results, bad = set(), {}, []
@@ -109,13 +109,13 @@ def inputs_of(
         version=version,
         voters=around.voters,
         policy=around.policy,
-        offers=mine,
+        offers=open_offers,
         arrived=tuple(arrived),
         declined=frozenset(declined),
         contributors=around.contributors - _done_with(fragment, around, views, offers),
         live=around.live,
         held=results,
-        bad=_found_bad(fragment, mine, bad),
+        bad=_found_bad(fragment, open_offers, bad),
         norm_max=norm_max(log.norms[fragment]) if arrived and of_weights else math.inf,
         step_ns=around.step_ns,
         seats=around.seats,
@@ -136,39 +136,40 @@ def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[in
 
 
 def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
-    """What it says of a sharded attempt at a version: of the newest it has heard of."""
-    found = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
-    return max(found, key=lambda s: s.attempt, default=None)
+    """Its state in the newest sharded attempt at a version that it has heard of."""
+    slices = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
+    return max(slices, key=lambda s: s.attempt, default=None)
 
 
 def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:
-    """Who was named lately, has stepped since and is not leaving, with what that offer weighed."""
-    found, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
+    """Racks that were named lately, have stepped since and are not leaving, with what that offer
+    weighed."""
+    trains, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
     for rack, seat in log.seats.items():
         key, report = (seat.member, fragment), views[rack].report
         if key not in log.named or report is None or report.leaving:
             continue
         (_, version), (captured, tokens, steps) = log.named[key], log.work[key]
         if log.versions[fragment] - version < lately and report.step > captured:
-            found[rack] = Absent(rack, tokens, steps)
-    return found
+            trains[rack] = Absent(rack, tokens, steps)
+    return trains
 
 
 def _found_bad(
     fragment: int, offers: Sequence[Offer], reports: Sequence[Report]
 ) -> dict[tuple[Member, int], str]:
-    """Offers that some rack has found not fit to be merged. One word is enough: whoever says it has
-    compared the bytes with their checksum. The lowest rack that says so gives the reason."""
-    found: dict[tuple[Member, int], str] = {}
+    """Offers that some rack refuses to merge. One report is enough: the rack has compared the bytes
+    with their checksum. The lowest rack that refuses gives the reason."""
+    reasons: dict[tuple[Member, int], str] = {}
     if not reports:
-        return found
+        return reasons
     open_ = {(offer.member, offer.seq) for offer in offers}
     for report in reports:
         for bad in report.bad:
             name = (bad.offer.member, bad.offer.seq)
             if bad.offer.fragment == fragment and name in open_:
-                found.setdefault(name, bad.reason)
-    return found
+                reasons.setdefault(name, bad.reason)
+    return reasons
 
 
 def norm_max(recent: Sequence[float]) -> float:

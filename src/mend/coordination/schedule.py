@@ -1,4 +1,4 @@
-"""Which fragment is captured and applied after which step; equal on all ranks of a rack.
+"""Says which fragment is captured and applied after which step, alike on all ranks of a rack.
 
 `Schedule` is the grid of lockstep, known from the configuration alone. A rack that captures with
 the others (docs/protocol.md, Capturing together) leaves it; its `Calendar` counts from what it has
@@ -28,7 +28,7 @@ class Schedule:
     overlap_ramp: int = 0
     """Versions over which tau rises, as `overlap_at` says; 0: it does not."""
     moments: tuple[MomentFragments, ...] = ()
-    """More fragments, behind these P, with periods of their own."""
+    """Further fragments, after these P, with periods of their own."""
     polls: int = 0
     """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
     _groups: tuple[tuple[int, int, int], ...] = field(init=False, repr=False, compare=False)
@@ -112,8 +112,8 @@ def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
 
 
 def schedule_of(policy: Policy) -> Schedule:
-    """Of every rank. Where there are others, and no lockstep, a rack joins rounds that they have
-    opened."""
+    """The schedule of every rank. Where there are other racks, and no lockstep, a rack polls for
+    rounds that they have opened."""
     of = policy.of_weights, policy.period_steps, policy.overlap_steps
     polls = 0 if policy.lockstep or policy.racks == 1 else poll_steps(*of)
     return Schedule(*of, policy.overlap_ramp, policy.moments, polls)
@@ -124,7 +124,7 @@ NEVER_CAPTURED = -1
 
 @dataclass
 class Calendar:
-    """When one rack captures, applies and looks for open rounds, after steps of its own.
+    """The steps after which one rack captures, applies and looks for open rounds.
 
     A fragment is due first as the schedule says, then H steps after its mark: the step of its last
     capture point. Points come sooner where the rack joins a round that another has opened; without
@@ -134,7 +134,7 @@ class Calendar:
     schedule: Schedule
     marks: list[int] = field(init=False)
     versions: list[int] = field(init=False)
-    """Of each fragment: what the rack trained on at its mark."""
+    """Per fragment the version that the rack trained on at its mark."""
     next_step: int = field(init=False)
     """Nothing happens before; the training loop asks every time."""
 
@@ -182,11 +182,11 @@ class Calendar:
     def joins(self, opened: Iterable[int]) -> list[int]:
         """Fragments with an open round of a version (`opened`, one per fragment) in which the rack
         has passed no capture point, longest waiting first."""
-        found = [p for p, version in enumerate(opened) if version > self.versions[p]]
-        return sorted(found, key=lambda p: (self.marks[p], p))
+        fragments = [p for p, version in enumerate(opened) if version > self.versions[p]]
+        return sorted(fragments, key=lambda p: (self.marks[p], p))
 
     def past(self, step: int) -> None:
-        """All of this step is done: look for the next one."""
+        """This step is done: find the next one at which something is due."""
         nexts = [self.due(p) for p in range(len(self.marks))]
         for p, mark in enumerate(self.marks):
             nexts += [at for at in (self.end(p), self.last(p)) if mark and at > step]

@@ -1,11 +1,11 @@
 """A sharded attempt on one rank: which slices it pulls, merges and serves.
 
-Each member of the gather owns SLICES_EACH slices of every member's payload, side by side, the
-first member the first. Slice by slice its rack pulls them of the others' payloads, merges and
-serves them; as soon as the coordinator says that an owner has done so on all ranks, every rack
-pulls the merged slice: behind the payloads of most members, beside those of the last. A rank that
-has all of them takes the outer step and digests the whole, as in a mesh. So a rack receives
-2 (R - 1) / R payloads, not R - 1.
+Each member of the gather owns SLICES_EACH slices of every member's payload, side by side, the first
+member the first. Slice by slice its rack pulls them of the others' payloads, merges and serves
+them; as soon as the coordinator says that an owner has done so on all ranks, every rack pulls the
+merged slice: after the payloads of most members, along with those of the last. A rank that has all
+of them takes the outer step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R
+payloads, not R - 1.
 
 A pull that fails is tried again until the attempt is over. What cannot be made of the slices is
 reported as failed, and the coordinator goes on with a mesh.
@@ -30,7 +30,7 @@ from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.types import SECOND, Member, Peer
 
 KEPT_NS = 30 * SECOND
-"""Merged slices are kept at most so long behind the decision for racks that lack the result."""
+"""Merged slices are kept at most so long after the decision, for racks that lack the result."""
 
 Attempt = tuple[int, int]
 """(version, attempt)"""
@@ -48,7 +48,7 @@ class Stage(Enum):
 
 @dataclass
 class Pull:
-    """Slices of another rack, one behind the other: so many are here, or else one is under way."""
+    """Slices of another rack, one after the other: `here` have come, and one may be under way."""
 
     here: int = 0
     flying: bool = False
@@ -65,20 +65,20 @@ class Pull:
 
 @dataclass
 class Slices:
-    """One fragment on one rank: the newest attempt, and what is kept of those before."""
+    """One fragment on one rank: the newest attempt, and merged slices of earlier ones."""
 
     gather: Gather | None = None
     """The attempt, if it is a sharded one."""
     stage: Stage = Stage.MERGED
     mine: int = -1
-    """Which member this rack is; -1: none."""
+    """Position of this rack among the members; -1: it is none."""
     done: int = 0
-    """Of the own slices, those that are merged."""
+    """Number of own slices that are merged."""
     pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
     """(rack, seq): the own slices of a member's payload, or (rack, 0) the merged ones of an
     owner."""
     kept: dict[Attempt, int] = field(default_factory=dict)
-    """Attempts of which something is here -> when the version was decided; 0: it is not."""
+    """Attempts whose slices are here -> when the version was decided; 0: it is not."""
 
     def begin(self, gather: Gather, me: Member) -> list[FreeSlices]:
         """A new attempt, sharded or not: nothing of the others at this version is of use."""
@@ -88,7 +88,7 @@ class Slices:
             return freed
         members = [offer.member for offer in gather.members]
         self.gather, self.pulls, self.done = gather, {}, 0
-        self.kept[gather.version, gather.attempt] = 0
+        self.kept[gather.which] = 0
         self.mine = members.index(me) if me in members else -1
         self.stage = Stage.MERGED if self.mine < 0 else Stage.PULLING
         for offer in gather.members:
@@ -99,13 +99,13 @@ class Slices:
 
     def news(self, gather: Gather) -> None:
         """The same attempt again: more may be merged."""
-        if self._is_of(gather.version, gather.attempt):
+        if self._is_of(*gather.which):
             self.gather = gather
 
     def move(
         self, log: LogState, me: Peer, weights: tuple[float, ...], now_ns: int
     ) -> list[FetchSlice | MergeSlice]:
-        """What to pull and to merge now. `weights`: of the members."""
+        """The pulls and merges that are due. `weights`: of the members."""
         gather = self.gather
         if gather is None or self.stage is Stage.FAILED:
             return []
@@ -143,15 +143,15 @@ class Slices:
         return merged[position] if position < len(merged) else 0
 
     def _due(self, rack: int, seq: int, served: int, now_ns: int) -> list[int]:
-        """Of which of a member's bytes to pull the next slice now: `seq`, its payload; 0, merged.
-        The second slice waits for the first: what all wait for comes first."""
+        """The streams of a member to pull the next slice of now: `seq`, its payload; 0, its merged
+        slices. The second merged slice waits for the first, which all racks wait for."""
         wanted = [seq] if (rack, seq) in self.pulls else []
         wanted += [0] if self.pulls[rack, 0].here < served else []
         return [each for each in wanted if self.pulls[rack, each].due(now_ns)]
 
-    def fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
+    def on_fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
         """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
-        if not self._is_of(event.version, event.attempt):
+        if not self._is_of(*event.which):
             return []
         pull = self.pulls[event.rack, event.seq]
         pull.flying = False
@@ -165,9 +165,9 @@ class Slices:
         about = {"rack": event.rack, "fragment": event.fragment, "seq": event.seq}
         return [Note("fetch-failed", about | {"error": event.error})]
 
-    def merged(self, event: SliceMerged, me: Peer) -> list[Note]:
+    def on_merged(self, event: SliceMerged, me: Peer) -> list[Note]:
         """One more of the own slices is served."""
-        if not self._is_of(event.version, event.attempt) or self.stage is not Stage.MERGING:
+        if not self._is_of(*event.which) or self.stage is not Stage.MERGING:
             return []
         if event.error:
             self.stage = Stage.FAILED
@@ -197,20 +197,18 @@ class Slices:
         return gather is not None and gather.version == version and self.stage is not Stage.FAILED
 
     def report(self, newest: int) -> Sliced | None:
-        """What the leader is told; nothing of a version that is here already."""
+        """The state to report; None for a version that is held already."""
         gather = self.gather
         if gather is None or gather.version <= newest:
             return None
         failed = self.stage is Stage.FAILED
-        if not failed and not self.done:
-            return None
-        return Sliced(gather.fragment, gather.version, gather.attempt, self.done, failed)
+        return Sliced(*gather.key, self.done, failed) if failed or self.done else None
 
     def tidy(
         self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
     ) -> list[FreeSlices]:
         """Let go of what every live rack has the result of, `settled`, or that is old. `newest`:
-        decided; `behind`: how many versions are kept for who is behind."""
+        decided; `behind`: how many versions are kept for racks that are late."""
         if self.gather is not None and self.gather.version < newest:
             self.gather, self.pulls = None, {}  # who lacks it needs a newer one
         stale = []
@@ -239,8 +237,7 @@ class Slices:
         return [FreeSlices(fragment, *of) for of in attempts]
 
     def _is_of(self, version: int, attempt: int) -> bool:
-        gather = self.gather
-        return gather is not None and (gather.version, gather.attempt) == (version, attempt)
+        return self.gather is not None and self.gather.which == (version, attempt)
 
     def _lacks_payloads(self) -> bool:
         """Whether payloads of more than half of the other members are missing. All wait for the

@@ -1,4 +1,4 @@
-"""Which ranks are slow, as reports tell it. The rules are the detector's.
+"""Finds slow ranks and racks from samples and reports. The rules are the detector's.
 
 A rank judges itself against its own past and reports its pace: 16 bytes or so in each report that
 is sent anyway. The coordinator compares the racks with their peers and shows all verdicts to
@@ -54,17 +54,18 @@ def cause_in_words(cause: str, rank: int, link_to: int) -> str:
 
 def sentence_of(verdict: FailSlow) -> str:
     """For people."""
+    ratio, sure = verdict.ratio_tenths / 10, verdict.sure_milli / 10
     if verdict.of_link:
         rack, link_to = verdict.rack, verdict.link_to
-        said = f"the link {rack} -> {link_to} is slow: pulls by rank {verdict.rank} of rack "
-        said += f"{link_to} take {verdict.ratio_tenths / 10:.1f}x the time per byte of its own past"
-        return f"{said}, since its step {verdict.since_step} ({verdict.sure_milli / 10:.1f} % sure)"
+        pulls = f"pulls by rank {verdict.rank} of rack {link_to} take {ratio:.1f}x"
+        since = f"since its step {verdict.since_step} ({sure:.1f} % sure)"
+        link = f"the link {rack} -> {link_to} is slow"
+        return f"{link}: {pulls} the time per byte of its own past, {since}"
     by = cause_in_words(verdict.cause, verdict.rank, verdict.link_to)
     who = f"rack {verdict.rack} is slow{by and ' '}{by}: "
-    who += f"{verdict.ratio_tenths / 10:.1f}x the time per token of "
+    who += f"{ratio:.1f}x the time per token of "
     if verdict.own_past:
-        sure = f"{verdict.sure_milli / 10:.1f} % sure"
-        return f"{who}its own past, since its step {verdict.since_step} ({sure})"
+        return f"{who}its own past, since its step {verdict.since_step} ({sure:.1f} % sure)"
     return f"{who}the median of the others, seen at its step {verdict.since_step}"
 
 
@@ -120,22 +121,22 @@ class RankPace:
         onset = Note(ONSET, about | {"probability": round(now.probability, 4)})
         return [onset, *(self.search.begin(now.ratio) if self.past.options.validates else [])]
 
-    def measured(
+    def on_measured(
         self, event: Validated | Probed, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
         """A part of a micro-benchmark. `holders`: lanes of the same rank of the other racks."""
         if isinstance(event, Validated):
-            return self.search.validated(event, holders, now_ns)
-        return self.search.probed(event, now_ns)
+            return self.search.on_validated(event, holders, now_ns)
+        return self.search.on_probed(event, now_ns)
 
     @property
     def verdict(self) -> Pace:
-        """`verdict_of` what is reported."""
+        """The part of the pace that is news."""
         return verdict_of(self.pace)
 
     @property
     def pace(self) -> Pace:
-        """As it is reported."""
+        """The pace as it is reported."""
         measured, slow, cause = self.past.pace, self.past.slowdown, self.search.cause
         return Pace(
             rank=self.rank,
@@ -173,7 +174,7 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
 
 
 def verdict_of(pace: Pace) -> Pace:
-    """What of a pace is news; the rest goes along with what is sent anyway."""
+    """The part of a pace that is news; the rest is sent along with reports."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
     links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
     return replace(pace, **measured, batch=0, start_ms=0, links=links)
@@ -182,7 +183,7 @@ def verdict_of(pace: Pace) -> Pace:
 @dataclass(slots=True)
 class RackPaces:
     """For the coordinator. `judged`: all verdicts in force, ascending by rack, its own past first;
-    behind them those on links. Soft: whoever takes over compares anew."""
+    those on links last. Soft: a new coordinator compares anew."""
 
     judged: tuple[FailSlow, ...] = ()
     due_ns: int = 0
@@ -190,7 +191,7 @@ class RackPaces:
     _since: dict[int, int] = field(default_factory=dict)
 
     def look(self, reports: Mapping[int, Report | None]) -> list[Effect]:
-        """At the racks that are live and have a seat."""
+        """Compare the racks that are live and have a seat."""
         training = {r: reports[r] for r in sorted(reports)}
         there = {r: report for r, report in training.items() if report and not report.leaving}
         paces = {rack: report.pace for rack, report in there.items()}
@@ -213,22 +214,22 @@ class RackPaces:
             self._since[rack] = max(steps[rack], 1)
             about = {"slow_rack": rack, "against": PEERS, "step": steps[rack]}
             effects.append(Note(ONSET, about | {"ratio": round(self._peers.slow[rack], 2)}))
-        found = []
+        verdicts = []
         for rack in sorted(paces):
             pace = paces[rack]
             if pace.slow_since:
                 ratio, sure = round(pace.ratio_milli / 100), pace.sure_milli
                 own = FailSlow(rack, pace.rank, True, pace.slow_since, ratio, sure)
-                found.append(replace(own, cause=pace.cause, link_to=pace.link_to))
+                verdicts.append(replace(own, cause=pace.cause, link_to=pace.link_to))
             if rack in self._peers.slow:
                 ratio, cause = round(self._peers.slow[rack] * 10), self._cause(rack, paces)
                 since = self._since[rack]
-                found.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
-        self.judged = tuple([*found, *_slow_links(paces)][:SLOW_MAX])
+                verdicts.append(FailSlow(rack, pace.rank, False, since, ratio, cause=cause))
+        self.judged = tuple([*verdicts, *_slow_links(paces)][:SLOW_MAX])
         return effects
 
     def _cause(self, rack: int, paces: Mapping[int, Pace]) -> str:
-        """Of a rack that is slower than its peers: their matrix products are compared, too."""
+        """The cause by which a rack is slower than its peers: matrix products are compared, too."""
         others = [paces[r].gemm_ns for r in sorted(paces) if r != rack and paces[r].gemm_ns]
         if not paces[rack].gemm_ns or not others:
             return ""
@@ -238,7 +239,7 @@ class RackPaces:
 
 def _slow_links(paces: Mapping[int, Pace]) -> list[FailSlow]:
     """Ascending by the rack that is pulled from, then by the one that pulls."""
-    found = [
+    verdicts = [
         FailSlow(
             rack=link.rack,
             rank=link.rank,
@@ -254,4 +255,4 @@ def _slow_links(paces: Mapping[int, Pace]) -> list[FailSlow]:
         for link in pace.links
         if link.rack in paces and link.rack != rack
     ]
-    return sorted(found, key=lambda verdict: (verdict.rack, verdict.link_to))
+    return sorted(verdicts, key=lambda verdict: (verdict.rack, verdict.link_to))

@@ -1,4 +1,4 @@
-"""Asks for a micro-benchmark when a rank is slow, and says what it is slow by.
+"""Finds the cause of a slowdown by a micro-benchmark.
 
 One is made while the rank is healthy, as soon as its past is known, to compare with; and one when a
 verdict is found: a matrix product and, over some steps, the wait before the forward, by the
@@ -39,24 +39,25 @@ class Measurements:
 
 @dataclass(slots=True)
 class CauseSearch:
-    """One rank's. `healthy`: of the time before any verdict. `cause`: of the verdict in force."""
+    """The search of one rank. `healthy`: measurements before any verdict. `cause`: of the verdict
+    in force."""
 
     rack: int
     rank: int
     healthy: Measurements | None = None
     cause: Cause | None = None
     gemm_ns: int = 0
-    """Of the newest matrix product."""
+    """Time of the newest matrix product."""
     _number: int = 0
-    """Of the newest benchmark; what older ones say comes too late."""
+    """Number of the newest benchmark; answers to older ones are dropped."""
     _ratio: float = 0.0
-    """Of the verdict that it is made for; 0: for none."""
+    """Ratio of the verdict that the benchmark is made for; 0: for none."""
     _found: Measurements | None = None
-    """Of the benchmark under way, once the training thread has answered."""
+    """Results of the benchmark under way, once the training thread has answered."""
     _holders: dict[int, Address] = field(default_factory=dict)
-    """Racks that are still to be asked, ascending."""
+    """Racks that are not probed yet, ascending."""
     _asked: int = -1
-    """The rack that a pull is under way from; -1: none."""
+    """The rack that is being probed; -1: none."""
     _asked_ns: int = 0
     _until_ns: int = 0
 
@@ -67,11 +68,11 @@ class CauseSearch:
         return [Validate(self._number, STEPS)]
 
     def over(self) -> None:
-        """The verdict has ended; what is under way says nothing any more."""
+        """The verdict has ended; results that are under way are dropped."""
         self._number, self._ratio, self._found, self._asked = self._number + 1, 0.0, None, -1
         self.cause = None
 
-    def validated(
+    def on_validated(
         self, event: Validated, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
         """`holders`: lanes of the same rank of the other racks."""
@@ -83,8 +84,8 @@ class CauseSearch:
         self._until_ns = now_ns + PROBES_NS
         return self._next(now_ns)
 
-    def probed(self, event: Probed, now_ns: int) -> list[Effect]:
-        """A pull has ended. One that failed says nothing of the speed of the link."""
+    def on_probed(self, event: Probed, now_ns: int) -> list[Effect]:
+        """A probe has ended. A failed one is no measure of the link."""
         if event.number != self._number or event.rack != self._asked:
             return []
         return self._took(0 if event.error else now_ns - self._asked_ns, now_ns)
@@ -93,44 +94,44 @@ class CauseSearch:
         return [self._asked_ns + PROBE_NS_MAX] if self._asked >= 0 else []
 
     def tick(self, now_ns: int) -> list[Effect]:
-        """Waits for no pull for ever."""
+        """Ends a probe that takes too long."""
         late = self._asked >= 0 and now_ns >= self._asked_ns + PROBE_NS_MAX
         return self._took(PROBE_NS_MAX, now_ns) if late else []
 
     def _took(self, ns: int, now_ns: int) -> list[Effect]:
-        assert self._found is not None, "pulls come behind the training thread's answer"
+        assert self._found is not None, "probes follow the training thread's answer"
         if ns:
             self._found = replace(self._found, lanes={**self._found.lanes, self._asked: ns})
         self._asked = -1
         return self._next(now_ns)
 
     def _next(self, now_ns: int) -> list[Effect]:
-        """The next pull, or what all of it says."""
+        """The next probe, or the verdict when all have ended."""
         if self._holders and now_ns < self._until_ns:
             self._asked, self._asked_ns = min(self._holders), now_ns
             return [Probe(self._number, self._asked, self._holders.pop(self._asked))]
         self._number += 1
-        found, self._found = self._found, None
-        assert found is not None, "it was just measured"
+        measured, self._found = self._found, None
+        assert measured is not None, "it was just measured"
         if not self._ratio:
-            self.healthy = found
+            self.healthy = measured
             return []
-        return [self._judge(found)]
+        return [self._judge(measured)]
 
-    def _judge(self, found: Measurements) -> Note:
+    def _judge(self, measured: Measurements) -> Note:
         before = self.healthy or Measurements()
-        known = before.gemm_ns and found.gemm_ns
-        gemm = found.gemm_ns / before.gemm_ns if known else 0.0
-        lanes = {r: ns / before.lanes[r] for r, ns in found.lanes.items() if r in before.lanes}
-        told = min(before.waited_ppm, found.waited_ppm) >= 0 and self._ratio > 1.0
-        longer = self._ratio * found.waited_ppm - before.waited_ppm
-        waited = longer / 1e6 / (self._ratio - 1.0) if told else 0.0
+        known = before.gemm_ns and measured.gemm_ns
+        gemm = measured.gemm_ns / before.gemm_ns if known else 0.0
+        lanes = {r: ns / before.lanes[r] for r, ns in measured.lanes.items() if r in before.lanes}
+        knows_input = min(before.waited_ppm, measured.waited_ppm) >= 0 and self._ratio > 1.0
+        longer = self._ratio * measured.waited_ppm - before.waited_ppm
+        waited = longer / 1e6 / (self._ratio - 1.0) if knows_input else 0.0
         self.cause = cause_of(self._ratio, gemm, waited, lanes)
         about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
         about |= {"cause": self.cause.kind}
         about |= {"link_to": self.cause.rack} if self.cause.rack >= 0 else {}
         about |= {"ratio": round(self._ratio, 2)}
         about |= {"gemm_ratio": round(gemm, 2)} if known else {}
-        about |= {"input_share": round(waited, 2)} if told else {}
+        about |= {"input_share": round(waited, 2)} if knows_input else {}
         about |= {"lane_ratios": {str(r): round(x, 2) for r, x in lanes.items()}} if lanes else {}
         return Note(CAUSE, about)

@@ -1,4 +1,4 @@
-"""Which links have become slow: times of the pulls that a rank makes anyway.
+"""Finds links that have become slow, from the times of the pulls that a rank makes anyway.
 
 No probe is made, and no step needs to be slow: a slow link that the overlap hides is found, too.
 
@@ -39,30 +39,30 @@ class _Inflow:
     busy_ns: int = 0
     size: int = 0
     failed: bool = False
-    """A pull of this sample ended in an error: how long the others took says little."""
+    """A pull of this sample failed, so the time of the others is no measure of the link."""
     since_step: int = 0
-    """At which the slowdown in force began; 0: there is none."""
+    """Step at which the slowdown in force began; 0: none is in force."""
 
     def sample(self) -> float:
         """ns per byte; 0: there is nothing to judge yet."""
         whole = self.flying == 0 and self.busy_ns >= SAMPLE_NS
         if not whole and self.busy_ns < SAMPLE_NS_MAX:
             return 0.0
-        found = self.busy_ns / self.size if self.size and not self.failed else 0.0
+        per_byte = self.busy_ns / self.size if self.size and not self.failed else 0.0
         self.busy_ns, self.size, self.failed = 0, 0, False
-        return found
+        return per_byte
 
 
 @dataclass(slots=True)
 class LinkPaces:
-    """For one rank: its pulls by the member that they are from."""
+    """The pulls of one rank, by the member that they come from."""
 
     rack: int
     rank: int
     options: DetectorOptions
     _inflows: dict[Member, _Inflow] = field(default_factory=dict)
     _at_ns: int = 0
-    """Up to when the time is charged."""
+    """Time up to which pulls are charged."""
 
     def begin(self, member: Member, now_ns: int) -> None:
         """A pull from the rack of `member` is asked for."""
@@ -73,7 +73,7 @@ class LinkPaces:
         self._inflows[member].flying += 1
 
     def end(self, member: Member, size: int, error: str, step: int, now_ns: int) -> list[Effect]:
-        """It has ended. `size`: bytes; `step`: where this rank trains."""
+        """A pull has ended. `size`: bytes; `step`: the step of this rank."""
         self._charge(now_ns)
         inflow = self._inflows.get(member)
         if inflow is None or not inflow.flying:
@@ -102,7 +102,7 @@ class LinkPaces:
         return [Note(LINK_ONSET, about)]
 
     def keep(self, members: Iterable[Member]) -> None:
-        """Forget all others: a rack that is started again may be on another machine."""
+        """Forget all other members: a rack that is started again may be on another machine."""
         kept = set(members)
         self._inflows = {m: inflow for m, inflow in self._inflows.items() if m in kept}
 
@@ -129,10 +129,11 @@ class LinkPaces:
 
 
 def worst_links(links: Iterable[SlowLink]) -> tuple[SlowLink, ...]:
-    """Of the ranks of a rack: from each other rack the one with the greatest ratio, ascending."""
-    found: dict[int, SlowLink] = {}
+    """Merges the slow links of the ranks of a rack: per other rack the one with the greatest ratio,
+    ascending by rack."""
+    worst: dict[int, SlowLink] = {}
     for link in links:
-        known = found.get(link.rack)
+        known = worst.get(link.rack)
         if known is None or (link.ratio_milli, -link.rank) > (known.ratio_milli, -known.rank):
-            found[link.rack] = link
-    return tuple(found[rack] for rack in sorted(found))
+            worst[link.rack] = link
+    return tuple(worst[rack] for rack in sorted(worst))

@@ -1,5 +1,5 @@
-"""One rank's side of copying the training state: what it has copied as a donor, what it pulls as a
-rack that joins."""
+"""Copies of the training state on one rank: those it serves as a donor, and the one it pulls when
+its rack joins."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ class StateCopies:
     me: Peer
     wants: bool = False
     given: dict[Member, RankCopy] = field(default_factory=dict)
-    """As a donor: what is served, by the rack that it is for."""
+    """As a donor: the copies that are served, by the rack that they are for."""
     asked: tuple[Member, ...] = ()
     """As a donor: the racks that wait for a copy."""
     found: StateCopy | None = None
-    """As a rack that joins: what a donor has copied for it."""
+    """As a rack that joins: the copy that a donor has made for it."""
     pulling: bool = False
     done: bool = False
     tries: int = 0
-    """Of `found`."""
+    """Pulls of `found` that have failed."""
     retry_ns: int = 0
 
-    def wanting(self, on: bool) -> None:
-        """Said again: the ranks of this rack got different copies, so all pull once more."""
+    def set_wanted(self, on: bool) -> None:
+        """The rack waits for a state, or waits no more. Said again: its ranks got different copies,
+        so all pull once more."""
         self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
 
-    def taken(self, event: StateTaken) -> None:
+    def on_taken(self, event: StateTaken) -> None:
         copy = RankCopy(event.to, event.step, event.size, event.digest, event.refused)
         self.given[event.to] = copy
 
     def read(self, orders: RankOrders, log: LogState) -> list[Effect]:
-        """A refusal stays as long as the rack that it is for: it is why this one is not asked."""
-        there = {
+        """Orders have come. A refusal is kept as long as the rack that it is for has its seat: it
+        is why this rack is not asked."""
+        refused = {
             to for to, copy in self.given.items() if copy.refused and log.member(to.rack) == to
         }
-        gone = sorted(self.given.keys() - there - set(orders.asked))
+        gone = sorted(self.given.keys() - refused - set(orders.asked))
         for to in gone:
             del self.given[to]
         if orders.copy is not None and orders.copy != self.found:
@@ -68,29 +70,29 @@ class StateCopies:
 
     def pull(self, log: LogState, now_ns: int) -> list[Effect]:
         """Begin the pull that is due."""
-        found = self.found
+        copy = self.found
         waits = not self.wants or self.pulling or self.done or now_ns < self.retry_ns
-        if found is None or waits or self.tries >= TRIES_MAX:
+        if copy is None or waits or self.tries >= TRIES_MAX:
             return []
-        if found.refused:
+        if copy.refused:
             self.done = True
-            return [NoState(f"rack {found.donor.rack} cannot give it: {found.refused}")]
-        if log.member(found.donor.rack) != found.donor:
+            return [NoState(f"rack {copy.donor.rack} cannot give it: {copy.refused}")]
+        if log.member(copy.donor.rack) != copy.donor:
             self.tries = TRIES_MAX
             return []
         self.pulling, self.retry_ns, rank = True, 0, self.me.rank
         return [
             CopyState(
-                found.donor,
-                found.step,
-                found.sizes[rank],
-                found.digests[rank],
-                log.seats[found.donor.rack].lanes[rank],
-                shared=len(found.digests) > 1 and len(set(found.digests)) == 1,
+                copy.donor,
+                copy.step,
+                copy.sizes[rank],
+                copy.digests[rank],
+                log.seats[copy.donor.rack].lanes[rank],
+                shared=len(copy.digests) > 1 and len(set(copy.digests)) == 1,
             )
         ]
 
-    def copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
+    def on_copied(self, event: StateCopied, now_ns: int) -> list[Effect]:
         self.pulling = False
         if not event.error:
             self.done = True

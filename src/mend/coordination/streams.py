@@ -1,4 +1,4 @@
-"""States that are sent again and again, as what has changed since one that the receiver has.
+"""Sends repeated states as patches: what has changed since a state that the receiver has.
 
 A state is repeated with every heartbeat, and is large: an open offer has a checksum per rank.
 Machines send and receive whole states. Between two processes a state travels as a `Patch` of an
@@ -19,13 +19,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 from msgspec.structs import asdict
 
-from mend.consensus.records import U16, Absentees, Count, Offer, Racks, Word
+from mend.consensus.records import Absentees, Offer, Racks
 from mend.coordination.messages import (
     Ack,
     Envelope,
     Gather,
     Held,
     Message,
+    OfAttempt,
     OfferId,
     Orders,
     Patch,
@@ -53,12 +54,9 @@ _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
 
 
-class _Gather(Word, frozen=True):
+class _Gather(OfAttempt, frozen=True, array_like=True):
     """A `Gather` in a patch: members that are open offers of the same state by their places."""
 
-    fragment: U16
-    version: Count
-    attempt: Count
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
     sharded: bool = False
@@ -88,10 +86,6 @@ class _Field:
     items: bool
 
 
-def _field(name: str, kind: Any) -> _Field:
-    return _Field(name, msgspec.msgpack.Decoder(_ITEMS.get(name, kind)), name in _ITEMS)
-
-
 def _tag(kind: type[Struct]) -> int:
     tag = kind.__struct_config__.tag
     assert isinstance(tag, int)
@@ -103,7 +97,10 @@ _KINDS: dict[int, type[Repeated]] = {
     _tag(kind): kind for kind in (Report, Orders, RankReport, RankOrders)
 }
 _FIELDS = {
-    kind: tuple(_field(each.name, each.type) for each in msgspec.structs.fields(kind))
+    kind: tuple(
+        _Field(f.name, msgspec.msgpack.Decoder(_ITEMS.get(f.name, f.type)), f.name in _ITEMS)
+        for f in msgspec.structs.fields(kind)
+    )
     for kind in _KINDS.values()
 }
 _OFFERS: dict[type[Repeated], int] = {
@@ -113,17 +110,17 @@ _OFFERS: dict[type[Repeated], int] = {
 
 @dataclass(slots=True)
 class Encodings:
-    """Of lists of items, by the very values that they were made of: a state that goes to many
-    readers has the same ones for all."""
+    """Encoded item lists, cached by the identity of their values: a state that goes to many readers
+    is encoded once."""
 
     _made: dict[tuple[int, ...], tuple[tuple[Any, ...], Raw]] = field(default_factory=dict)
 
     def of(self, old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> Raw:
-        """Of `new`, to whoever has `old`. `offers`: of the same state as `new`."""
+        """Encodes `new` for a reader that has `old`. `offers`: those of the same state as `new`."""
         values = (old, new, offers)
         key = (id(old), id(new), id(offers))  # they live as long as their entry
-        if (found := self._made.get(key)) is not None:
-            return found[1]
+        if (known := self._made.get(key)) is not None:
+            return known[1]
         made = Raw(_encode(_refer(old, new, offers)))
         self._made[key] = (values, made)
         while len(self._made) > ENCODED_MAX:
@@ -134,7 +131,7 @@ class Encodings:
 def make_patch(
     base_number: int, base: Repeated, state: Repeated, encodings: Encodings | None = None
 ) -> Patch:
-    """What makes `state` of `base`, which is of the same kind."""
+    """The patch that turns `base` into `state`, a state of the same kind."""
     fields, encodings = {}, encodings or Encodings()
     offers = state.offers if isinstance(state, Orders | RankOrders) else ()
     for place, each in enumerate(_FIELDS[type(state)]):
@@ -149,7 +146,7 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
     """The items of `new`; one that `old` has is replaced by its place there."""
     same = {id(item): place for place, item in enumerate(old)}
     equal: dict[Any, int] | None = None
-    found = []
+    items = []
     for item in new:
         place = same.get(id(item))
         if place is None:
@@ -158,8 +155,8 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
             place = equal.get(item)
         if place is None and isinstance(item, Gather):
             item = _with_places(item, offers)
-        found.append(item if place is None else place)
-    return found
+        items.append(item if place is None else place)
+    return items
 
 
 def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
@@ -169,9 +166,9 @@ def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
     return _Gather(**asdict(gather) | {"members": members})
 
 
-def _with_offers(said: _Gather, offers: tuple[Offer, ...]) -> Gather:
-    members = tuple(offers[item] if isinstance(item, int) else item for item in said.members)
-    return Gather(**asdict(said) | {"members": members})
+def _with_offers(gather: _Gather, offers: tuple[Offer, ...]) -> Gather:
+    members = tuple(offers[item] if isinstance(item, int) else item for item in gather.members)
+    return Gather(**asdict(gather) | {"members": members})
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
@@ -199,7 +196,7 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
 
 @dataclass(slots=True)
 class _Sent:
-    """One stream, at its sender."""
+    """The sender's side of a stream."""
 
     number: int = 0
     states: dict[int, Repeated] = field(default_factory=dict)
@@ -215,14 +212,14 @@ class _Sent:
         return state if base is None else make_patch(self.acked, base, state, encodings)
 
     def hears(self, number: int) -> None:
-        """Acks may be late; 0: the receiver has nothing, whatever it had."""
+        """An ack, which may be late; 0: the receiver has no state any more."""
         if number == 0 or number > self.acked:
             self.acked = number
 
 
 @dataclass(slots=True)
 class _Read:
-    """One stream, at its receiver."""
+    """The receiver's side of a stream."""
 
     newest: int = 0
     states: dict[int, Repeated] = field(default_factory=dict)
@@ -243,7 +240,7 @@ class _Read:
 
 
 def _shorten(states: dict[int, Repeated], kept: int) -> None:
-    """Without the oldest but `kept`."""
+    """Drop the oldest states, but never `kept`."""
     while len(states) > STATES_MAX:
         del states[min(number for number in states if number != kept)]
 
@@ -255,8 +252,8 @@ class Streams:
     member: Member
     _sent: dict[Peer, dict[int, _Sent]] = field(default_factory=dict)
     _lives: dict[Peer, int] = field(default_factory=dict)
-    """The incarnation that acks are meant for: the first that was heard, then whoever has heard
-    this process. So frames in the name of another cannot take its place by their number."""
+    """The incarnation that acks are for: the first that was heard, then any that has heard this
+    process. So frames in the name of another cannot take its place by their number."""
     _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
     """By peer, incarnation and kind; of those that have heard this process."""
     _encodings: Encodings = field(default_factory=Encodings)
@@ -268,12 +265,12 @@ class Streams:
         read = self._read.get(to, {}).get(life, {})
         acks = tuple(Ack(kind, each.newest) for kind, each in read.items())
         kind, number = _tag(type(body)), 0
-        said: Message | Patch = body
+        content: Message | Patch = body
         if kind in _KINDS and not (isinstance(body, Report) and body.gone):
             assert isinstance(body, Repeated)
             stream = self._sent.setdefault(to, {}).setdefault(kind, _Sent())
-            said, number = stream.next(body, self._encodings), stream.number
-        return Envelope(job, *me, self.member.incarnation, said, number, life, acks)
+            content, number = stream.next(body, self._encodings), stream.number
+        return Envelope(job, *me, self.member.incarnation, content, number, life, acks)
 
     def read(self, envelope: Envelope) -> Message:
         """The whole body. Raises WireError where it cannot be known."""
@@ -302,7 +299,8 @@ class Streams:
         return streams.setdefault(kind, _Read()).take(envelope.number, body)
 
     def _meet(self, peer: Peer, life: int) -> None:
-        """Another life of a process: it has read nothing of what is under way to it."""
+        """Begin with a new life of a process: it has read nothing of what was sent to the former
+        one."""
         self._lives[peer] = life
         for stream in self._sent.get(peer, {}).values():
             stream.acked = 0

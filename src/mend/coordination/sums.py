@@ -9,15 +9,17 @@ them (Total) and repeats it until every rank holds the version. With the total a
 A rank that holds the version without having measured it (it copied the state) will never measure,
 nor will one that is at a later attempt: then the total is empty, which says that there will be
 none. Who reads that and finds the version decided copies the state, too. So of the ranks that wait
-for each other either all report the same key, or the leader sees that one will not; nobody waits
+for each other either all report the same key, or the leader sees that one will not; no rank waits
 for ever, and no clock is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from msgspec.structs import replace
 
 from mend.coordination.events import Measure, Measured, Merge, Note, Sum, Summed
 from mend.coordination.messages import Partial, RankReport, Total
@@ -46,11 +48,11 @@ class Sums:
     members: tuple[tuple[Member, int], ...] = ()
     phase: Phase = Phase.NONE
     blob: bytes = b""
-    """The own partial while TOLD, the total when HERE."""
+    """The own partial in phase TOLD, the total in phase HERE."""
 
     def towards(self, merge: Merge) -> Measure | Merge | None:
         """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
-        of = (merge.version, merge.attempt)
+        of = merge.which
         if self.phase is Phase.NONE or (self.of, self.members) != (of, merge.members):
             self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
             return Measure(merge.fragment, *of, merge.members, merge.weights, verify=merge.verify)
@@ -58,20 +60,20 @@ class Sums:
             return replace(merge, total=self.blob)
         return None
 
-    def measured(self, event: Measured) -> None:
+    def on_measured(self, event: Measured) -> None:
         """A worker has ended; what it found may be of an attempt that is over."""
-        if self.of == (event.version, event.attempt) and self.phase is Phase.MEASURING:
+        if self.of == event.which and self.phase is Phase.MEASURING:
             self.phase = Phase.NONE if event.error else Phase.TOLD
             self.blob = event.blob
 
-    def told(self, total: Total) -> None:
-        """What the leader says again and again."""
+    def take_total(self, total: Total) -> None:
+        """Take a total of the leader, which repeats it."""
         if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 
     def partial(self, fragment: int, newest: int) -> Partial | None:
-        """What the leader is told. Nothing of a version that is here already."""
+        """The partial to report. None for a version that is held already."""
         if self.phase is not Phase.TOLD or self.of[0] <= newest:
             return None
         return Partial(fragment, *self.of, self.blob)
@@ -79,7 +81,7 @@ class Sums:
 
 @dataclass
 class Totals:
-    """A leader's side, all fragments. Keeps the newest total of each."""
+    """The leader's side of all fragments. Keeps the newest total of each."""
 
     _busy: dict[int, Attempt] = field(default_factory=dict)
     _made: dict[int, Total] = field(default_factory=dict)
@@ -97,9 +99,9 @@ class Totals:
                 effects.append(Sum(*key, tuple(partials[key] for partials in found)))
         return effects
 
-    def summed(self, event: Summed) -> list[Note]:
+    def on_summed(self, event: Summed) -> list[Note]:
         """A worker has made a total, or could not: then it is empty."""
-        fragment, of = event.fragment, (event.version, event.attempt)
+        fragment, of = event.fragment, event.which
         if self._busy.get(fragment) != of:
             return []
         del self._busy[fragment]
@@ -107,8 +109,9 @@ class Totals:
         about = {"fragment": fragment, "version": event.version, "error": event.error}
         return [Note("sums-failed", about)] if event.error else []
 
-    def told(self, ranks: list[RankReport]) -> tuple[Total, ...]:
-        """What the ranks are told, the same to all. A total that every rank has used is dropped."""
+    def current(self, ranks: list[RankReport]) -> tuple[Total, ...]:
+        """The totals for the ranks, the same for all. A total that every rank has used is
+        dropped."""
         for fragment, total in list(self._made.items()):
             if all(report.versions[fragment] >= total.version for report in ranks):
                 del self._made[fragment]
@@ -122,7 +125,7 @@ class Totals:
 
     def _of(self, fragment: int) -> Attempt:
         made = self._made.get(fragment)
-        return (made.version, made.attempt) if made else (0, 0)
+        return made.which if made else (0, 0)
 
     def _is_never(self, key: Key, ranks: list[RankReport]) -> bool:
         """Whether some rank will not report its part of it: it holds the version, or is at a later
@@ -143,7 +146,7 @@ Key = tuple[int, int, int]
 
 
 def _by_key(report: RankReport) -> Mapping[Key, bytes]:
-    return {(p.fragment, p.version, p.attempt): p.blob for p in report.partials}
+    return {partial.key: partial.blob for partial in report.partials}
 
 
 def _later(other: Key, key: Key) -> bool:

@@ -18,6 +18,7 @@ from mend.consensus.records import (
     Commit,
     Drop,
     Genesis,
+    Last,
     Lineage,
     Offer,
     Policy,
@@ -26,9 +27,13 @@ from mend.consensus.records import (
     Snapshot,
 )
 from mend.coordination.messages import (
+    Declined,
     Gather,
     Hello,
+    OfAttempt,
+    OfferId,
     Orders,
+    Part,
     RankOrders,
     RankReport,
     Report,
@@ -40,23 +45,23 @@ Fact = tuple[str, str]
 
 
 class Difference(NamedTuple):
-    """A fact of a hello that is not as it is in the job."""
+    """A fact of a hello that differs from the job's."""
 
     name: str
     there: str
     here: str
 
-    def said(self) -> str:
-        """To whoever said hello, who may be nobody of the job: not what would be right."""
+    def for_sender(self) -> str:
+        """For the sender of the hello, who may be a stranger: it does not name the right value."""
         return f"{self.name} is {self.there} there and not here"
 
-    def noted(self) -> str:
-        """To the people of this side."""
+    def for_log(self) -> str:
+        """For the log of this side."""
         return f"{self.name} is {self.there} there and {self.here} here"
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
-    """For the coordinator: a rack that could not be seated."""
+    """For the coordinator: why a rack cannot be seated."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     if hello.policy.racks != racks:
         return f"it is configured for racks={hello.policy.racks}, this job has another number"
@@ -79,16 +84,16 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
         return f"{len(report.versions)} versions for {fragments} fragments"
     if any(offer.member != member for offer in report.offers):
         return "an offer in the name of another rack"
-    numbers = [*(d.fragment for d in report.declined), *(held.fragment for held in report.held)]
-    numbers += [bad.offer.fragment for bad in report.bad]
-    numbers += [sliced.fragment for sliced in report.slices]
     if any(len(held.digests) != ranks for held in report.held):
         return "a result without one digest per rank"
     if any(copy.donor != member for copy in report.copies):
         return "a copy in the name of another rack"
-    if misfit := _copies_misfit(report.copies, ranks):
-        return misfit
-    return _offers_misfit(report.offers, fragments, ranks) or _numbers_misfit(numbers, fragments)
+    bad = [bad.offer for bad in report.bad]
+    return (
+        _copies_misfit(report.copies, ranks)
+        or _offers_misfit(report.offers, fragments, ranks)
+        or _fragments_misfit([*report.declined, *report.held, *bad, *report.slices], fragments)
+    )
 
 
 def rank_report_misfit(report: RankReport, fragments: int) -> str:
@@ -99,11 +104,9 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
         return "a result without its digest"
     if any(len(part.checksum) not in (0, 2 * CHECKSUM_BYTES) for part in report.parts):
         return "a part with a checksum of another length"
-    numbers = [*(part.fragment for part in report.parts), *(held.fragment for held in report.held)]
-    numbers += [partial.fragment for partial in report.partials]
-    numbers += [bad.offer.fragment for bad in report.bad]
-    numbers += [sliced.fragment for sliced in report.slices]
-    return _numbers_misfit(numbers, fragments)
+    bad = [bad.offer for bad in report.bad]
+    of_attempts = (*report.held, *report.partials, *report.slices)
+    return _fragments_misfit([*report.parts, *of_attempts, *bad], fragments)
 
 
 def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
@@ -123,7 +126,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
 
 
 def format_misfit(records: Iterable[Record]) -> str:
-    """Records that another mend means otherwise."""
+    """Records of a format that this mend does not read."""
     for record in records:
         if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
             return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
@@ -138,7 +141,7 @@ def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
         or _offers_misfit(orders.offers, fragments, ranks)
         or _gathers_misfit(orders.gathers, fragments, ranks)
         or _numbers_misfit((fragment for fragment, _ in orders.discarded), fragments)
-        or _numbers_misfit((total.fragment for total in orders.totals), fragments)
+        or _fragments_misfit(orders.totals, fragments)
         or _copies_misfit((orders.copy,) if orders.copy else (), ranks)
     )
 
@@ -151,14 +154,14 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     if snapshot.index != prev or not snapshot.lineages:
         return f"a snapshot of record {snapshot.index} in place of {prev}"
     each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
-    if any(len(found) != fragments for found in each) or min(snapshot.versions) < 0:
+    if any(len(values) != fragments for values in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
     if snapshot.mark is not None and len(snapshot.mark_versions) != fragments:
         return f"a snapshot whose mark has {len(snapshot.mark_versions)} versions"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
-    if any(len(found) != ranks for found in [*lists, *snapshot.digests]):
+    if any(len(values) != ranks for values in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
-    return _numbers_misfit((last.fragment for last in snapshot.last), fragments)
+    return _fragments_misfit(snapshot.last, fragments)
 
 
 def _records_misfit(records: Iterable[Record], fragments: int, ranks: int) -> str:
@@ -190,24 +193,24 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
 
 
 def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | None:
-    """For the founder: why this rack cannot begin beside the others, as it is told, and as it is
-    noted here with what would be right. All begin with the same checkpoint; a rack that has no part
-    of it, or lost it, begins with a copy."""
+    """For the founder: why this rack cannot begin with the others: (text for the rack, text for
+    this log with the right value). All begin with the same checkpoint; a rack that has no part of
+    it begins with a copy."""
     first = next((other for other in others if other.resume is not None), None)
     if first is None or first.resume is None:
         return None
-    theirs, mine, rack = first.resume, hello.resume, f"rack {first.seat.member.rack}"
+    theirs, own, rack = first.resume, hello.resume, f"rack {first.seat.member.rack}"
     right = f"{rack} resumes checkpoint {theirs.number} of lineage {theirs.lineage[:12]}"
-    if mine is None:
+    if own is None:
         if not hello.policy.lockstep:
             return None
         why = "it resumes no checkpoint; in lockstep all racks begin at one step"
         return why, f"{why}, and {right}"
-    if (mine.lineage, mine.number) != (theirs.lineage, theirs.number):
-        why = f"it resumes checkpoint {mine.number} of lineage {mine.lineage[:12]}"
+    if (own.lineage, own.number) != (theirs.lineage, theirs.number):
+        why = f"it resumes checkpoint {own.number} of lineage {own.lineage[:12]}"
         return f"{why}, {rack} another one", f"{why}, {right}"
-    if mine != theirs or hello.digests != first.digests:
-        why = f"its part of the checkpoint is of versions {mine.versions}, or damaged"
+    if own != theirs or hello.digests != first.digests:
+        why = f"its part of the checkpoint is of versions {own.versions}, or damaged"
         return f"{why}; {rack} has another one", f"{why}; {right} at versions {theirs.versions}"
     if hello.policy.lockstep and hello.resume_step != first.resume_step:
         why = f"it resumes the checkpoint at step {hello.resume_step}"
@@ -246,6 +249,12 @@ def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> st
     return ""
 
 
+def _fragments_misfit(
+    values: Iterable[Declined | Last | OfAttempt | OfferId | Part], fragments: int
+) -> str:
+    return _numbers_misfit((value.fragment for value in values), fragments)
+
+
 def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:
     wrong = [number for number in numbers if number >= fragments]
     return f"fragment {wrong[0]} of {fragments}" if wrong else ""
@@ -259,24 +268,24 @@ def plan_hash(hello: Hello) -> str:
 def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
     """Names of the facts that differ, in order; parameters that both have come last: one too many
     or too few moves others to other fragments."""
-    here, there = dict(one), dict(other)
-    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    moved = {name for name in here.keys() & there.keys() if name.startswith("param ")}
+    ours, theirs = dict(one), dict(other)
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    moved = {name for name in ours.keys() & theirs.keys() if name.startswith("param ")}
     return sorted(names, key=moved.__contains__)
 
 
 def first_difference(lowest: Hello, other: Hello) -> Difference | None:
     """The first fact that differs, or None."""
     for name in differing(lowest.facts, other.facts):
-        there, here = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
-        return Difference(name, there, here)
+        theirs, ours = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
+        return Difference(name, theirs, ours)
     return policy_difference(lowest.policy, other.policy)
 
 
 def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
-    """The same of what the coordinator must know."""
+    """The first field of the policies that differs, or None."""
     for name in lowest.__struct_fields__:
-        there, here = getattr(other, name), getattr(lowest, name)
-        if there != here:
-            return Difference(name, str(there), str(here))
+        theirs, ours = getattr(other, name), getattr(lowest, name)
+        if theirs != ours:
+            return Difference(name, str(theirs), str(ours))
     return None

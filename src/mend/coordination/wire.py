@@ -54,20 +54,20 @@ def decode(frame: bytes) -> Envelope:
 
 
 def _of_other_version(frame: bytes) -> WireError:
-    """Who sent it, as far as all versions say it alike."""
+    """The error for a frame of another version, with the fields that all versions share."""
     version = frame[3]
     try:
-        found = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
+        envelope = msgspec.msgpack.decode(body_of(frame, MAGIC + bytes([version])))
     except (WireError, msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         return WireError(f"wire version {version}, this is version {VERSION}: {error}")
-    match found:
+    match envelope:
         case [str() as job, int() as rack, *_] if 0 <= rack <= 0xFFFF:
-            return OtherVersion(version, VERSION, job, rack, _address_in(found))
+            return OtherVersion(version, VERSION, job, rack, _address_in(envelope))
     return WireError(f"wire version {version}, this is version {VERSION}, from nobody")
 
 
 def _address_in(envelope: object) -> str:
-    """Of the sender's leader, if it is a hello; else empty."""
+    """Address of the sender's leader, if the message is a hello; else empty."""
     match envelope:
         case [_, _, _, _, [_, [_, str() as address, *_], *_], *_] if address.startswith("tcp://"):
             return address[:256]

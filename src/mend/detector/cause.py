@@ -1,4 +1,4 @@
-"""What a rack is slow by: from a micro-benchmark, compared with one of a healthy time."""
+"""The cause of a slowdown, from micro-benchmarks now and while the rank was healthy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXPLAINED_MIN = 0.5
 """A cause is named only if it explains at least this share of the extra step time."""
 
 COMPUTE_MIN = 1.1
-"""A matrix product that takes less than so many times its healthy time is healthy itself."""
+"""Below this ratio to its healthy time a matrix product is healthy."""
 
 LINK_MIN = 2.0
 """A pull over the lane varies more than arithmetic does."""

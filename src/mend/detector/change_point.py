@@ -81,12 +81,12 @@ class ChangePoints:
         return min(sum(p for n, p in pairs if n <= samples and n < self.count), 1.0)
 
     def likeliest_length(self, samples: int) -> int:
-        """Of the runs of at most so many samples; 0: none is left."""
+        """Length of the likeliest run of at most so many samples; 0: none is left."""
         pairs = zip(self.probabilities, self.lengths, strict=True)
         return max((pair for pair in pairs if pair[1] <= samples), default=(0.0, 0))[1]
 
     def _density(self, x: float, n: int, mean: float, beta: float) -> float:
-        """Of the next sample of a run of n: a Student t."""
+        """Density of the next sample of a run of n: a Student t."""
         kappa = PRIOR_KAPPA + n
         q = 2 * beta * (kappa + 1) / kappa
         d = x - mean

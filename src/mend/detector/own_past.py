@@ -1,4 +1,4 @@
-"""One rank against its own past.
+"""Compares a rank with its own past.
 
 A change of step time per token is proposed by Bayesian change-point detection, and verified: more
 than half of the newest samples, and of the newest run, are more than 10 % off. Without the
@@ -100,8 +100,7 @@ class OwnPast:
     def __post_init__(self) -> None:
         options = self.options
         self._points = ChangePoints(
-            hazard=1 / (HAZARD_WINDOWS * options.window),
-            length_max=PAST_WINDOWS * options.window,
+            hazard=1 / (HAZARD_WINDOWS * options.window), length_max=PAST_WINDOWS * options.window
         )
         self._past = deque(maxlen=PAST_WINDOWS * options.window)
         self._recent = deque(maxlen=options.samples_min)
@@ -133,7 +132,7 @@ class OwnPast:
 
     @property
     def pace(self) -> Pace:
-        """Of the newest samples; unknown before there are enough."""
+        """The pace of the newest samples; unknown before there are enough."""
         samples, recent = self.options.samples_min, self._recent
         if len(recent) < samples:
             return Pace(0.0, 0.0)

@@ -1,4 +1,4 @@
-"""A rack against its peers. It finds what was slow from the start.
+"""Compares a rack with its peers. This finds racks that are slow from the start.
 
 A rack's pace is that of its newest samples, which it reports; nobody's past is needed. With two
 racks there is no median to compare with, and only the own past judges.

@@ -1,4 +1,4 @@
-"""A bounded queue to a slow writer; a gap stands for what did not fit."""
+"""A bounded queue to a slow writer; a gap stands for items that did not fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Backlog(Generic[T]):
 
     def __init__(self, most: int, gap: Callable[[int], T]) -> None:
         self.lost = 0
-        """Items that nobody will take."""
+        """Items that were dropped."""
         self.over = False
         self._most, self._gap = most, gap
         self._missed = 0
@@ -58,12 +58,12 @@ class Backlog(Generic[T]):
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     def pause(self, limit_s: float) -> None:
-        """Until it is over, at most so long."""
+        """Wait until it is over, at most `limit_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self.over, limit_s)
 
     def abandon(self, more: int = 0) -> None:
-        """What waits will not be written, nor `more` items that were taken."""
+        """Drop the items that wait; `more` items that were taken are lost, too."""
         with self._changed:
             self.lost += len(self._waiting) + more
             self._waiting.clear()

@@ -1,7 +1,7 @@
-"""Records events to JSONL files and the log, off the threads that matter.
+"""Records events in JSONL files and the log, in threads of its own.
 
-A full disk loses events, a log that nobody reads loses lines; training loses nothing. One grammar
-for people:
+A full disk loses events and a log without a reader loses lines, but training never waits. Lines of
+the log have one grammar:
 
     mend rack=0 rank=0 commit fragment=2 version=17 reason="all-in, 2 of 2 racks"
 """
@@ -17,76 +17,21 @@ from mend.status.log_lines import LogLines, logger
 
 LOUD = frozenset(
     {
-        "waiting",
-        "refused",
-        "resume-ignored",
-        "resume-lost",
-        "resume-recut",
-        "fault",
-        "differs",
-        "declined",
-        "diverged",
-        "drop",
-        "coordinator-silent",
-        "coordinator-back",
-        "takes-over",
-        "deposed",
-        "no-quorum",
-        "lineage",
-        "gives-up",
-        "job-lost",
-        "retired",
-        "joined",
-        "made-equal",
-        "state-copied",
-        "state-copy-failed",
-        "state-fresh",
-        "mirror-failed",
-        "mirror-loaded",
-        "mirror-refused",
-        "state-unclaimed",
-        "rack-silent",
-        "rack-back",
-        "stall-over",
-        "left-alone",
-        "expelled",
-        "leaving",
-        "kept-local",
-        "ended-unmerged",
-        "uncounted",
-        "drain-gave-up",
-        "frame-refused",
-        "strangers",
-        "tape-gap",
-        "tape-no-base",
-        "tape-stopped",
-        "placed",
-        "buffers-changed",
-        "rounds-short",
-        "fail-slow",
-        "fail-slow-cause",
-        "fail-slow-over",
-        "slow-link",
-        "slow-link-over",
-        "slow-rack-left",
-        "slow-rack-awaited",
-        "slow-rack-batch",
-        "slow-rack-evicted",
-        "evicted-rack-lost",
-        "evicted",
-        "eviction-failed",
-        "local-batch",
-        "events-stopped",
-        "events-resumed",
-        "events-anew",
-        "events-lost",
-        "log-lost",
-        "observer-unanswered",
-        "async-tp-in-vain",
-        "close-gave-up",
+        "waiting", "refused", "resume-ignored", "resume-lost", "resume-recut", "fault", "differs",
+        "declined", "diverged", "drop", "coordinator-silent", "coordinator-back", "takes-over",
+        "deposed", "no-quorum", "lineage", "gives-up", "job-lost", "retired", "joined",
+        "made-equal", "state-copied", "state-copy-failed", "state-fresh", "mirror-failed",
+        "mirror-loaded", "mirror-refused", "state-unclaimed", "rack-silent", "rack-back",
+        "stall-over", "left-alone", "expelled", "leaving", "kept-local", "ended-unmerged",
+        "uncounted", "drain-gave-up", "frame-refused", "strangers", "tape-gap", "tape-no-base",
+        "tape-stopped", "placed", "buffers-changed", "rounds-short", "fail-slow", "fail-slow-cause",
+        "fail-slow-over", "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited",
+        "slow-rack-batch", "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed",
+        "local-batch", "events-stopped", "events-resumed", "events-anew", "events-lost", "log-lost",
+        "observer-unanswered", "async-tp-in-vain", "close-gave-up",
     }
-)
-"""Kinds a person should see without asking: logged as warnings. The rest is INFO or DEBUG."""
+)  # fmt: skip
+"""Kinds that are logged as warnings. The rest is INFO or DEBUG."""
 
 USUAL = frozenset({"captured", "encoded", "applied", "commit", "decided", "progress", "recorded"})
 
@@ -95,7 +40,7 @@ class EventLog:
     """Writes `events-rack{r}-rank{k}.jsonl` and the log, in a thread each; without a directory only
     the log.
 
-    A rack that is started again goes on in the file of its former life, behind its own `start`.
+    A rack that is started again appends to the file of its former life, from its own `start` on.
     """
 
     def __init__(self, who: dict[str, int], directory: Path | None) -> None:
@@ -114,7 +59,7 @@ class EventLog:
 
     @property
     def lines_lost(self) -> int:
-        """Lines of the log that nobody took."""
+        """Lines of the log that had no reader."""
         return self._log.lost
 
     def note(self, kind: str, fields: dict[str, object]) -> None:
@@ -124,8 +69,8 @@ class EventLog:
             self._file.put({"kind": kind, "time_ns": time.time_ns(), **fields})
 
     def close(self) -> None:
-        """Write what waits; a disk that hangs and a log that nobody reads are waited for a few
-        seconds only. Idempotent."""
+        """Write the events that wait. Waits a few seconds at most for a disk that hangs or a log
+        without a reader. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -1,8 +1,7 @@
-"""Events as lines of JSON, written by a thread of their own.
+"""Writes events as lines of JSON, in a thread of its own.
 
-A disk that is full or hangs holds up nobody: events wait, QUEUE_MAX of them, and the file goes on
-where there is space again. A file that was removed is noticed, and made again.
-"""
+A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing goes
+on when there is space again. A file that was removed is noticed, and made again."""
 
 from __future__ import annotations
 
@@ -28,22 +27,23 @@ QUEUE_MAX = 10_000
 
 BATCH = 256
 BYTES_MAX = 256 << 20
-"""Of one process: the file and its older half beside it. Beyond that the oldest half goes."""
+"""Limit of one process: the file and its older half beside it. Beyond it the older half is
+deleted."""
 
 RETRY_S = 1.0
 """How often a file that could not be written is tried again."""
 
 LOOK_S = 1.0
-"""How often it is looked whether the file is still there."""
+"""How often the writer checks that the file still exists."""
 
 KEPT_MAX = 1_000
-"""Lines since the last look, which are written again if the file is gone."""
+"""Lines since the last check, which are written again if the file is gone."""
 
 CLOSE_S = 5.0
 
 
 class EventsFile:
-    """`say` tells people, in the log; called from the writer's thread."""
+    """`say` writes to the log; called from the writer's thread."""
 
     def __init__(self, path: Path, say: Say) -> None:
         self._path, self._say = path, say
@@ -64,7 +64,7 @@ class EventsFile:
         self._backlog.put(event)
 
     def close(self) -> None:
-        """Write what waits; a disk that hangs is waited for CLOSE_S. Idempotent."""
+        """Write the events that wait, for at most CLOSE_S. Idempotent."""
         self._backlog.end()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
@@ -74,7 +74,7 @@ class EventsFile:
     # -------------------------------------------------------------- its own thread
 
     def _write(self) -> None:
-        self._written([])  # a folder that cannot be is told at once
+        self._written([])  # a folder that cannot be made is reported at once
         while events := self._backlog.take(BATCH):
             lines = [_line(event) for event in events]
             while not self._written(lines):
@@ -96,7 +96,7 @@ class EventsFile:
         except OSError as error:
             if not self._failing:
                 about = {"path": str(self._path), "reason": str(error)}
-                self._failing = True  # before it is said: who reads the line may ask
+                self._failing = True  # before the line: its reader may ask for it
                 self._say("events-stopped", {**about, "remedy": diagnostics_remedy(error)})
             return False
         if self._failing:
@@ -117,7 +117,7 @@ class EventsFile:
 
 
 class _File:
-    """One file that grows; its older half is beside it. Every OSError is the caller's."""
+    """One file that grows, with its older half beside it. Its methods raise OSError."""
 
     def __init__(self, path: Path, half_bytes: int) -> None:
         self._path, self._half_bytes = path, half_bytes
@@ -126,12 +126,12 @@ class _File:
         self._size, self._regular = 0, True
         self._removed = False
         self._first: bytes = b""
-        """The first line of this life: who reads a file wants to know which job it is of."""
+        """The first line of this life, which says what job the file is of."""
         self._looked_s = 0.0
         self._kept: deque[bytes] = deque(maxlen=KEPT_MAX)
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """All of them, or none as far as the file can be shortened again."""
+        """Append all lines, or none if the file can be shortened again."""
         self._first = self._first or b"".join(lines[:1])
         data = b"".join(lines)
         raw = self._open()
@@ -141,7 +141,7 @@ class _File:
         self._kept.extend(lines)
 
     def gone(self) -> bool:
-        """Whether the file that is open is no more the one of that name. Looked at now and then."""
+        """Whether the open file was removed or replaced. Checked from time to time."""
         if self._removed:
             return True
         now_s = time.monotonic()
@@ -150,16 +150,16 @@ class _File:
             return False
         self._looked_s = now_s
         try:
-            there = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
+            exists = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
         except FileNotFoundError:
-            there = False
-        self._removed = not there
-        if there:
+            exists = False
+        self._removed = not exists
+        if exists:
             self._kept.clear()
         return self._removed
 
     def again(self, lines: Sequence[bytes]) -> None:
-        """A new file, with what was written to the old one since it was seen, and `lines`."""
+        """Make a new file, with the lines since the last check, and `lines`."""
         self.close()
         first = [self._first] if self._first not in self._kept else []
         self._put(self._open(), b"".join([*first, *self._kept, *lines]))
@@ -201,7 +201,7 @@ class _File:
 
 
 def older_of(path: Path) -> Path:
-    """The file's older half, where there is one."""
+    """Path of the file's older half."""
     return path.with_name(f"{path.stem}.older.jsonl")
 
 

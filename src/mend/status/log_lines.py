@@ -1,8 +1,8 @@
-"""Calls the handlers of the logger on a thread of their own.
+"""Calls the handlers of the logger in a thread of their own.
 
-A handler writes to a pipe that perhaps nobody reads (`docker logs`, a paused terminal), and waits
-there with its lock held. So no thread that matters logs: this one does, and it writes only what the
-handlers' streams take at once. What does not fit meanwhile is counted, and said afterwards.
+A handler may write to a pipe without a reader (`docker logs`, a paused terminal), and wait there
+with its lock held. So training threads never log: this thread does, and it writes only as much as
+the handlers' streams take at once. Lines that do not fit are counted, and reported afterwards.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ LINES_MAX = 1_000
 """Lines that wait for a reader; further ones are lost."""
 
 LINE_CHARS_MAX = 3_000
-"""A pipe that takes something takes a page at least: so a line, with what a formatter adds, goes in
-at once. Of longer ones the rest is left out; the events file has it."""
+"""A pipe that is ready takes at least a page, so a line of this length never blocks. Longer ones
+are cut; the events file has them whole."""
 
 LOOK_MS = 100
-"""How often a full pipe is looked at for the end of this process."""
+"""How often a wait for a full pipe checks whether this process ends."""
 
 CLOSE_S = 5.0
-"""How long the lines that wait are written at the end, while somebody reads."""
+"""How long waiting lines are written at the end, while there is a reader."""
 
 STUCK_S = 1.0
 """How long the end waits for a reader that takes nothing."""
 
 
 class LogLines:
-    """`who` stands in the line that tells of lost ones."""
+    """`who`: begins the line that reports lost ones."""
 
     def __init__(self, who: str) -> None:
         self._who = who
@@ -45,15 +45,15 @@ class LogLines:
 
     @property
     def lost(self) -> int:
-        """Lines that nobody will read."""
+        """Lines that were dropped."""
         return self._backlog.lost
 
     def say(self, level: int, text: str) -> None:
-        """Any thread. Never blocks. Whether the level is wanted is for the caller to ask."""
+        """Any thread. Never blocks. The caller checks that the level is enabled."""
         self._backlog.put(_record(level, text))
 
     def close(self) -> None:
-        """Write what waits, for as long as somebody takes it, at most CLOSE_S. Idempotent."""
+        """Write the lines that wait while a reader takes them, for at most CLOSE_S. Idempotent."""
         self._give_up_s = time.monotonic() + STUCK_S
         self._backlog.end()
         self._thread.join(CLOSE_S)
@@ -72,7 +72,8 @@ class LogLines:
                 self._backlog.abandon()
 
     def _handle(self, record: logging.LogRecord) -> bool:
-        """Whether the handlers had it. They are the user's; what they raise costs one line."""
+        """Whether the handlers took it. They are the user's: an exception of theirs loses one
+        line."""
         if not all(self._takes(descriptor) for descriptor in _descriptors(record.levelno)):
             return False
         try:
@@ -84,13 +85,13 @@ class LogLines:
         return True
 
     def _takes(self, descriptor: int) -> bool:
-        """Wait until it takes a line. False: nobody reads it any more, or the end has waited."""
+        """Wait until it takes a line. False: it has no reader any more, or the process ends."""
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
-        while not (found := poll.poll(LOOK_MS)):
+        while not (ready := poll.poll(LOOK_MS)):
             if self._stuck():
                 return False
-        ((_, event),) = found
+        ((_, event),) = ready
         return event == select.POLLOUT
 
     def _stuck(self) -> bool:
@@ -98,14 +99,14 @@ class LogLines:
 
 
 def _record(level: int, text: str) -> logging.LogRecord:
-    """Made where it happens, so that its time is that of the event."""
+    """A log record, made when the event happens, so that it has its time."""
     if len(text) > LINE_CHARS_MAX:
         text = f"{text[:LINE_CHARS_MAX]} ... ({len(text) - LINE_CHARS_MAX} characters more)"
     return logger.makeRecord(logger.name, level, __file__, 0, text, (), None)
 
 
 def _descriptors(level: int) -> list[int]:
-    """Where the handlers of a line write to, as far as they can say."""
+    """File descriptors that the handlers of a line write to, as far as they are known."""
     handlers: list[logging.Handler] = []
     at: logging.Logger | None = logger
     while at is not None:
@@ -113,13 +114,13 @@ def _descriptors(level: int) -> list[int]:
         at = at.parent if at.propagate else None
     if not handlers and logging.lastResort is not None:
         handlers = [logging.lastResort]
-    found = []
+    descriptors = []
     for handler in handlers:
         stream = getattr(handler, "stream", None)
         if stream is None or level < handler.level:
             continue
         try:
-            found.append(stream.fileno())
+            descriptors.append(stream.fileno())
         except (AttributeError, OSError, ValueError):  # it is in memory, or closed
             continue
-    return found
+    return descriptors

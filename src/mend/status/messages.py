@@ -23,17 +23,17 @@ from mend.errors import WireError
 
 VERSION = 2
 HEAD = b"mno" + bytes([VERSION])
-"""What the frames of observers, and those for them, begin with."""
+"""First bytes of the frames to and from status clients."""
 
 LOOK_BYTES_MAX = 256
 VIEW_BYTES_MAX = 256 << 10
 SHOWN_MAX = 64
-"""Of ranks, of rounds in flight, of versions: the first so many are in a View."""
+"""Most ranks, rounds in flight and versions in a JobStatus."""
 
 TEXT_BYTES_MAX = 240
 
 _UNPRINTED = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
-"""What would move the cursor of who reads it, or turn the direction of a line."""
+"""Characters that move the cursor or change the direction of a line."""
 
 Short = Annotated[str, Meta(max_length=TEXT_BYTES_MAX, pattern=rf"^[^{_UNPRINTED}]*\Z")]
 JobName = Annotated[str, Meta(max_length=64, pattern=rf"^[^{_UNPRINTED}]*\Z")]
@@ -61,7 +61,7 @@ class RackSeen(Word, frozen=True):
 
     rack: U16
     address: Short
-    """Of its leader; empty: not known yet."""
+    """Address of its leader; empty: not known yet."""
     live: bool
     newcomer: bool
     """It has no vote yet: it still copies what is decided."""
@@ -73,7 +73,7 @@ class RackSeen(Word, frozen=True):
     """Decided versions that it does not hold yet, over all fragments."""
     silent_ms: Known
     life: Count = 0
-    """`types.life_of` it: tells lives apart, and lets nobody speak for one."""
+    """`types.life_of` it: tells lives apart without letting others forge their messages."""
 
 
 class RoundSeen(Word, frozen=True):
@@ -98,7 +98,7 @@ class Doings(Word, frozen=True):
     shown: Annotated[tuple[RankSeen, ...], Meta(max_length=SHOWN_MAX)]
     step: Count
     tokens: Count
-    """Of the leader's rank alone."""
+    """Tokens of the leader's rank alone."""
     step_age_ms: Count
     """Since the last step ended."""
     stall_us: Count
@@ -107,19 +107,19 @@ class Doings(Word, frozen=True):
     recent_steps: Count
     recent_tokens: Count
     recent_step_ns: Count
-    """In which those steps were made."""
+    """Time in which those steps were made."""
     recent_ns: Count
-    """Of the stall and of the bytes."""
+    """Time in which the recent stall and bytes were counted."""
     recent_stall_us: Count
     recent_sent: Count
     recent_received: Count
     missed: Count
-    """Times that its work was not in the round it was meant for."""
+    """How often its work was not in the round that it was meant for."""
     closed_by: Short
     """Why the newest committed round did not wait longer."""
     host_bytes: Count
     recorded: Annotated[tuple[tuple[Short, float], ...], Meta(max_length=8)]
-    """What the script gave to `record` last."""
+    """The newest values that the script gave to `record`."""
     turnout: Short = ""
     """How many of the live racks its recent rounds merged, in words."""
 
@@ -138,7 +138,7 @@ class JobStatus(Word, frozen=True, tag=2):
     over: bool
     """The log says that all racks have left."""
     coordinator: U16
-    """Whom it follows."""
+    """The rack that it follows."""
     coordinates: bool
     epoch: Count
     decided: Count
@@ -169,7 +169,7 @@ class JobStatus(Word, frozen=True, tag=2):
     evicted: Racks = ()
     """Racks that were put out of the job as they were slow, and have not come back yet."""
     evicted_lives: Annotated[tuple[Count, ...], Meta(max_length=128)] = ()
-    """Of these, as in RackSeen."""
+    """Lives of the evicted racks, as in RackSeen."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,9 +1,8 @@
-"""Answers status clients, and keeps the recent notes that they are shown.
+"""Answers status clients, and keeps recent notes for them.
 
-Loop thread only. Reads the machines and never tells them anything. Whoever asks costs a bounded
-amount: a View is put together at most every VIEW_KEPT_NS, sent ANSWERS_PER_SECOND_MAX times a
-second to all of them together, and dropped where a connection does not read.
-"""
+Loop thread only. Reads the machines and never changes them. Clients cost a bounded amount: a view
+is made at most every VIEW_KEPT_NS, sent at most ANSWERS_PER_SECOND_MAX times a second to all
+clients together, and dropped where a connection does not read."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ VIEW_KEPT_NS = 100 * MS
 ANSWERS_PER_SECOND_MAX = 50
 LOOKERS_MAX = 16
 LOOKER_NS = 15 * SECOND
-"""Who has asked within this time, LOOKERS_MAX of them, is told when the process ends."""
+"""Clients that have asked within this time, at most LOOKERS_MAX, are told when the process ends."""
 
 NOTES_S = 1.0
 WINDOW = 6
-"""Notes of the pace that are kept: what is called recent is five seconds long."""
+"""Notes that are kept: recent means the last five seconds."""
 
 
 class StatusServer:
-    """`view(ended)` is what there is to see, `reply(route, frame)` sends, `refuse` counts what is
-    no look at this job, `note` is the recorder's."""
+    """`view(ended)` makes the status, `reply(route, frame)` sends it, `refuse` counts frames that
+    are no look at this job, `note` is the recorder's."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class StatusServer:
         self._failed = False
 
     def take(self, route: bytes, frame: bytes) -> None:
-        """One frame of somebody who looks. Never raises."""
+        """Take one frame of a client. Never raises."""
         now_ns = self._now_ns()
         if now_ns - self._second_ns >= SECOND:
             self._second_ns, self._answers = now_ns, 0
@@ -72,7 +71,7 @@ class StatusServer:
                 self._lookers.popitem(last=False)
 
     def farewell(self) -> None:
-        """The last word, to those who looked lately: a process that ends is none that is lost."""
+        """Tell recent clients that the process ends, so that they do not take it for lost."""
         fresh_ns = self._now_ns() - LOOKER_NS
         routes = [route for route, asked_ns in self._lookers.items() if asked_ns >= fresh_ns]
         if routes and (frame := self._made(ended=True)):
@@ -80,8 +79,8 @@ class StatusServer:
                 self._reply(route, frame)
 
     def _made(self, *, ended: bool) -> bytes:
-        """Empty where it cannot be made. Border: who looks must never stop who trains, so a bug in
-        what is shown is logged, once, and shows nothing."""
+        """The frame of a status; empty where it cannot be made. Border: a status client must never
+        stop training, so a bug here is logged, once, and nothing is sent."""
         try:
             return encode_view(self._view(ended))
         except Exception as error:
@@ -93,7 +92,7 @@ class StatusServer:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What had happened at a moment. `at_ns`: monotonic; `step_end_ns`: of the step, wall."""
+    """The counters at a moment. `at_ns`: monotonic; `step_end_ns`: end of the step, wall clock."""
 
     at_ns: int
     step: int

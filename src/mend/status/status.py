@@ -1,4 +1,4 @@
-"""Status: one frozen answer to "how is it going"."""
+"""Status: the state of a rank at one moment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SlowRack:
     ratio: float
     """Step time per token over that of its past, or of its peers."""
     probability: float
-    """That its own speed changed; 1.0 for a comparison with peers."""
+    """Probability that its own speed changed; 1.0 for a comparison with peers."""
     cause: str = ""
     """compute, link, input or unknown; empty: not validated (yet)."""
     link_to: int | None = None
@@ -108,26 +108,27 @@ class Status:
     """Rounds that the fragment of the newest commit had merged before it: what its momentum's ramp
     goes by."""
     outer_momentum: float = 0.0
-    """Of the newest commit's outer step."""
+    """Momentum of the newest commit's outer step."""
     codec: str = "float32"
-    """Of offers: what outer_step_compression_mode or payload_dtype came to."""
+    """Codec of offers, from outer_step_compression_mode or payload_dtype."""
     payload_bytes: int = 0
-    """Of all offers of weights that this rank has encoded; each is sent to every other rack."""
+    """Bytes of all offers of weights that this rank has encoded; each is sent to every other
+    rack."""
     moment_bytes: int = 0
-    """The same of the optimizer's moments, as they are averaged."""
+    """The same of the optimizer's moments that are averaged."""
     payload_bytes_fp32: int = 0
-    """That they would have had as fp32."""
+    """Bytes that the same offers would have as fp32."""
     residual_share: float = 0.0
-    """Of the newest offer: the part (length over length) that the codec left for a later one."""
+    """Part of the newest offer (length over length) that the codec left for a later one."""
     protection: str = "loopback"
     """What keeps others out: "keys", "loopback" (nobody else reaches this rack's port) or
     "insecure"."""
     log_lines_lost: int = 0
-    """Lines of the log that nobody took: its pipe was full, or closed."""
+    """Lines of the log that were lost: its pipe was full, or closed."""
     slow: tuple[SlowRack, ...] = ()
-    """Racks that are slow, as the coordinator has heard and judged, ascending."""
+    """Racks that are slow by the coordinator's verdicts, ascending."""
     joined_state: str = ""
-    """Of a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and why
+    """For a rack that joined a running job: "copied from rack 0 at step 124", or "fresh: " and why
     its optimizer and registered objects began anew; with objects of scope rack, where these are
     from. Empty: it began with the others."""
     mirror_bytes: int = 0

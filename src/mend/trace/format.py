@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct as Layout
 from struct import error as StructError
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -55,8 +55,8 @@ _LENGTH = Layout("!I")
 FILE_BYTES = _FILE.size
 HEAD_BYTES = _HEAD.size + _CHECK.size
 
-EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
-EFFECTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Effect)}
+EVENTS: dict[str, Any] = {kind.__name__: kind for kind in Event.__subclasses__()}
+EFFECTS: dict[str, Any] = {kind.__name__: kind for kind in Effect.__subclasses__()}
 
 
 class Header(Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -105,9 +105,6 @@ def first_difference(old: object, new: object, where: str) -> tuple[str, object,
     if type(old) is type(new):
         if isinstance(old, Struct):
             names = old.__struct_fields__
-            pairs = [(f".{name}", getattr(old, name), getattr(new, name)) for name in names]
-        elif is_dataclass(old):
-            names = tuple(field.name for field in fields(old))
             pairs = [(f".{name}", getattr(old, name), getattr(new, name)) for name in names]
         elif isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
             pairs = [(f"[{key!r}]", old[key], new[key]) for key in old]

@@ -81,9 +81,7 @@ def test_a_value_that_is_no_number_is_named(
         told(monkeypatch, **{name: value})
 
 
-def test_a_node_outside_of_its_own_list_is_a_contradiction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_outside_of_its_own_list_is_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="SLURM_NODEID=2: is no node of SLURM_JOB_NODELIST"):
         told(monkeypatch, SLURM_NODEID="2", SLURM_JOB_NODELIST="a[1-2]")
 

@@ -48,7 +48,7 @@ def test_what_is_wanted_is_fetched_once() -> None:
     assert started(pulls) == [offer(1)]
     assert pulls.flying(key(offer(1)))
     assert started(pulls) == []
-    assert pulls.landed(key(offer(1)), "", 0)
+    assert pulls.end_pull(key(offer(1)), "", 0)
     assert pulls.here(key(offer(1)))
     assert started(pulls) == []
     assert pulls.held() == [key(offer(1))]
@@ -67,9 +67,9 @@ def test_a_few_at_a_time_rounds_that_gather_first_then_the_oldest() -> None:
     first = started(pulls, named=frozenset({key(offer(3, 2))}))
     assert len(first) == FETCHES_MAX
     assert [(o.member.rack, o.seq) for o in first] == [(3, 2), (1, 1), (2, 1), (3, 1)]
-    pulls.landed(key(offer(3, 1)), "", 0)
+    pulls.end_pull(key(offer(3, 1)), "", 0)
     assert [(o.member.rack, o.seq) for o in started(pulls)] == [(1, 2)]
-    pulls.landed(key(offer(2, 1)), "", 0)
+    pulls.end_pull(key(offer(2, 1)), "", 0)
     assert [(o.member.rack, o.seq) for o in started(pulls)] == [(2, 2)]
 
 
@@ -111,7 +111,7 @@ def test_a_failed_pull_is_tried_again_each_time_twice_as_late() -> None:
     pulls, now_ns, wait_ns = pulls_of(offer(1)), 0, RETRY_NS_MIN
     for _ in range(8):
         assert started(pulls, now_ns) == [offer(1)]
-        assert pulls.landed(key(offer(1)), "gone", now_ns)
+        assert pulls.end_pull(key(offer(1)), "gone", now_ns)
         assert not pulls.here(key(offer(1)))
         assert pulls.dues_ns() == [now_ns + wait_ns]
         assert started(pulls, now_ns + wait_ns - 1) == []
@@ -123,13 +123,13 @@ def test_a_deadline_that_passed_while_all_lanes_are_busy_wakes_nobody() -> None:
     failed, *others = [offer(1, seq) for seq in range(1, FETCHES_MAX + 2)]
     pulls = pulls_of(failed)
     started(pulls)
-    pulls.landed(key(failed), "gone", 0)
+    pulls.end_pull(key(failed), "gone", 0)
     for each in others:
         pulls.want(key(each), each, mine=False)
     assert started(pulls, 0) == others
     assert started(pulls, SECOND) == []
     assert pulls.dues_ns() == []
-    pulls.landed(key(others[0]), "", SECOND)
+    pulls.end_pull(key(others[0]), "", SECOND)
     assert started(pulls, SECOND) == [failed]
 
 
@@ -138,7 +138,7 @@ def test_a_newer_header_does_not_start_the_pull_again() -> None:
     started(pulls)
     pulls.want(key(offer(1)), offer(1, applied=3), mine=False)
     assert started(pulls) == []
-    pulls.landed(key(offer(1)), "gone", 0)
+    pulls.end_pull(key(offer(1)), "gone", 0)
     assert started(pulls, SECOND) == [offer(1, applied=3)]
 
 
@@ -146,9 +146,9 @@ def test_bytes_under_way_are_freed_when_they_land() -> None:
     here, flying = offer(1), offer(2)
     pulls = pulls_of(here, flying)
     started(pulls)
-    pulls.landed(key(here), "", 0)
+    pulls.end_pull(key(here), "", 0)
     assert pulls.forget(key(here)), "to be freed now"
     assert not pulls.forget(key(flying)), "nothing is here to be freed"
-    assert not pulls.landed(key(flying), "", 0), "nobody wants it any more"
+    assert not pulls.end_pull(key(flying), "", 0), "nobody wants it any more"
     assert not pulls.forget(key(flying))
     assert pulls.wanted() == []

@@ -30,7 +30,7 @@ class Reader:
 
     def next(self, known: int) -> Portion:
         again = Again(AGAIN_NS, STRANGE_NS)
-        portion = self.flow.next(self.log, known, self.now_ns, again, self.log.portion)
+        portion = self.flow.next(self.log, known, self.now_ns, again)
         self.serial += 1
         self.flow.went(portion, self.serial, self.now_ns)
         return portion

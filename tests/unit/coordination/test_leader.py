@@ -11,14 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of
 from mend.consensus.log import Log
-from mend.consensus.records import (
-    RECORDS_FORMAT,
-    Commit,
-    Epoch,
-    Lineage,
-    Record,
-    checksums_of,
-)
+from mend.consensus.records import RECORDS_FORMAT, Commit, Epoch, Lineage, Record, checksums_of
 from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.coordination.flow import batch_ns
 from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions

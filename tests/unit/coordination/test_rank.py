@@ -8,16 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of
-from mend.consensus.records import (
-    Absent,
-    Drop,
-    Ended,
-    Epoch,
-    Mark,
-    Offer,
-    Record,
-    Snapshot,
-)
+from mend.consensus.records import Absent, Drop, Ended, Epoch, Mark, Offer, Record, Snapshot
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event

@@ -484,7 +484,7 @@ def slow(took_ns: int) -> tuple[Round, RoundInputs]:
     for look_ns in range(0, took_ns, ATTEMPT_STALL_NS):
         round_.advance(all_in, look_ns)  # it has stalled, as far as one knows; nothing is lost
     round_.advance(replace(all_in, held=held(0, 1)), took_ns)
-    round_.decided(took_ns)
+    round_.on_decided(took_ns)
     assert round_.advance(all_in, took_ns) is None
     assert (round_.phase, round_.attempt) == (Phase.GATHER, 1)
     return round_, all_in
@@ -513,7 +513,7 @@ def test_the_time_until_an_attempt_has_stalled_has_a_limit() -> None:
 def test_one_outage_is_no_measure_of_the_link() -> None:
     round_, all_in = slow(100 * SECOND)
     round_.advance(replace(all_in, held=held(0, 1)), 101 * SECOND)
-    round_.decided(101 * SECOND)
+    round_.on_decided(101 * SECOND)
     round_.advance(all_in, 101 * SECOND)
     assert round_.deadline_ns(all_in) == 101 * SECOND + ATTEMPT_STALL_NS
 
@@ -528,7 +528,7 @@ def test_a_stall_alone_is_no_reason_for_another_attempt(arrived: tuple[Offer, ..
 def test_after_the_decision_the_next_round_may_open() -> None:
     round_, all_in = gathering(offer(0), offer(1), racks=2)
     round_.advance(replace(all_in, held=held(0, 1)), 70 * MS)
-    round_.decided(80 * MS)
+    round_.on_decided(80 * MS)
     assert (round_.phase, round_.members, round_.attempt) == (Phase.IDLE, (), 0)
     assert round_.sync_time.value_ns == 80 * MS
     assert round_.quorum_time.value_ns == 0
@@ -584,7 +584,7 @@ def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt(
     made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
     assert isinstance(made, Commit)
     assert made.absent == gather.absent
-    round_.decided(GRACE_NS + 3 * SECOND)
+    round_.on_decided(GRACE_NS + 3 * SECOND)
     assert round_.absent == ()
 
 
@@ -662,7 +662,7 @@ def test_a_sharded_round_says_who_has_merged_how_many_of_its_slices() -> None:
     assert told(round_) == (1, True, (0, 1, 0, 2), [0, 1, 2, 3])
     commit = round_.advance(replace(scene, held=held(0, 1, 2)), 2 * MS)
     assert isinstance(commit, Commit)
-    round_.decided(3 * MS)
+    round_.on_decided(3 * MS)
 
 
 def test_two_members_are_a_mesh() -> None:
@@ -705,7 +705,7 @@ def test_results_that_differ_are_compared_in_a_mesh_and_the_next_round_shards_ag
     commit = round_.advance(replace(scene, held=held(0, 1, 2, 3, attempt=2)), 2 * MS)
     assert isinstance(commit, Commit)
     assert commit.reason == "all-in, 4 of 4 racks, sharded, then mesh: results differ"
-    round_.decided(3 * MS)
+    round_.on_decided(3 * MS)
     newer = tuple(offer(rack, 2, base=1, applied=1) for rack in range(4))
     round_.advance(replace(scene, version=1, offers=newer, arrived=newer), 4 * MS)
     assert told(round_)[1] is True

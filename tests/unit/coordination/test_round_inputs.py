@@ -27,8 +27,7 @@ from tests.unit.coordination.nouns import commit, genesis, log_of, member, offer
 
 
 @pytest.mark.parametrize(
-    ("times_ns", "fastest"),
-    [([25, 375, 26], 25), ([0, 375], 375), ([0, 0], 0), ([], 0)],
+    ("times_ns", "fastest"), [([25, 375, 26], 25), ([0, 375], 375), ([0, 0], 0), ([], 0)]
 )
 def test_the_window_goes_by_the_fastest_rack(times_ns: list[int], fastest: int) -> None:
     """It went by the slowest: beside a rack 15 times slower the others waited in every round, 540

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from mend.consensus.log import LogState
-from mend.coordination.events import (
-    FetchSlice,
-    FreeSlices,
-    MergeSlice,
-    SliceFetched,
-    SliceMerged,
-)
+from mend.coordination.events import FetchSlice, FreeSlices, MergeSlice, SliceFetched, SliceMerged
 from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.coordination.slices import KEPT_NS, Slices
 from mend.types import SECOND, Peer
@@ -50,7 +44,7 @@ def moved(slices: Slices, me: Peer = ME, now_ns: int = 0) -> list[FetchSlice | M
 def landed(slices: Slices, *pulls: tuple[int, int], error: str = "", now_ns: int = 0) -> None:
     for rack, seq in pulls:
         event = SliceFetched(0, 1, 1, rack, seq, error)
-        assert len(slices.fetched(event, False, now_ns)) == (error != "")
+        assert len(slices.on_fetched(event, False, now_ns)) == (error != "")
 
 
 def fetch(position: int, rack: int, seq: int) -> FetchSlice:
@@ -72,10 +66,10 @@ def test_a_member_pulls_its_slices_of_the_others_merges_them_and_then_pulls_thei
     landed(slices, (0, 1), (2, 1))
     assert moved(slices) == [], "one merge at a time"
     assert slices.report(0) is None
-    assert slices.merged(SliceMerged(0, 1, 1), ME) == []
+    assert slices.on_merged(SliceMerged(0, 1, 1), ME) == []
     assert slices.report(0) == Sliced(0, 1, 1, 1)
     assert moved(slices) == [merge(3)]
-    assert slices.merged(SliceMerged(0, 1, 1), ME) == []
+    assert slices.on_merged(SliceMerged(0, 1, 1), ME) == []
     assert slices.report(0) == Sliced(0, 1, 1, 2)
     assert slices.report(1) is None, "nobody has to know who holds the version"
     assert moved(slices) == [], "the others have not said that they have merged"
@@ -157,7 +151,7 @@ def test_a_pull_that_fails_is_tried_again_later_each_time() -> None:
 def test_behind_the_decision_a_pull_that_fails_ends_it_as_the_whole_can_be_copied() -> None:
     slices = begun()
     moved(slices)
-    slices.fetched(SliceFetched(0, 1, 1, 0, 1, "gone"), True, 0)
+    slices.on_fetched(SliceFetched(0, 1, 1, 0, 1, "gone"), True, 0)
     assert not slices.going(1)
     assert moved(slices, now_ns=SECOND) == []
 
@@ -174,7 +168,7 @@ def test_a_member_without_a_seat_or_a_merge_without_a_result_is_a_failure() -> N
     moved(slices)
     landed(slices, (0, 1), (2, 1))
     moved(slices)
-    assert slices.merged(SliceMerged(0, 1, 1, "no number"), ME)[0].kind == "merge-failed"
+    assert slices.on_merged(SliceMerged(0, 1, 1, "no number"), ME)[0].kind == "merge-failed"
     assert slices.report(0) == Sliced(0, 1, 1, failed=True)
     slices = begun()
     slices.failed(1, 2)
@@ -193,7 +187,7 @@ def test_what_comes_of_another_attempt_counts_for_nothing() -> None:
     assert {effect.attempt for effect in effects} == {2}
     slices.news(gather(merged=ALL))
     assert moved(slices) == [], "news of the first"
-    slices.merged(SliceMerged(0, 1, 1), ME)
+    slices.on_merged(SliceMerged(0, 1, 1), ME)
     assert slices.report(0) is None
 
 

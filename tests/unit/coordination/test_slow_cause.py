@@ -17,11 +17,11 @@ def measured(
 ) -> list[object]:
     """One benchmark, with a pull from every rack; returns what it comes to."""
     now_ns = 0
-    effects = search.validated(Validated(number, 9, gemm_ns, waited), LANES, now_ns)
+    effects = search.on_validated(Validated(number, 9, gemm_ns, waited), LANES, now_ns)
     for rack in sorted(LANES):
         assert effects == [Probe(number, rack, LANES[rack])], "one after another, ascending"
         now_ns += took_ns[rack]
-        effects = search.probed(Probed(number, rack), now_ns)
+        effects = search.on_probed(Probed(number, rack), now_ns)
     return list(effects)
 
 
@@ -75,8 +75,8 @@ def test_what_comes_late_belongs_to_no_verdict() -> None:
     (asked,) = search.begin(2.0)
     assert isinstance(asked, Validate)
     search.over()
-    assert search.validated(Validated(asked.number, 9, 30 * MS, -1), LANES, 0) == []
-    assert search.probed(Probed(asked.number, 0), 0) == []
+    assert search.on_validated(Validated(asked.number, 9, 30 * MS, -1), LANES, 0) == []
+    assert search.on_probed(Probed(asked.number, 0), 0) == []
     assert search.cause is None
     assert search.due_ns() == []
 
@@ -85,7 +85,7 @@ def test_pulls_end_after_a_second_and_none_begins_after_half_of_one() -> None:
     search = healthy()
     (asked,) = search.begin(2.0)
     assert isinstance(asked, Validate)
-    search.validated(Validated(asked.number, 9, 10 * MS, -1), LANES, 7)
+    search.on_validated(Validated(asked.number, 9, 10 * MS, -1), LANES, 7)
     assert search.tick(7 + PROBE_NS_MAX - 1) == []
     assert search.due_ns() == [7 + PROBE_NS_MAX]
     assert PROBES_NS < PROBE_NS_MAX
@@ -99,7 +99,7 @@ def test_a_verdict_before_there_is_anything_to_compare_with() -> None:
     search = CauseSearch(1, 0)
     (asked,) = search.begin(3.0)
     assert isinstance(asked, Validate)
-    effects = search.validated(Validated(asked.number, 9, 30 * MS, -1), {}, 0)
+    effects = search.on_validated(Validated(asked.number, 9, 30 * MS, -1), {}, 0)
     assert len(effects) == 1
     assert search.cause == Cause(UNKNOWN)
 
@@ -108,6 +108,6 @@ def test_a_pull_that_fails_says_nothing_of_the_link() -> None:
     search = healthy()
     (asked,) = search.begin(3.0)
     assert isinstance(asked, Validate)
-    search.validated(Validated(asked.number, 9, 10 * MS, -1), {0: LANES[0]}, 0)
-    search.probed(Probed(asked.number, 0, "no way there"), 900 * MS)
+    search.on_validated(Validated(asked.number, 9, 10 * MS, -1), {0: LANES[0]}, 0)
+    search.on_probed(Probed(asked.number, 0, "no way there"), 900 * MS)
     assert search.cause == Cause(UNKNOWN)

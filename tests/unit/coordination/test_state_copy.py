@@ -38,7 +38,7 @@ def joiner(found: StateCopy | None = None) -> StateCopies:
 
 def test_a_donor_serves_its_copy_as_long_as_it_is_asked() -> None:
     donor = StateCopies(Peer(0, 0))
-    donor.taken(StateTaken(JOINER, 7, 10, digest(7)))
+    donor.on_taken(StateTaken(JOINER, 7, 10, digest(7)))
     asked: dict[str, Any] = {"asked": (JOINER,)}
     assert donor.read(rank_orders(1, **asked), log()) == [AskedState((JOINER,))]
     assert donor.read(rank_orders(1, **asked), log()) == []
@@ -49,7 +49,7 @@ def test_a_donor_serves_its_copy_as_long_as_it_is_asked() -> None:
 
 def test_a_refusal_is_said_as_long_as_the_rack_is_there() -> None:
     donor = StateCopies(Peer(0, 0))
-    donor.taken(StateTaken(JOINER, 7, 0, "", "a hook"))
+    donor.on_taken(StateTaken(JOINER, 7, 0, "", "a hook"))
     donor.read(rank_orders(1), log())
     assert [each.refused for each in donor.given.values()] == ["a hook"]
     donor.read(rank_orders(2), log(0, 1))
@@ -61,7 +61,7 @@ def test_a_joiner_pulls_its_part_once() -> None:
     lane = log().seats[0].lanes[0]
     assert twin.pull(log(), 0) == [CopyState(DONOR, 7, 10, digest(7), lane)]
     assert twin.pull(log(), 0) == [], "it is under way"
-    assert twin.copied(StateCopied(DONOR, 7, digest(7)), 0) == []
+    assert twin.on_copied(StateCopied(DONOR, 7, digest(7)), 0) == []
     assert twin.pull(log(), 0) == [], "it is here"
 
 
@@ -69,10 +69,10 @@ def test_a_joiner_that_asks_once_more_pulls_once_more() -> None:
     """Another rank of its rack has pulled what another donor copied."""
     twin = joiner(copy())
     twin.pull(log(), 0)
-    twin.copied(StateCopied(DONOR, 7, digest(7)), 0)
+    twin.on_copied(StateCopied(DONOR, 7, digest(7)), 0)
     twin.read(rank_orders(2, copy=copy(1, 9)), log())
     assert twin.pull(log(), 0) == []
-    twin.wanting(True)
+    twin.set_wanted(True)
     (pull,) = twin.pull(log(), 0)
     assert isinstance(pull, CopyState)
     assert (pull.donor, pull.step) == (member(1), 9)
@@ -88,7 +88,7 @@ def test_a_pull_that_fails_is_tried_again_later_and_another_donors_at_once() -> 
     twin, now_ns = joiner(copy()), 0
     for number in range(TRIES_MAX):
         assert len(twin.pull(log(), now_ns)) == 1
-        (note,) = twin.copied(StateCopied(DONOR, 7, digest(7), "stalled"), now_ns)
+        (note,) = twin.on_copied(StateCopied(DONOR, 7, digest(7), "stalled"), now_ns)
         assert "stalled" in str(note)
         assert twin.pull(log(), now_ns) == []
         assert bool(twin.due_ns()) == (number + 1 < TRIES_MAX)
@@ -110,7 +110,7 @@ def test_a_refusal_ends_it_with_the_reason() -> None:
 def test_a_donor_that_has_left_is_not_asked() -> None:
     twin = joiner(copy())
     twin.pull(log(), 0)
-    twin.copied(StateCopied(DONOR, 7, digest(7), "the connection broke"), 0)
+    twin.on_copied(StateCopied(DONOR, 7, digest(7), "the connection broke"), 0)
     assert twin.due_ns() != []
     assert twin.pull(log(1, 2), 10 * SECOND) == []
     assert twin.due_ns() == [], "or it would be due for ever"

@@ -29,10 +29,10 @@ def test_a_merge_begins_with_a_measurement_and_has_the_total_in_the_end() -> Non
     assert sums.towards(merge()) == Measure(0, 1, 1, MEMBERS, WEIGHTS, verify=False)
     assert sums.partial(0, newest=0) is None
     assert sums.towards(merge()) is None, "one at a time"
-    sums.measured(Measured(0, 1, 1, b"mine"))
+    sums.on_measured(Measured(0, 1, 1, b"mine"))
     assert sums.partial(0, newest=0) == Partial(0, 1, 1, b"mine")
     assert sums.towards(merge()) is None, "the leader has not answered"
-    sums.told(Total(0, 1, 1, b"all"))
+    sums.take_total(Total(0, 1, 1, b"all"))
     assert sums.towards(merge()) == merge(total=b"all")
     assert sums.partial(0, newest=0) is None, "the leader has what it needs"
     assert sums.towards(merge()) == merge(total=b"all"), "a merge that failed is tried again"
@@ -41,13 +41,13 @@ def test_a_merge_begins_with_a_measurement_and_has_the_total_in_the_end() -> Non
 def test_another_attempt_or_another_version_is_measured_anew() -> None:
     sums = Sums()
     sums.towards(merge())
-    sums.measured(Measured(0, 1, 1, b"mine"))
-    sums.told(Total(0, 1, 1, b"all"))
+    sums.on_measured(Measured(0, 1, 1, b"mine"))
+    sums.take_total(Total(0, 1, 1, b"all"))
     assert sums.towards(merge(attempt=2)) == Measure(0, 1, 2, MEMBERS, WEIGHTS, verify=True)
-    sums.measured(Measured(0, 1, 1, b"late"))
+    sums.on_measured(Measured(0, 1, 1, b"late"))
     assert sums.partial(0, newest=0) is None, "what an earlier attempt measured is nothing now"
-    sums.measured(Measured(0, 1, 2, b"second"))
-    sums.told(Total(0, 1, 1, b"all"))
+    sums.on_measured(Measured(0, 1, 2, b"second"))
+    sums.take_total(Total(0, 1, 1, b"all"))
     assert sums.towards(merge(attempt=2)) is None, "nor is its total"
     assert isinstance(sums.towards(merge(version=2)), Measure)
 
@@ -55,7 +55,7 @@ def test_another_attempt_or_another_version_is_measured_anew() -> None:
 def test_a_measurement_that_failed_is_made_again() -> None:
     sums = Sums()
     sums.towards(merge())
-    sums.measured(Measured(0, 1, 1, b"", error="an input was spoiled"))
+    sums.on_measured(Measured(0, 1, 1, b"", error="an input was spoiled"))
     assert sums.partial(0, newest=0) is None
     assert isinstance(sums.towards(merge()), Measure)
 
@@ -63,8 +63,8 @@ def test_a_measurement_that_failed_is_made_again() -> None:
 def test_an_empty_total_is_the_end() -> None:
     sums = Sums()
     sums.towards(merge())
-    sums.measured(Measured(0, 1, 1, b"mine"))
-    sums.told(Total(0, 1, 1, b""))
+    sums.on_measured(Measured(0, 1, 1, b"mine"))
+    sums.take_total(Total(0, 1, 1, b""))
     assert sums.phase is Phase.NEVER
     assert sums.towards(merge()) is None
     assert sums.partial(0, newest=0) is None
@@ -74,15 +74,15 @@ def test_an_empty_total_is_the_end() -> None:
 def test_a_version_that_is_here_needs_no_sums() -> None:
     sums = Sums()
     sums.towards(merge())
-    sums.measured(Measured(0, 1, 1, b"mine"))
+    sums.on_measured(Measured(0, 1, 1, b"mine"))
     assert sums.partial(0, newest=1) is None
 
 
 def test_a_total_that_was_not_asked_for_is_not_read() -> None:
     sums = Sums()
-    sums.told(Total(0, 1, 1, b"all"))
+    sums.take_total(Total(0, 1, 1, b"all"))
     assert isinstance(sums.towards(merge()), Measure)
-    sums.told(Total(0, 1, 1, b"all"))
+    sums.take_total(Total(0, 1, 1, b"all"))
     assert sums.phase is Phase.MEASURING
 
 
@@ -110,7 +110,7 @@ class Rack:
         return self.totals.collect(self.reports)
 
     def told(self) -> tuple[Total, ...]:
-        return self.totals.told(self.reports)
+        return self.totals.current(self.reports)
 
 
 def test_the_leader_adds_once_all_have_measured_in_rank_order() -> None:
@@ -122,7 +122,7 @@ def test_the_leader_adds_once_all_have_measured_in_rank_order() -> None:
     assert rack.collect() == [Sum(0, 1, 1, (b"rank0", b"rank1", b"rank2"))]
     assert rack.collect() == [], "once"
     assert rack.told() == ()
-    assert rack.totals.summed(Summed(0, 1, 1, b"all")) == []
+    assert rack.totals.on_summed(Summed(0, 1, 1, b"all")) == []
     assert rack.told() == (Total(0, 1, 1, b"all"),)
     assert rack.collect() == []
 
@@ -143,7 +143,7 @@ def test_the_total_is_repeated_until_every_rank_holds_the_version() -> None:
     rack.has(0)
     rack.has(1)
     rack.collect()
-    rack.totals.summed(Summed(0, 1, 1, b"all"))
+    rack.totals.on_summed(Summed(0, 1, 1, b"all"))
     rack.say(0, partials=())  # has read it
     rack.holds(0, 1)
     assert rack.told() == (Total(0, 1, 1, b"all"),)
@@ -158,9 +158,9 @@ def test_a_total_of_an_attempt_that_is_over_is_not_told() -> None:
     rack.has(0, attempt=2)
     (second,) = rack.collect()
     assert second.attempt == 2
-    rack.totals.summed(Summed(0, 1, 1, b"first"))
+    rack.totals.on_summed(Summed(0, 1, 1, b"first"))
     assert rack.told() == ()
-    rack.totals.summed(Summed(0, 1, 2, b"second"))
+    rack.totals.on_summed(Summed(0, 1, 2, b"second"))
     assert rack.told() == (Total(0, 1, 2, b"second"),)
 
 
@@ -187,7 +187,7 @@ def test_a_rank_that_lost_the_version_after_all_had_it_is_answered() -> None:
     rack.has(0)
     rack.has(1)
     rack.collect()
-    rack.totals.summed(Summed(0, 1, 1, b"all"))
+    rack.totals.on_summed(Summed(0, 1, 1, b"all"))
     rack.holds(0, 1)
     rack.holds(1, 1)
     assert rack.told() == ()
@@ -197,7 +197,7 @@ def test_a_rank_that_lost_the_version_after_all_had_it_is_answered() -> None:
     alone = Rack(1)
     alone.has(0)
     alone.collect()
-    alone.totals.summed(Summed(0, 1, 1, b"all"))
+    alone.totals.on_summed(Summed(0, 1, 1, b"all"))
     alone.holds(0, 1)
     assert alone.told() == ()
     alone.say(0, versions=(0,))
@@ -209,7 +209,7 @@ def test_partials_that_cannot_be_added_are_told_as_nothing() -> None:
     rack = Rack(1)
     rack.has(0, b"garbage")
     rack.collect()
-    (note,) = rack.totals.summed(Summed(0, 1, 1, b"", error="WireError: no sums"))
+    (note,) = rack.totals.on_summed(Summed(0, 1, 1, b"", error="WireError: no sums"))
     assert isinstance(note, Note)
     assert note.kind == "sums-failed"
     assert note.fields["error"] == "WireError: no sums"

@@ -25,15 +25,7 @@ from mend.consensus.records import (
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Effect, Finished, Heard, Send, Tick
-from mend.coordination.messages import (
-    Gather,
-    Message,
-    Orders,
-    Prepare,
-    Report,
-    Retire,
-    Vote,
-)
+from mend.coordination.messages import Gather, Message, Orders, Prepare, Report, Retire, Vote
 from mend.types import PERSON, SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.job import held_of
 from tests.unit.coordination.nouns import (

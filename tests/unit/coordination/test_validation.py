@@ -119,8 +119,7 @@ def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
 
 
 ANEW = replace(
-    lineage(FIRST, [], versions=[0] * FRAGMENTS),
-    digests=((digest(1), digest(2)),) * FRAGMENTS,
+    lineage(FIRST, [], versions=[0] * FRAGMENTS), digests=((digest(1), digest(2)),) * FRAGMENTS
 )
 MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"records": (commit(1, [], fragment=3, ranks=RANKS),)}, "a Commit of fragment 3"),
@@ -190,13 +189,15 @@ def test_the_first_difference_is_named() -> None:
     ):
         found = first_difference(lowest, hello(1, facts=facts))
         assert found is not None
-        assert found.noted() == said
-        assert found.said() == f"{said.partition(' and ')[0]} and not here", "not the right value"
+        assert found.for_log() == said
+        assert found.for_sender() == f"{said.partition(' and ')[0]} and not here", (
+            "not the right value"
+        )
     assert first_difference(lowest, hello(1, facts=lowest.facts)) is None
     older = hello(1, facts=lowest.facts, max_age=7)
     found = first_difference(lowest, older)
     assert found is not None
-    assert found.said() == "max_age is 7 there and not here"
+    assert found.for_sender() == "max_age is 7 there and not here"
 
 
 def test_a_parameter_that_one_rack_lacks_is_named_before_those_that_it_moves() -> None:

@@ -55,7 +55,7 @@ def test_a_changed_field_is_found_deep_inside() -> None:
     entries = recorded()
     sent = entries[2].effects
     wrong = [
-        replace(e, body=structs.replace(e.body, step=9))
+        structs.replace(e, body=structs.replace(e.body, step=9))
         if isinstance(e, Send) and isinstance(e.body, RankReport)
         else e
         for e in sent

@@ -4,7 +4,7 @@ Drawn are scenarios, not single events. Each seed enables its own few kinds of f
 intensity (swarm testing, Groce et al. 2012: with all of them always on, most runs look alike), in
 small rosters and short runs, and now and then a plot: a story of several faults that uniform chance
 would hardly ever tell, such as a coordinator that dies right behind its n-th message. Some seeds
-are a story as a whole, with a job long enough for it: see `sagas` and `returns`.
+are a story as a whole, with a job long enough for it: see `scripted_faults`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from mend.consensus.log import RECORDS_KEPT
 from mend.coordination.round import SLICED_MIN
 from mend.fragment.apply import Alignment
 from mend.sim.faults import SPOILT
-from mend.sim.returns import lost, returns
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
-from mend.sim.scripted_faults import saga
-from mend.sim.slow_story import slowed, together
+from mend.sim.scripted_faults import PATIENCE_NS, scripted, together
 from mend.types import MS, SECOND
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
@@ -63,10 +61,6 @@ LOCKSTEP_SURVIVES_NOT = ("crash", "restart")
 LOSSY = ("bfloat16", "int8", "int4", "e3m0", "topk")
 VARYING = ("powersgd-1", "sparse")
 """Codecs whose offers say their sizes; the first has a state."""
-
-PATIENCE_NS = 20 * SECOND
-"""What a patient job adds to the time that all racks need for their training."""
-
 
 SHARDED_SHARE = 0.5
 """Of the seeds in which racks can merge a slice each: those in which they do."""
@@ -121,8 +115,7 @@ def _script(scenario: Scenario) -> dict[str, object]:
 
 
 def _drawn(seed: int, fixed: Mapping[str, Any] | None) -> Scenario:
-    story = None if fixed else returns(seed) or saga(seed) or lost(seed) or slowed(seed)
-    if story is not None:
+    if not fixed and (story := scripted(seed)):
         return story
     rng = random.Random(seed)
     scenario = _workload(seed, rng)
@@ -214,13 +207,9 @@ def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scena
     return dataclasses.replace(scenario, **fixed)
 
 
-def _targets(scenario: Scenario) -> list[int]:
-    return [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
-
-
 def _fault(kind: str, scenario: Scenario, rng: random.Random) -> Fault:
     """One fault of a kind. Some wait for a message instead of a time."""
-    length_ns, targets = scenario.length_ns, _targets(scenario)
+    length_ns, targets = scenario.length_ns, scenario.targets
     begin_ns = rng.randint(0, length_ns)
     end_ns = begin_ns + rng.randint(50 * MS, max(3 * SECOND, length_ns // 2))
     amount = rng.choice(AMOUNTS.get(kind, (0,)))
@@ -272,13 +261,9 @@ def _plot(scenario: Scenario, rng: random.Random) -> list[Fault]:
     return plot(scenario, rng)
 
 
-def _first_coordinator(scenario: Scenario) -> int:
-    return WITNESS_TARGET if scenario.witness else 0
-
-
 def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
     """The coordinator goes right behind one of its orders; its successor perhaps soon after."""
-    head = _first_coordinator(scenario)
+    head = scenario.founder
     kind = rng.choice(("crash", "crash", "restart", "restart", "freeze"))
     length_ns = rng.randint(500 * MS, 4 * SECOND)
     after = rng.choice(("Orders", "Orders", "Report" if head == 0 else "Orders"))
@@ -294,7 +279,7 @@ def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 def _quarrel(scenario: Scenario, rng: random.Random) -> list[Fault]:
     """One partition after the other, each another way, with hardly any time between."""
-    targets, faults, now_ns = _targets(scenario), [], rng.randint(0, scenario.length_ns // 2)
+    targets, faults, now_ns = scenario.targets, [], rng.randint(0, scenario.length_ns // 2)
     for _ in range(rng.randint(2, 4)):
         racks = tuple(sorted(rng.sample(targets, rng.randint(1, max(1, len(targets) - 1)))))
         length_ns = rng.randint(300 * MS, 3_500 * MS)
@@ -305,7 +290,7 @@ def _quarrel(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 def _deaf(scenario: Scenario, rng: random.Random) -> list[Fault]:
     """Right behind one message the sender is heard no more, or hears no more."""
-    targets = _targets(scenario)
+    targets = scenario.targets
     a = rng.choice(targets)
     after, nth = rng.choice(MESSAGES), rng.randint(1, 40)
     length_ns = rng.randint(200 * MS, 4 * SECOND)
@@ -316,7 +301,7 @@ def _deaf(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 def _comings_and_goings(scenario: Scenario, rng: random.Random) -> list[Fault]:
     """Racks are started again one after the other, some twice."""
-    targets, faults, now_ns = _targets(scenario), [], rng.randint(0, scenario.length_ns)
+    targets, faults, now_ns = scenario.targets, [], rng.randint(0, scenario.length_ns)
     for _ in range(rng.randint(2, 3)):
         length_ns = rng.randint(50 * MS, 3 * SECOND)
         faults.append(Fault("restart", now_ns, now_ns + length_ns, rng.choice(targets)))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from mend.errors import Diverged, GaveUp, Refused, StartTimeout
 from mend.sim.agreement import is_held, is_quorum, is_seated
 from mend.sim.faults import SPOILT, target
-from mend.sim.returns import VOTES_NS
 from mend.sim.scenario import SHUTDOWN_NS
+from mend.sim.scripted_faults import VOTES_NS
 from mend.types import SECOND, WITNESS, Peer
 
 if TYPE_CHECKING:

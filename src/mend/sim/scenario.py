@@ -120,13 +120,22 @@ class Scenario:
             if count != self.racks:
                 text = f"{count} values for {self.racks} racks"
                 raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
-        there = {-1, *range(self.racks), *([WITNESS_TARGET] if self.witness else [])}
         for fault in self.faults:
             named = {fault.a, *fault.racks, *([fault.b] if fault.kind != "crash" else [])}
-            if absent := sorted(named - there):
+            if absent := sorted(named - {-1, *self.targets}):
                 text = f"{self.racks} racks, {'a' if self.witness else 'no'} witness, no {absent}"
                 remedy = "Name racks that there are; the witness is mend.sim.WITNESS."
                 raise ConfigError("faults", fault, text, remedy)
+
+    @property
+    def targets(self) -> list[int]:
+        """What a fault may name: the racks, then the witness."""
+        return [*range(self.racks), *([WITNESS_TARGET] if self.witness else [])]
+
+    @property
+    def founder(self) -> int:
+        """The target that coordinates at first."""
+        return WITNESS_TARGET if self.witness else 0
 
     @property
     def moment_periods(self) -> dict[int, int]:

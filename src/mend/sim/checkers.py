@@ -78,9 +78,6 @@ class Checkers:
         self.agreement.enter(process, [each for each in machines if each is not None])
         process.looked = self.agreement.looked
 
-    def died(self, process: Process) -> None:
-        self.agreement.died()
-
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
         ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.weights]
         if process.me in self.ranks:

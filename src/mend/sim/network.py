@@ -89,6 +89,11 @@ class Network:
             self.broken.felt["stale"] += 1
             self._deliver(process, envelope, INSIDE_NS)
 
+    def leave(self, process: Process) -> None:
+        """It is no longer found."""
+        self.where.pop(process.address, None)
+        self.lanes.pop(process.lane, None)
+
     def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
         broken = self.broken
         if broken.silent(here, there) or broken.loses(here, there):

@@ -43,11 +43,10 @@ from mend.sim.checkers import Checkers
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.generate import draw
 from mend.sim.loop import Loop
-from mend.sim.moments import Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
-from mend.sim.optimizer import Adam
-from mend.sim.process import THREAD_HOP_NS, Collective, Process, Training, WatchedState
+from mend.sim.optimizers import Adam, Moments
+from mend.sim.process import START_NS, THREAD_HOP_NS, Collective, Process, Training, WatchedState
 from mend.sim.scenario import (
     FOR_EVER,
     OFFERS_BEFORE,
@@ -65,7 +64,6 @@ HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
 
 DETECT_NS = 2 * SECOND
-START_NS = 30 * SECOND
 STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
 EVICT_NS = 8 * SECOND
@@ -80,10 +78,6 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
     count = scenario.fragments * (1 + len(scenario.moment_periods))
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
-
-
-CUT_NS = 20 * SECOND
-"""How long a simulated script waits for the others in a checkpoint."""
 
 
 def _progress(tracks: Sequence[FragmentState]) -> Progress:
@@ -140,7 +134,12 @@ class World(Writer):
         self.witness: Process | None = None
         self.away: set[int] = set()
         """Targets that died and are to be started again."""
-        self._build()
+        self._founder = Peer(WITNESS if self.scenario.witness else 0, 0)
+        """The first coordinator."""
+        if self.scenario.witness:
+            self._build_witness()
+        for rack in range(self.scenario.racks):
+            self._build_rack(rack)
 
     def run(self, *, first: bool = False) -> SimulationReport:
         """To the end of every live training loop, then the verdict. `first`: or to the first
@@ -196,17 +195,6 @@ class World(Writer):
 
     # -------------------------------------------------------------- building
 
-    def _build(self) -> None:
-        if self.scenario.witness:
-            self._build_witness()
-        for rack in range(self.scenario.racks):
-            self._build_rack(rack)
-
-    @property
-    def _founder(self) -> Peer:
-        """Who coordinates at first."""
-        return Peer(WITNESS, 0) if self.scenario.witness else Peer(0, 0)
-
     def _coordinates(self, me: Peer) -> CoordinatorParts:
         options = CoordinatorOptions(
             self.scenario.racks, HEARTBEAT_MS * MS, DETECT_NS, first=me == self._founder
@@ -216,12 +204,8 @@ class World(Writer):
     def _build_witness(self) -> None:
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
-        made_of = Parts(
-            me,
-            member,
-            coordinator=self._coordinates(me),
-            records_kept=self.scenario.records_kept,
-        )
+        kept = self.scenario.records_kept
+        made_of = Parts(me, member, coordinator=self._coordinates(me), records_kept=kept)
         tape = self._tape(self.witness, made_of)
         self.witness.watch = self.checkers.noted
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
@@ -235,23 +219,20 @@ class World(Writer):
             for rank in range(scenario.ranks)
         ]
         collective = Collective(scenario.ranks)
-        parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
-        genesis = [[track.anchor for track in tracks] for _, tracks in parts]
-        policy = self._policy(len(parts[0][1]))
-        for rank, process in enumerate(processes):
-            parameters, tracks = parts[rank]
-            own = tuple(anchor.digest for anchor in genesis[rank])
+        models = [self._model(rack, rank) for rank in range(scenario.ranks)]
+        digests = [tuple(track.anchor.digest for track in tracks) for _, tracks in models]
+        policy = self._policy(len(digests[0]))
+        for process, (parameters, tracks), own in zip(processes, models, digests, strict=True):
             resume = self._resume(tracks)
             rank_machine = RankParts(self._rank_options(), own, resume.versions if resume else ())
             made_of = Parts(process.me, member, rank_machine)
-            if rank == 0:
+            if process.me.rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
-                digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
-                hello = Hello(seat, policy, (("model", "sim"),), digests, resume=resume)
+                by_fragment = tuple(zip(*digests, strict=True))
+                hello = Hello(seat, policy, (("model", "sim"),), by_fragment, resume=resume)
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
-                coordinates = self._coordinates(process.me)
-                kept = self.scenario.records_kept
+                coordinates, kept = self._coordinates(process.me), scenario.records_kept
                 made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
             self._start(process, processes, made_of, parameters, tracks, policy, collective)
 
@@ -272,7 +253,9 @@ class World(Writer):
         trainer = EvictableTrainer(
             process.member,
             policy,
-            self._step_options(),
+            StepOptions(
+                scenario.overlapped, scenario.alignment, 0.5, GIVE_UP_NS, scenario.shutdown_ns
+            ),
             tracks,
             published,
             now_ns=process.now_ns,
@@ -300,12 +283,11 @@ class World(Writer):
             trainer,
             collective,
             parameters,
-            steps=scenario.steps[number],
-            step_ns=scenario.step_ns[number],
-            start_ns=START_NS,
+            scenario,
             update=partial(self._update, number, updates=self._updates(number)),
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
+            begin_again=self._begin_again,
         )
         self._prepare(training, tracks)
         held.append(training)
@@ -315,9 +297,6 @@ class World(Writer):
         self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
-
-    def _product_ns(self, process: Process) -> int:
-        return MS * self.broken.slower(target(process.me.rack))
 
     def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
         process.tape = MemoryTape(made_of) if self.record else None
@@ -333,7 +312,7 @@ class World(Writer):
     def _leaders(self, but: int) -> tuple[Peer, ...]:
         return tuple(Peer(rack, 0) for rack in range(self.scenario.racks) if rack != but)
 
-    def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
+    def _model(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
         scenario = self.scenario
         whose = 0 if scenario.first else rack  # racks that resume have one anchor
         generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
@@ -354,24 +333,19 @@ class World(Writer):
             track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
         return list(model), tracks
 
-    def _moments(self) -> tuple[MomentFragments, ...]:
-        periods = self.scenario.moment_periods.values()
-        return tuple(MomentFragments(self.scenario.fragments, period) for period in periods)
-
     def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
-        process, training.begin_again = training.process, self._begin_again
+        process = training.process
         training.trainer.life.started_ns -= self.scenario.restart_ns
         if self.scenario.validates:
-            product_ns = partial(self._product_ns, process)
-            benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
+            benchmark = MicroBenchmark(
+                process.now_ns,
+                training.post,
+                lambda: MS * self.broken.slower(target(process.me.rack)),
+                None,
+            )
             training.rank.benchmark = training.trainer.benchmark = benchmark
         if self.scenario.carries:
             training.carry(Moments(training.parameters, process.me.rank), process.note)
-        training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
-        training.cut_writes_ns = self.scenario.cut_writes_ns
-        training.batch = self.scenario.batch
-        rack = process.me.rack
-        training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())
 
@@ -404,9 +378,14 @@ class World(Writer):
             0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
         )
         codec = codec_named(scenario.payload)
-        in_weights = keeps_in_weights(codec, scenario.alignment)
-        rules = codec, MERGES[scenario.merge](), outer, scenario.max_age, in_weights
-        return Spoiler(partial(self.broken.spoils, rack), *rules)
+        return Spoiler(
+            partial(self.broken.spoils, rack),
+            codec,
+            MERGES[scenario.merge](),
+            outer,
+            max_age=scenario.max_age,
+            in_weights=keeps_in_weights(codec, scenario.alignment),
+        )
 
     def _rank_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
@@ -430,15 +409,11 @@ class World(Writer):
             EVICT_NS,
             restart_attests=True,
             expected=s.expected,
-            moments=self._moments(),
+            moments=tuple(MomentFragments(s.fragments, p) for p in s.moment_periods.values()),
             acts=s.acts,
             evicts=s.evicts,
             sharded=s.sharded,
         )
-
-    def _step_options(self) -> StepOptions:
-        s = self.scenario
-        return StepOptions(s.overlapped, s.alignment, 0.5, GIVE_UP_NS, s.shutdown_ns)
 
     # -------------------------------------------------------------- breaking
 
@@ -462,7 +437,7 @@ class World(Writer):
         if not process.dead and not process.stopped:
             process.crash()
             self.broken.felt[kind] += 1
-            self.checkers.died(process)
+            self.checkers.agreement.died()
 
     def _restart(self, fault: Fault) -> None:
         """A new process with a new incarnation and no memory. One that ended stays so."""
@@ -526,12 +501,8 @@ class World(Writer):
     def _say_retired(self, gone: Member) -> None:
         for process in self.processes():
             if process.host is not None and process.me.rank == 0:
-                process.later(
-                    0,
-                    partial(
-                        process.host.heard, Peer(PERSON, 0), 0, Retire(gone.rack, life_of(gone))
-                    ),
-                )
+                retire = Retire(gone.rack, life_of(gone))
+                process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, retire))
 
     def processes(self) -> list[Process]:
         """Of every rack and the witness in their newest lives."""

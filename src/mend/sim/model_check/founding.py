@@ -14,17 +14,16 @@ from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import epoch_of, number_of, owner_of
+from mend.consensus.epochs import epoch_of, number_of
 from mend.consensus.log import Log, witness_votes
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AcceptorState, Commit, Genesis, Record, Seat
+from mend.consensus.records import Commit, Genesis, Record, Seat
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.messages import Orders, Prepare
 from mend.sim.model_check.explore import Found, Progress, Search
 from mend.sim.model_check.membership import policy, seat
-from mend.sim.model_check.parts import LogShot, Table
-from mend.sim.model_check.state import Broken, word
+from mend.sim.model_check.parts import AcceptorShot, LogShot, ProposerShot, Snapshots
+from mend.sim.model_check.state import Broken, epoch_name, word
 from mend.types import WITNESS, Member, Peer
 
 LATER_NS = 1 << 40
@@ -46,16 +45,10 @@ class Bounds:
     lineages: bool = False
 
 
-class Vote(NamedTuple):
-    log: int
-    promised: int
-    accepted: int
-
-
 class Ear(NamedTuple):
     """A follower without its times: whether orders, and signs of a living job, were ever heard."""
 
-    vote: Vote
+    vote: AcceptorShot
     coordinator: Peer
     orders: bool = False
     lives: bool = False
@@ -65,23 +58,13 @@ class Ear(NamedTuple):
     heard: tuple[int, int] = (0, 0)
 
 
-class Right(NamedTuple):
-    """A proposer; `acceptor_states` are what it has heard."""
-
-    log: int
-    epoch: int
-    leading: bool
-    opening: int
-    acceptor_states: tuple[tuple[Member, int], ...] = ()
-
-
-IDLE = Right(0, 0, False, 0)
+IDLE = ProposerShot(0, 0, False, 0)
 
 
 class Node(NamedTuple):
     life: int
     ear: Ear
-    right: Right
+    right: ProposerShot
     held: int = -1
     """The version that it holds; looked at by `lineages` only."""
 
@@ -140,22 +123,20 @@ Step = tuple[str, State | str]
 """A sentence, and what came of it: the state, or which invariant it breaks."""
 
 
-class ModelWorld:
-    """All steps, and what must hold behind each."""
+class ModelWorld(Snapshots):
+    """All steps, and what must hold after each."""
 
     def __init__(self, bounds: Bounds) -> None:
+        super().__init__()
         self.bounds = bounds
         self.racks = [*range(bounds.racks), *([WITNESS] if bounds.witness else [])]
         self.founder = Peer(WITNESS if bounds.witness else 0, 0)
-        self.records: Table[Record] = Table()
-        self.logs: Table[LogShot] = Table()
-        self.acceptor_states: Table[AcceptorState] = Table()
         self.logs.number(LogShot((), 0))
-        self.log: Callable[[int], Log] = cache(self._log)
         self.hears: Callable[[Member, Ear, Said, bool, int], Ear | None] = cache(self._hears)
         self.promises: Callable[[Member, Ear, Asked, bool], tuple[Ear, int] | None]
         self.promises = cache(self._promises)
-        self.counts: Callable[..., Right] = cache(self._counts)
+        self.counts: Callable[..., ProposerShot] = cache(self._counts)
+        self.report: Callable[[AcceptorShot], int] = cache(self._report)
 
     def start(self) -> State:
         nodes = tuple(self._born(rack, 1) for rack in self.racks)
@@ -166,19 +147,8 @@ class ModelWorld:
 
     # -------------------------------------------------------------- snapshots
 
-    def _log(self, number: int) -> Log:
-        shot, log = self.logs[number], Log()
-        log.put(0, (self.records[record] for record in shot.records))
-        log.decide(shot.decided)
-        return log
-
-    def _keep(self, log: Log) -> int:
-        records = tuple(self.records.number(record) for record in log.after(0))
-        return self.logs.number(LogShot(records, log.decided))
-
     def _follower(self, member: Member, ear: Ear) -> Follower:
-        acceptor = Acceptor(self.log(ear.vote.log).copy(), ear.vote.promised, ear.vote.accepted)
-        follower = Follower(member, acceptor, ear.coordinator, LATER_NS)
+        follower = Follower(member, self.acceptor(ear.vote), ear.coordinator, LATER_NS)
         follower.orders_ns = 0 if ear.orders else None
         follower.lives_ns = 0 if ear.lives else None
         follower.life, follower.founds, follower.pledged = ear.life, ear.founds, ear.pledged
@@ -186,38 +156,16 @@ class ModelWorld:
         return follower
 
     def _ear(self, follower: Follower) -> Ear:
-        acceptor = follower.acceptor
-        vote = Vote(self._keep(acceptor.log), acceptor.promised, acceptor.accepted)
-        heard = follower.orders_ns is not None, follower.lives_ns is not None
-        return Ear(
-            vote,
-            follower.coordinator,
-            *heard,
-            follower.life,
-            follower.founds,
-            follower.pledged,
-            follower.heard,
-        )
+        vote, heard = self.shot_of_acceptor(follower.acceptor), follower.heard
+        orders, lives = follower.orders_ns is not None, follower.lives_ns is not None
+        life, founds, pledged = follower.life, follower.founds, follower.pledged
+        return Ear(vote, follower.coordinator, orders, lives, life, founds, pledged, heard)
 
-    def _proposer(self, right: Right) -> Proposer:
-        log = self.log(right.log).copy()
-        proposer = Proposer(log, right.epoch, right.leading, right.opening)
-        proposer.acceptor_states = {
-            member: self.acceptor_states[acceptor_state]
-            for member, acceptor_state in right.acceptor_states
-        }
-        return proposer
-
-    def _right(self, proposer: Proposer) -> Right:
-        acceptor_states = tuple(
-            (member, self.acceptor_states.number(proposer.acceptor_states[member]))
-            for member in sorted(proposer.acceptor_states)
-        )
-        log = self._keep(proposer.log)
-        return Right(log, proposer.epoch, proposer.leading, proposer.opening, acceptor_states)
+    def _right(self, proposer: Proposer) -> ProposerShot:
+        return self.shot_of_proposer(proposer, heard=True)
 
     def _born(self, rack: int, life: int) -> Node:
-        return Node(life, Ear(Vote(0, 0, 0), self.founder), IDLE)
+        return Node(life, Ear(AcceptorShot(0, 0, 0), self.founder), IDLE)
 
     def member(self, state: State, node: int) -> Member:
         return Member(self.racks[node], state.nodes[node].life)
@@ -248,18 +196,21 @@ class ModelWorld:
             else (self._ear(follower), self.acceptor_states.number(vote.acceptor_state))
         )
 
+    def _report(self, vote: AcceptorShot) -> int:
+        return self.acceptor_states.number(self.acceptor(vote).acceptor_state())
+
     def _counts(
         self,
-        right: Right,
+        right: ProposerShot,
         member: Member,
         acceptor_state: int,
         dead: frozenset[Member],
         held: tuple[tuple[Member, int], ...] | None,
-    ) -> Right:
+    ) -> ProposerShot:
         """Who leads or stands hears an acceptor's state; one that would depose it is left to
         steps that do nothing. `held`: who holds which version; None: who has a log has a version.
         """
-        proposer = self._proposer(right)
+        proposer = self.proposer_of(right)
         if not proposer.hear(member, self.acceptor_states[acceptor_state]):
             return right
         if not proposer.leading:
@@ -336,7 +287,7 @@ class ModelWorld:
         elif log.decided == len(log.records) and state.used.commits < self.bounds.commits:
             yield f"{who} appends a commit", partial(self._commit, state, node)
 
-    def _answers(self, state: State, right: Right) -> list[tuple[int, ...]]:
+    def _answers(self, state: State, right: ProposerShot) -> list[tuple[int, ...]]:
         """Lives of all racks that have answered in this epoch."""
         lives = [
             sorted({
@@ -352,7 +303,7 @@ class ModelWorld:
 
     def _hear(self, state: State, node: int, said: Said, late: bool, prev: int) -> Act:
         who = self.member(state, node)
-        about = f"orders {said.serial} of {epoch(said.epoch)} by {name(said.owner)}"
+        about = f"orders {said.serial} of {epoch_name(said.epoch)} by {name(said.owner)}"
 
         def act() -> State | None:
             its = state.nodes[node]
@@ -378,19 +329,14 @@ class ModelWorld:
             told = Told(asked.epoch, who, found[1], its.held)
             return after._replace(told=after.told | {told})
 
-        about = f"{epoch(asked.epoch)} by {name(asked.owner)}"
+        about = f"{epoch_name(asked.epoch)} by {name(asked.owner)}"
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
 
     def _tell(self, state: State, node: int) -> State:
         """It reports its acceptor's state to whom it follows."""
-        vote = state.nodes[node].ear.vote
-        acceptor = Acceptor(self.log(vote.log), vote.promised, vote.accepted)
-        told = Told(
-            vote.promised,
-            self.member(state, node),
-            self.acceptor_states.number(acceptor.acceptor_state()),
-            state.nodes[node].held,
-        )
+        its = state.nodes[node]
+        vote = its.ear.vote
+        told = Told(vote.promised, self.member(state, node), self.report(vote), its.held)
         return state._replace(told=state.told | {told})
 
     def _put(self, state: State, node: int, its: Node) -> State:
@@ -413,7 +359,7 @@ class ModelWorld:
             to = tuple(sorted(self.log(right.log).appended.members))
         return Said(right.epoch, serial, self.member(state, node), right.log, to)
 
-    def _says(self, state: State, node: int, right: Right) -> State:
+    def _says(self, state: State, node: int, right: ProposerShot) -> State:
         """Its right has changed. What it said in another epoch stays under way."""
         before = state.nodes[node].right
         if before.epoch != right.epoch:
@@ -491,15 +437,15 @@ class ModelWorld:
     def _commit(self, state: State, node: int) -> State | None:
         right, used = state.nodes[node].right, state.used
         log = self.log(right.log)
-        if not self._proposer(right).open:
+        if not self.proposer_of(right).open:
             return None
         name_ = f"{right.epoch:032x}"
         commit = Commit(0, log.appended.versions[0] + 1, (), (), (name_,), "")
         state = state._replace(used=used._replace(commits=used.commits + 1))
         return self._append(state, node, right, commit)
 
-    def _append(self, state: State, node: int, right: Right, record: Record) -> State:
-        proposer = self._proposer(right)
+    def _append(self, state: State, node: int, right: ProposerShot, record: Record) -> State:
+        proposer = self.proposer_of(right)
         proposer.append(record)
         return self._says(state, node, self._right(proposer))
 
@@ -526,7 +472,7 @@ class ModelWorld:
         after = self.counts(right, told.sender, told.acceptor_state, dead, held)
         return None if after == right else self._says(state, node, after)
 
-    def _held(self, state: State, right: Right) -> tuple[tuple[Member, int], ...] | None:
+    def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...] | None:
         """Who has told the owner of this right that it holds which version."""
         return None
 
@@ -586,11 +532,6 @@ class ModelWorld:
 def name(member: Member) -> str:
     who = "the witness" if member.rack == WITNESS else f"rack {member.rack}"
     return who + (f" in life {member.incarnation}" if member.incarnation > 1 else "")
-
-
-def epoch(number: int) -> str:
-    rack = owner_of(number)
-    return f"epoch {number_of(number)}.{'w' if rack == WITNESS else rack}"
 
 
 def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None) -> State:

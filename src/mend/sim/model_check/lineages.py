@@ -16,8 +16,9 @@ from mend.consensus.log import Log
 from mend.consensus.quorum import quorum
 from mend.consensus.records import Lineage
 from mend.sim.model_check import founding
-from mend.sim.model_check.founding import Act, Node, Right, State, name, play
+from mend.sim.model_check.founding import Act, Node, State, name, play
 from mend.sim.model_check.membership import proposals
+from mend.sim.model_check.parts import ProposerShot
 from mend.sim.model_check.state import Broken, word
 from mend.types import WITNESS, Member
 
@@ -92,10 +93,12 @@ class ModelWorld(founding.ModelWorld):
         right = state.nodes[node].right
         return self._append(state._replace(used=used), node, right, self.records[number])
 
-    def _proposals(self, right: Right, held: tuple[tuple[Member, int], ...]) -> tuple[int, ...]:
+    def _proposals(
+        self, right: ProposerShot, held: tuple[tuple[Member, int], ...]
+    ) -> tuple[int, ...]:
         """Numbers of the records that this leader may append, by who is silent, and for how
         long."""
-        proposer = self._proposer(right)
+        proposer = self.proposer_of(right)
         lives = {member.rack: member for member, _ in held}
         owner = owner_of(proposer.epoch)
         ready = proposer.ready() | {lives[owner]}
@@ -104,7 +107,7 @@ class ModelWorld(founding.ModelWorld):
 
     # -------------------------------------------------------------- promises, with the bytes
 
-    def _held(self, state: State, right: Right) -> tuple[tuple[Member, int], ...]:
+    def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...]:
         return tuple(sorted({(t.sender, t.held) for t in state.told if t.epoch == right.epoch}))
 
     # -------------------------------------------------------------- what must hold

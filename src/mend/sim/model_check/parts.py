@@ -52,17 +52,19 @@ class AcceptorShot(NamedTuple):
     accepted: int
 
 
+Votes = tuple[tuple[Member, int], ...]
+"""Members with a snapshot each: of their voter, or of what it reports."""
+
+
 class ProposerShot(NamedTuple):
-    """Without its ballots: whoever sent them can send them again, or they are still under way."""
+    """`acceptor_states`: what it has heard. Left out (empty) where whoever sent them can send them
+    again, or they are still under way."""
 
     log: int
     epoch: int
     leading: bool
     opening: int
-
-
-Votes = tuple[tuple[Member, int], ...]
-"""Members with a snapshot each: of their voter, or of a ballot."""
+    acceptor_states: Votes = ()
 
 
 class Committed(NamedTuple):
@@ -74,30 +76,14 @@ class Committed(NamedTuple):
     result: str
 
 
-class Parts:
-    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+class Snapshots:
+    """Logs, votes and rights to append, as numbers and back."""
 
     def __init__(self) -> None:
         self.records: Table[Record] = Table()
         self.logs: Table[LogShot] = Table()
-        self.voters: Table[AcceptorShot] = Table()
-        self.proposers: Table[ProposerShot] = Table()
         self.acceptor_states: Table[AcceptorState] = Table()
         self.log: Callable[[int], Log] = cache(self._log)
-        self.told: Callable[[tuple[int, ...]], Committed] = cache(self._told)
-        self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
-        self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
-        self.prepare: Callable[[int, int], int] = cache(self._prepare)
-        self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
-        self.acceptor_state: Callable[[int], int] = cache(self._ballot)
-        self.stand: Callable[[int, int], int] = cache(self._stand)
-        self.learn: Callable[[int, Member, int], int] = cache(self._learn)
-        self.win: Callable[[int, Votes], int] = cache(self._win)
-        self.count: Callable[[int, Votes], int] = cache(self._count)
-        self.propose: Callable[[int, int], int] = cache(self._propose)
-        self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
-
-    # -------------------------------------------------------------- logs
 
     def keep_log(self, log: Log) -> int:
         records = tuple(self.records.number(record) for record in log.after(0))
@@ -111,6 +97,48 @@ class Parts:
         log.put(0, (self.records[record] for record in shot.records))
         log.decide(shot.decided)
         return log
+
+    def acceptor(self, shot: AcceptorShot) -> Acceptor:
+        return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
+
+    def shot_of_acceptor(self, acceptor: Acceptor) -> AcceptorShot:
+        return AcceptorShot(self.keep_log(acceptor.log), acceptor.promised, acceptor.accepted)
+
+    def proposer_of(self, shot: ProposerShot) -> Proposer:
+        proposer = Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+        proposer.acceptor_states = {
+            member: self.acceptor_states[number] for member, number in shot.acceptor_states
+        }
+        return proposer
+
+    def shot_of_proposer(self, proposer: Proposer, *, heard: bool) -> ProposerShot:
+        states = sorted(proposer.acceptor_states.items()) if heard else ()
+        numbers = tuple((member, self.acceptor_states.number(state)) for member, state in states)
+        log = self.keep_log(proposer.log)
+        return ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, numbers)
+
+
+class Parts(Snapshots):
+    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.voters: Table[AcceptorShot] = Table()
+        self.proposers: Table[ProposerShot] = Table()
+        self.told: Callable[[tuple[int, ...]], Committed] = cache(self._told)
+        self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
+        self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
+        self.prepare: Callable[[int, int], int] = cache(self._prepare)
+        self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
+        self.acceptor_state: Callable[[int], int] = cache(self._acceptor_state)
+        self.stand: Callable[[int, int], int] = cache(self._stand)
+        self.learn: Callable[[int, Member, int], int] = cache(self._learn)
+        self.win: Callable[[int, Votes], int] = cache(self._win)
+        self.count: Callable[[int, Votes], int] = cache(self._count)
+        self.propose: Callable[[int, int], int] = cache(self._propose)
+        self.proposer: Callable[[int], Proposer] = cache(self.new_proposer)
+
+    # -------------------------------------------------------------- logs
 
     def _decided(self, number: int) -> tuple[int, ...]:
         shot = self.logs[number]
@@ -139,12 +167,10 @@ class Parts:
     # -------------------------------------------------------------- a vote
 
     def _voter(self, number: int) -> Acceptor:
-        shot = self.voters[number]
-        return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
+        return self.acceptor(self.voters[number])
 
     def keep_acceptor(self, acceptor: Acceptor) -> int:
-        log = self.keep_log(acceptor.log)
-        return self.voters.number(AcceptorShot(log, acceptor.promised, acceptor.accepted))
+        return self.voters.number(self.shot_of_acceptor(acceptor))
 
     def _prepare(self, number: int, epoch: int) -> int:
         acceptor = self._voter(number)
@@ -161,7 +187,7 @@ class Parts:
         )
         return self.keep_acceptor(acceptor), taken
 
-    def _ballot(self, number: int) -> int:
+    def _acceptor_state(self, number: int) -> int:
         """As it reports to whom it follows. What a coordinator does not read is left out, so that
         more states are one."""
         acceptor_state = self._voter(number).acceptor_state()
@@ -172,13 +198,10 @@ class Parts:
     # -------------------------------------------------------------- the right to append
 
     def new_proposer(self, number: int) -> Proposer:
-        shot = self.proposers[number]
-        return Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+        return self.proposer_of(self.proposers[number])
 
     def keep_proposer(self, proposer: Proposer) -> int:
-        log = self.keep_log(proposer.log)
-        shot = ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening)
-        return self.proposers.number(shot)
+        return self.proposers.number(self.shot_of_proposer(proposer, heard=False))
 
     def _stand(self, acceptor: int, epoch: int) -> int:
         proposer = Proposer()

@@ -47,7 +47,7 @@ def told(world: World) -> dict[int, set[tuple[int, bool]]]:
             found.setdefault(process.me.rack, set()).update((v.rack, v.own_past) for v in slow)
 
     for process in world.processes():
-        process.looked = look
+        process.on_event = look
     world.run()
     return found
 
@@ -106,7 +106,7 @@ def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
             shown.update((v.rack, v.cause) for v in slow if v.own_past)
 
     for process in world.processes():
-        process.looked = look
+        process.on_event = look
     world.run()
     (about,) = [fields for p in world.processes() for kind, fields in p.notes if kind == CAUSE]
     assert (about["slow_rack"], about["slow_rank"], about["cause"]) == (1, 0, "compute")
@@ -136,7 +136,7 @@ def test_a_link_that_becomes_slow_is_named_though_no_step_takes_longer() -> None
             found.update((v.rack, v.link_to, v.of_link) for v in slow)
 
     for process in world.processes():
-        process.looked = look
+        process.on_event = look
     world.run()
     for kind in (LINK_ONSET, LINK_RELIEF):
         noted = [

@@ -9,7 +9,7 @@ graphs are counted: what is not found in a graph is not called on.
 Which mesh dimensions are tensor-parallel is read off the parameters. A dimension that shards a
 DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it: fully_shard puts
 its own dimensions in front and shards over one of them, so that of a parameter inside an FSDP
-module the first sharded dimension is its, and those behind it are not.
+module the first sharded dimension is its, and those after it are not.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def tp_dimensions(
 
 
 def behind(passes: Any, census: Census) -> Any:
-    """The user's own last pass over a compiled graph, and a look at it behind that.
+    """The user's own last pass over a compiled graph, and a look at it after that.
 
     torch keeps no compiled graph across runs while a pass has no uuid; one from such a cache would
     not be looked at.

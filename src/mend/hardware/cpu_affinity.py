@@ -1,7 +1,7 @@
 """Which cores are near a GPU, and keeping worker threads there. Reads sysfs.
 
 A copy between a GPU and memory of the other socket crosses the link between sockets, and so do the
-merges behind it. Where sysfs says nothing, nothing is pinned.
+merges after it. Where sysfs says nothing, nothing is pinned.
 """
 
 from __future__ import annotations

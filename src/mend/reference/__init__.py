@@ -147,7 +147,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Start:
-    """What a job begins with: nothing, or a checkpoint right behind a merge of everything."""
+    """What a job begins with: nothing, or a checkpoint right after a merge of everything."""
 
     version: int = 0  # of every fragment
     rounds: Fraction = Fraction(0)  # merged by then

@@ -34,7 +34,7 @@ FRAGMENTS_MAX = 64
 """More than any simulated job has."""
 
 UNDECIDED_MAX = 128
-"""Records behind the last decided one, in any replica."""
+"""Records after the last decided one, in any replica."""
 
 Problem = Callable[[str, str], None]
 Undo = Callable[[tuple[int, ...]], None]
@@ -102,7 +102,7 @@ class Agreement:
         """chains[i]: hash over records 1..i, as decided first."""
         self.records: list[Record | None] = [None]
         self.rosters: list[Seating] = [Seating()]
-        """rosters[i]: in force behind record i."""
+        """rosters[i]: in force after record i."""
         self.newest: dict[int, Commit] = {}
         self.in_force: dict[tuple[int, int], Commit] = {}
         """(fragment, version) -> what made it; without what a new lineage has undone."""
@@ -121,22 +121,22 @@ class Agreement:
     def enter(self, process: Process, machines: Iterable[Any]) -> None:
         self.replicas[id(process)] = (process, replicas_of(machines))
 
-    def looked(self, process: Process) -> None:
+    def check(self, process: Process) -> None:
         """After an event of this process."""
         if self.beyond:
             return
         for replica in self.replicas[id(process)][1]:
             log = replica.owner.log
             if log.decided != replica.decided:
-                self._advanced(process, replica, log)
+                self._follow(process, replica, log)
             replica.last = log.last
 
-    def died(self) -> None:
+    def check_survivors(self) -> None:
         """Somebody is gone: is what was decided still there?"""
         for commit in () if self.beyond else self.newest.values():
-            self._survives(commit)
+            self._check_survival(commit)
 
-    def gave_up(self, process: Process) -> None:
+    def forget(self, process: Process) -> None:
         """A witness forgets its job: nobody who lives may have a seat in it, and what comes is
         another one, from its first record on."""
         for other, replicas in self.replicas.values():
@@ -157,7 +157,7 @@ class Agreement:
         """Whether it is of the job that is looked at."""
         return bool(self.chains[1:]) and log.reaches(1) and log.chain(1) == self.chains[1]
 
-    def _gone(self) -> bool:
+    def _is_forgotten(self) -> bool:
         """Whether nobody who lives knows the job that began first: one name, one job."""
         return not any(self._remembers(process) for process, _ in self.replicas.values())
 
@@ -168,10 +168,10 @@ class Agreement:
         alive = not process.dead and not process.stopped
         return alive and any(log.chain(1) == self.chains[1] for log in known)
 
-    def told(self, process: Process, record: Record) -> None:
-        """A rank acts on a record: it must be the one behind the last it was told."""
+    def check_record(self, process: Process, record: Record) -> None:
+        """A rank acts on a record: it must be the one after the last it was told."""
         if id(process) in self.replicas:
-            self.looked(process)  # it may have decided it in this very event
+            self.check(process)  # it may have decided it in this very event
         if self.beyond:
             return
         last = self.read.get(id(process))
@@ -185,9 +185,9 @@ class Agreement:
             found = last or 0
         self.read[id(process)] = found
 
-    def restored(self, process: Process, snapshot: Snapshot) -> None:
+    def check_snapshot(self, process: Process, snapshot: Snapshot) -> None:
         """A rank is told what the records up to one add up to: is it what they add up to?"""
-        self.looked(process)
+        self.check(process)
         if self.beyond:
             return
         if snapshot.index >= len(self.chains) or self.chains[snapshot.index] != snapshot.chain:
@@ -208,17 +208,17 @@ class Agreement:
                 # What only the dead knew may have been undone since; they were looked at in time.
                 if not self.beyond and not process.dead:
                     self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
-        self.died()
+        self.check_survivors()
 
     # -------------------------------------------------------------- one list
 
-    def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
-        if log.decided < replica.decided and replica.votes and self._bound(process, replica):
+    def _follow(self, process: Process, replica: Replica, log: Log) -> None:
+        if log.decided < replica.decided and replica.votes and self._must_keep(process, replica):
             self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
             if log.reaches(index - 1) and isinstance(log.record(index), Lineage):
-                self._begins_anew(process, log, index)
+                self._undo_to(process, log, index)
         self._compare(process, log, 1, 1)
         if self.beyond:
             return
@@ -227,10 +227,10 @@ class Agreement:
             self._problem("I6", f"{process.me} has {undecided} undecided records")
         first = len(self.records)
         for index in range(first, log.decided + 1):
-            self._decided(process, index, log)
+            self._check_decision(process, index, log)
         self._compare(process, log, max(1, min(known, log.decided)), log.decided)
 
-    def _bound(self, process: Process, replica: Replica) -> bool:
+    def _must_keep(self, process: Process, replica: Replica) -> bool:
         """Whether it must keep its log: it was told of its seat there, or it has accepted what
         its vote was counted for."""
         rack = process.me.rack
@@ -244,7 +244,7 @@ class Agreement:
     def _compare(self, process: Process, log: Log, first: int, last: int) -> None:
         for index in range(first, min(last + 1, len(self.chains))):
             if log.reaches(index) and log.chain(index) != self.chains[index]:
-                if index == 1 and self._gone():
+                if index == 1 and self._is_forgotten():
                     self.beyond = True
                     return
                 self._problem(
@@ -252,7 +252,7 @@ class Agreement:
                 )
                 return
 
-    def _decided(self, process: Process, index: int, log: Log) -> None:
+    def _check_decision(self, process: Process, index: int, log: Log) -> None:
         """Decided for the first time, by this process: has it the votes, are the bytes held?"""
         record = log.after(index - 1, index)[0]
         before = self.rosters[-1]
@@ -271,7 +271,7 @@ class Agreement:
                 f"{sorted(votes)} of {sorted(voters.voters)}",
             )
         if isinstance(record, Commit):
-            self._ends(record)
+            self._end_offers(record)
             if anew and record.version > anew.versions[record.fragment]:
                 for share in record.members:  # decided by the very lineage that goes on without it
                     del self.merged[(share.member, record.fragment, record.version)]
@@ -286,11 +286,11 @@ class Agreement:
                     f"{sorted(holders)} of {sorted(voters.voters)} only",
                 )
         elif isinstance(record, Roster):
-            self.died()
+            self.check_survivors()
         elif isinstance(record, Mitigation) and record.stage == EVICTED:
-            self._evicts(record)
+            self._check_eviction(record)
 
-    def _evicts(self, record: Mitigation) -> None:
+    def _check_eviction(self, record: Mitigation) -> None:
         """I9: the others can decide without it, nobody alone; one at a time, and not for ever."""
         roster, evicted = self.rosters[-1], list[int]()
         away: dict[int, Member | None] = {}
@@ -311,7 +311,7 @@ class Agreement:
         if away or evicted.count(record.rack) >= EVICTIONS_MAX:
             self._problem("I9", f"rack {record.rack} is evicted after {evicted}, and {away} are")
 
-    def _begins_anew(self, process: Process, log: Log, index: int) -> None:
+    def _undo_to(self, process: Process, log: Log, index: int) -> None:
         """Once per lineage: what only the dead knew is forgotten; and they must be dead."""
         if index < len(self.chains) and self.chains[index] == log.chain(index):
             return
@@ -329,7 +329,7 @@ class Agreement:
         self.newest, self.merged, self.ended = {}, {}, {}
         for known in self.records:
             if isinstance(known, Commit):
-                self._ends(known)
+                self._end_offers(known)
                 if known.version <= record.versions[known.fragment]:
                     self.newest[known.fragment] = known
         self.in_force = {
@@ -339,7 +339,7 @@ class Agreement:
             del self.merged[key]  # its offer has ended, but nobody merged it
         self._undo(record.versions)
 
-    def _ends(self, commit: Commit) -> None:
+    def _end_offers(self, commit: Commit) -> None:
         """I3: no offer is merged twice, or merged and dropped."""
         fragment, version = commit.fragment, commit.version
         for share in commit.members:
@@ -388,7 +388,7 @@ class Agreement:
         ranks = len(commit.digests)
         return {rack for rack, count in counts.items() if count == ranks}
 
-    def _survives(self, commit: Commit) -> None:
+    def _check_survival(self, commit: Commit) -> None:
         """A quorum lives: then one of the living has the newest version."""
         roster = self.rosters[-1]
         seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
@@ -438,7 +438,7 @@ def _fold(roster: Seating, record: Record) -> Seating:
 
 
 def _next_lineage(log: Log, index: int) -> Lineage | None:
-    """The first at or behind `index` that is decided."""
+    """The first at or after `index` that is decided."""
     found = (log.record(i) for i in range(index, log.decided + 1))
     return next((record for record in found if isinstance(record, Lineage)), None)
 

@@ -50,7 +50,7 @@ class Watched:
 
 
 class Checkers:
-    """`watch` is called around every step, `noted` for every note; `verdict` at the end."""
+    """`watch` is called around every step, `check_note` for every note; `verdict` at the end."""
 
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
@@ -76,7 +76,7 @@ class Checkers:
         roles = getattr(host, "roles", None)
         machines = [host.coordinator] if roles is None else [roles.leader, roles.coordinator]
         self.agreement.enter(process, [each for each in machines if each is not None])
-        process.looked = self.agreement.looked
+        process.on_event = self.agreement.check
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
         ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.weights]
@@ -100,27 +100,27 @@ class Checkers:
         watched = self.ranks[training.process.me]
         if moment == "before":
             watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
-            self._twin(training)
+            self._check_twin(training)
         elif moment == "cut":
-            self._cut(watched)
+            self._check_cut(watched)
         elif moment == "written":
             self.cuts_written.add(training.cut_of)
         elif moment == "after":
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
-        self._bounds(watched)
+        self._check_bounds(watched)
 
-    def _twin(self, training: Training) -> None:
+    def _check_twin(self, training: Training) -> None:
         """Whoever begins with another rack's optimizer and step: they belong together."""
         moments, step = training.moments, training.trainer.step
         if moments is not None and not moments.fits(step):
             me = training.process.me
             self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
 
-    def _evicted(self, watched: Watched) -> None:
+    def _check_evicted(self, watched: Watched) -> None:
         """I9: it leaves nothing behind that nobody has merged."""
-        self._tokens(watched)
-        self._vectors(watched)
+        self._check_tokens(watched)
+        self._check_vectors(watched)
         trainer = watched.training.trainer
         offers = [p for p, track in enumerate(trainer.tracks) if track.offer is not None]
         if trainer.open_tokens() or offers:
@@ -130,7 +130,7 @@ class Checkers:
                 f"of fragments {offers}",
             )
 
-    def _cut(self, watched: Watched) -> None:
+    def _check_cut(self, watched: Watched) -> None:
         """All ranks write the same versions; what they count as merged, these have merged."""
         trainer, key = watched.training.trainer, watched.training.cut_of
         versions = [track.anchor.version for track in trainer.tracks]
@@ -140,7 +140,7 @@ class Checkers:
                 f"checkpoint {key[1]}: {watched.process.me} writes versions {versions}, others "
                 f"{self.cuts[key]}",
             )
-        named = self._named(watched)
+        named = self._tokens_named(watched)
         looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
         if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
@@ -155,31 +155,31 @@ class Checkers:
         track.view.read(track.owned, theta_N)
         return theta_N
 
-    def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
+    def check_note(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
         """Every event of every process, as it happens."""
         if kind == "gives-up":
-            self.agreement.gave_up(process)
+            self.agreement.forget(process)
         watched = self.ranks.get(process.me)
         if watched is None or watched.process is not process or self.agreement.beyond:
             return
         if kind == "commit":
-            self.agreement.looked(process)  # a new lineage may have begun in this very event
-            self._commit(fields)
+            self.agreement.check(process)  # a new lineage may have begun in this very event
+            self._read_commit(fields)
         elif kind == "captured":
             offer = watched.training.trainer.tracks[fields["fragment"]].offer
             assert offer is not None
             watched.offers[(offer.fragment, offer.seq)] = offer
             self.moments.captured(watched, offer)
         elif kind == "applied":
-            self._applied(watched, fields)
+            self._check_applied(watched, fields)
         elif kind == "discarded":
             del watched.offers[(fields["fragment"], fields["seq"])]
         elif kind == "evicted":
-            self._evicted(watched)
+            self._check_evicted(watched)
         elif kind in ("differs", "fault"):
             self.problem("I1", f"{process.me}: {kind} {fields}")
 
-    def _commit(self, fields: dict[str, Any]) -> None:
+    def _read_commit(self, fields: dict[str, Any]) -> None:
         """Whether it is the one that was decided is told by `agreement`. A rack that joins reads
         also what a new lineage has undone since."""
         key = (fields["fragment"], fields["version"])
@@ -190,10 +190,10 @@ class Checkers:
         if racks != sorted(set(racks)) or not racks:
             self.problem("I1", f"members of {key} do not ascend: {racks}")
 
-    def _applied(self, watched: Watched, fields: dict[str, Any]) -> None:
+    def _check_applied(self, watched: Watched, fields: dict[str, Any]) -> None:
         """The bits a rank trains on are those of every other rank of its rail, and of the log."""
         fragment, version = fields["fragment"], fields["version"]
-        self._stalls(watched)
+        self._check_stalls(watched)
         if fields["seq"]:
             offer = watched.offers.pop((fragment, fields["seq"]))
             if fields["fate"] == "named" and fragment < len(watched.ledgers):
@@ -209,7 +209,7 @@ class Checkers:
                     "I1",
                     f"{watched.process.me} has other bits of fragment {fragment} version {version}",
                 )
-            self._rounds(watched, fragment, anchor)
+            self._check_rounds(watched, fragment, anchor)
             self.moments.applied(watched, fragment, anchor, self.commits.get((fragment, version)))
             commit = self.commits.get((fragment, version))
             logged = commit["digests"] if commit else None
@@ -220,7 +220,7 @@ class Checkers:
                     "than the log says",
                 )
 
-    def _rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
+    def _check_rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
         """The ramp of the momentum goes by what was merged, not by versions."""
         first = self.scenario.first
         behind = range(first + 1, anchor.version + 1)
@@ -242,7 +242,7 @@ class Checkers:
                 f"{fragment} version {anchor.version}, the log {merged}",
             )
 
-    def _bounds(self, watched: Watched) -> None:
+    def _check_bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
         limit = 3 * scenario.racks * len(watched.training.trainer.tracks)
         if len(rank.payloads) > limit:
@@ -267,17 +267,17 @@ class Checkers:
             return self.problems
         for watched in self.ranks.values():
             if not watched.process.dead:
-                self._tokens(watched)
-                self._vectors(watched)
-                self._stalls(watched)
-                self._sound(watched)
+                self._check_tokens(watched)
+                self._check_vectors(watched)
+                self._check_stalls(watched)
+                self._check_numbers(watched)
         for text in world.network.missed:
             self.problem("I1", text)
         for detail in liveness.verdict(world, finished):
             self.problem("I4", detail)
         return self.problems
 
-    def _tokens(self, watched: Watched) -> None:
+    def _check_tokens(self, watched: Watched) -> None:
         """I2: merged + open + discarded = trained, per rank; and merged is what the log says."""
         trainer = watched.training.trainer
         fragments = len(trainer.weights)
@@ -288,7 +288,7 @@ class Checkers:
                 f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
                 f"{trainer.tokens} x {fragments}",
             )
-        named = self._named(watched)
+        named = self._tokens_named(watched)
         if named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
                 "I2",
@@ -296,7 +296,7 @@ class Checkers:
                 f"{trainer.ledger.merged} as merged",
             )
 
-    def _named(self, watched: Watched) -> int:
+    def _tokens_named(self, watched: Watched) -> int:
         """Tokens of the rack that the log has merged into the versions that this rank trains on."""
         tracks = watched.training.trainer.weights
         return sum(
@@ -307,7 +307,7 @@ class Checkers:
             and version <= tracks[p].anchor.version
         )
 
-    def _vectors(self, watched: Watched) -> None:
+    def _check_vectors(self, watched: Watched) -> None:
         """The one-ledger identity, for carry.
 
         Every update is in a merged offer, in e, or still in theta.
@@ -326,7 +326,7 @@ class Checkers:
                     f"{error:.2e}",
                 )
 
-    def _sound(self, watched: Watched) -> None:
+    def _check_numbers(self, watched: Watched) -> None:
         """I8: nobody ends as if all were well with weights that are no numbers."""
         if watched.training.failure is not None or not watched.training.ended:
             return
@@ -340,7 +340,7 @@ class Checkers:
             if any(ended.member == watched.process.member for ended in record.dropped):
                 self.problem("I8", f"{watched.process.me} ends in order, though {record.reason}")
 
-    def _stalls(self, watched: Watched) -> None:
+    def _check_stalls(self, watched: Watched) -> None:
         """I5: between two applies the training thread waits at most stall_max_s for results.
 
         In all, however many apply points pass meanwhile.

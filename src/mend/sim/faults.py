@@ -261,7 +261,7 @@ class Broken:
         return True
 
     def spoils(self, rack: int) -> float | None:
-        """What the elements of its payloads become behind its own check; None: they stay."""
+        """What the elements of its payloads become after its own check; None: they stay."""
         for kind, value in SPOILT.items():
             if self._of(kind, rack):
                 return value

@@ -3,7 +3,7 @@
 Drawn are scenarios, not single events. Each seed enables its own few kinds of faults with its own
 intensity (swarm testing, Groce et al. 2012: with all of them always on, most runs look alike), in
 small rosters and short runs, and now and then a plot: a story of several faults that uniform chance
-would hardly ever tell, such as a coordinator that dies right behind its n-th message. Some seeds
+would hardly ever tell, such as a coordinator that dies right after its n-th message. Some seeds
 are a story as a whole, with a job long enough for it: see `scripted_faults`.
 """
 
@@ -262,7 +262,7 @@ def _plot(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 
 def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
-    """The coordinator goes right behind one of its orders; its successor perhaps soon after."""
+    """The coordinator goes right after one of its orders; its successor perhaps soon after."""
     head = scenario.founder
     kind = rng.choice(("crash", "crash", "restart", "restart", "freeze"))
     length_ns = rng.randint(500 * MS, 4 * SECOND)
@@ -289,7 +289,7 @@ def _quarrel(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 
 def _deaf(scenario: Scenario, rng: random.Random) -> list[Fault]:
-    """Right behind one message the sender is heard no more, or hears no more."""
+    """Right after one message the sender is heard no more, or hears no more."""
     targets = scenario.targets
     a = rng.choice(targets)
     after, nth = rng.choice(MESSAGES), rng.randint(1, 40)

@@ -81,9 +81,9 @@ class Process:
         """When, in the world's time; `notes` itself is compared between runs."""
         self.tape: MemoryTape | None = None
         self.tell: Callable[[str], None] | None = None
-        self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
+        self.on_note: Callable[[Process, str, dict[str, object]], None] | None = None
         self.trainer: Training | None = None
-        self.looked: Callable[[Process], None] | None = None
+        self.on_event: Callable[[Process], None] | None = None
         self._alarm_ns: int | None = None
         self._worker_free_ns = 0
 
@@ -147,8 +147,8 @@ class Process:
         self._arm()
         if self.trainer is not None:
             self.trainer.look()
-        if self.looked is not None:
-            self.looked(self)
+        if self.on_event is not None:
+            self.on_event(self)
 
     def receive(self, envelope: Envelope) -> None:
         self._run(partial(self._hear, envelope))
@@ -239,8 +239,8 @@ class Process:
         if self.tell is not None:
             who = f"rack={self.me.rack} rank={self.me.rank}"
             self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {kind} {fields}")
-        if self.watch is not None:
-            self.watch(self, kind, fields)
+        if self.on_note is not None:
+            self.on_note(self, kind, fields)
 
     def finished(self) -> None:
         """A simulated process stops when its script has ended; see `Training`."""
@@ -254,11 +254,11 @@ class WatchedState(PublishedState):
         self._process, self._agreement = process, agreement
 
     def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
-        self._agreement.told(self._process, record)
+        self._agreement.check_record(self._process, record)
         super().told(record, outer)
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._agreement.restored(self._process, snapshot)
+        self._agreement.check_snapshot(self._process, snapshot)
         super().restore(snapshot)
 
 

@@ -28,7 +28,7 @@ class Fault:
     """From begin_ns until end_ns. `mend.sim.faults.KINDS` says what each kind does with the rest.
 
     With `after` the fault waits for the n-th message of that name that rack `a` sends from begin_ns
-    on, begins right behind it, and lasts as long as it would have.
+    on, begins right after it, and lasts as long as it would have.
     """
 
     kind: str
@@ -87,11 +87,11 @@ class Scenario:
     first: int = 0
     """Version of every fragment that the job begins with, from a checkpoint; 0: from none."""
     cut_step: int = 0
-    """Step behind which every rack makes a checkpoint; 0: none."""
+    """Step after which every rack makes a checkpoint; 0: none."""
     cut_writes_ns: int = 0
     """How long its files take, while the rack trains on; 0: no time, and the rack waits."""
     pauses: tuple[tuple[int, int, int], ...] = ()
-    """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
+    """(rack, step, ns): after that step its script does something else, such as an evaluation."""
     carries: bool = False
     """Ranks have an optimizer with a state, which a rack that joins gets."""
     moments: tuple[int, ...] = ()

@@ -106,7 +106,7 @@ def _two_coordinators(seed: int, rng: random.Random) -> Scenario:
 
 
 def _mute(seed: int, rng: random.Random) -> Scenario:
-    """Right behind one of its orders the coordinator is heard no more, though it hears: what it
+    """Right after one of its orders the coordinator is heard no more, though it hears: what it
     appends stays with it. The same may happen to its successor. Then all meet again."""
     scenario = _busy(seed, rng)
     first, heir, *_ = order = _order(scenario)
@@ -352,7 +352,7 @@ def _stale(scenario: Scenario, rng: random.Random, fault: Fault) -> list[Fault]:
 
 
 def _at_birth(seed: int, rng: random.Random) -> Scenario:
-    """Right behind one of its first messages the founder, or a rack, is started again."""
+    """Right after one of its first messages the founder, or a rack, is started again."""
     scenario = job(seed, rng, rng.choice(PAIRS_AND_THREES), seconds=6)
     founder = scenario.founder
     faults = []

@@ -124,7 +124,7 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _shorter_faults(scenario: Scenario) -> Iterator[Scenario]:
-    """Half as long, at a rounder time, or at a time instead of behind a message."""
+    """Half as long, at a rounder time, or at a time instead of after a message."""
     for i, fault in enumerate(scenario.faults):
         length_ns = fault.end_ns - fault.begin_ns
         options = []

@@ -81,7 +81,7 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
 
 
 def _progress(tracks: Sequence[FragmentState]) -> Progress:
-    """Of a checkpoint right behind a merge of everything."""
+    """Of a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
             t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
@@ -207,7 +207,7 @@ class World(Writer):
         kept = self.scenario.records_kept
         made_of = Parts(me, member, coordinator=self._coordinates(me), records_kept=kept)
         tape = self._tape(self.witness, made_of)
-        self.witness.watch = self.checkers.noted
+        self.witness.on_note = self.checkers.check_note
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
         self.checkers.enter_process(self.witness)
 
@@ -293,7 +293,7 @@ class World(Writer):
         held.append(training)
         process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
-        process.watch = self.checkers.noted
+        process.on_note = self.checkers.check_note
         self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
@@ -437,7 +437,7 @@ class World(Writer):
         if not process.dead and not process.stopped:
             process.crash()
             self.broken.felt[kind] += 1
-            self.checkers.agreement.died()
+            self.checkers.agreement.check_survivors()
 
     def _restart(self, fault: Fault) -> None:
         """A new process with a new incarnation and no memory. One that ended stays so."""

@@ -1,12 +1,12 @@
 """The byte format of a tape: the events that machines were given, and their effects.
 
-A file is a line of chunks, each behind a head with its length and checksums; together they are one
+A file is a line of chunks, each after a head with its length and checksums; together they are one
 zlib stream, so that a heartbeat that repeats the last one costs a few bytes. Inflated, a chunk is a
-row of records, each behind its length. The first record of a file is the `Header`.
+row of records, each after its length. The first record of a file is the `Header`.
 
     file    MAGIC, version | chunk | chunk | ...
     chunk   number, deflated bytes, raw bytes, xxh3 of the deflated, xxh32 of this head | deflated
-    record  bytes | msgpack: a Header, then entries and gaps, of a later file behind a Base
+    record  bytes | msgpack: a Header, then entries and gaps, of a later file after a Base
 
 A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
 
@@ -231,7 +231,7 @@ class Packer:
         return head + deflated
 
     def end(self) -> bytes:
-        """Says that nothing is missing behind it."""
+        """Says that nothing is missing after it."""
         return self._head(self._number | LAST, 0, b"")
 
     def _head(self, number: int, raw_bytes: int, deflated: bytes) -> bytes:

@@ -146,7 +146,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _checked(path: Path) -> tuple[Header, TapeFile, str]:
-    """The header, how far the file is as it was written, and what was lost behind that."""
+    """The header, how far the file is as it was written, and what was lost after that."""
     with path.open("rb") as file:
         form.check_begin(file.read(form.FILE_BYTES))
         header, stop, lost = None, form.FILE_BYTES, ""

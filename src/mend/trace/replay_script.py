@@ -82,7 +82,7 @@ class Part(msgspec.Struct, frozen=True):
     first: tuple[int, ...] = ()
     """Of a life that joined the running job: the versions that it began with. Empty: a founder."""
     batches: tuple[tuple[int, int], ...] = ()
-    """(step, percent): of its micro-batches the rack takes so many behind that step."""
+    """(step, percent): of its micro-batches the rack takes so many after that step."""
 
     @property
     def title(self) -> str:
@@ -117,7 +117,7 @@ class ReplayScript(msgspec.Struct, frozen=True):
     omitted: tuple[str, ...]
     given: tuple[GivenState, ...] = ()
     mirrors: tuple[GivenState, ...] = ()
-    """What a life has had of scope rack behind a capture, and another one of its rack has begun
+    """What a life has had of scope rack after a capture, and another one of its rack has begun
     with."""
 
     def part(self, seat: int) -> Part | None:
@@ -149,7 +149,7 @@ def decode_script(data: bytes) -> ReplayScript:
 
 
 class Taken(NamedTuple):
-    """The training state of `donor` behind `step`, for a rack that joins."""
+    """The training state of `donor` after `step`, for a rack that joins."""
 
     donor: Member
     step: int
@@ -182,7 +182,7 @@ class Recital:
     mirrored: Taken | None = None
     """What it has gone on from of scope rack, of a former life of its rack."""
     batches: list[tuple[int, int]] = field(default_factory=list)
-    """(step, percent): of its micro-batches it takes so many behind that step."""
+    """(step, percent): of its micro-batches it takes so many after that step."""
     left: bool = False
     """Its script called mend_shutdown."""
 

@@ -160,7 +160,7 @@ class TapeWriter:
             self._waiting.append(self._base())
 
     def _base(self) -> Base:
-        """What all machines know behind the newest event; empty where that cannot be written."""
+        """What all machines know after the newest event; empty where that cannot be written."""
         try:
             state = encode_state(self._machines)
             if len(state) < form.RECORD_BYTES_MAX:

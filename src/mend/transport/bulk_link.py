@@ -10,7 +10,7 @@ reply has its header sealed in the place of the checksum, and its bytes in piece
 payload's key, the place in the payload and, by its count, the place in the connection.
 
 Where payloads are not concealed, all is the same but for their pieces: each goes as it is, with a
-seal over it behind it. The header says under a seal of which bytes they are, and their seals count
+seal over it after it. The header says under a seal of which bytes they are, and their seals count
 on from its, so that none can be left out, moved or repeated.
 """
 

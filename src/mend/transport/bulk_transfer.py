@@ -26,7 +26,7 @@ class Incoming:
     checksum of the rest. Ranges count from the beginning of `into`.
 
     Ranges are verified in any order (several connections share the work) and hashed in offset order
-    right behind, by whichever thread closes the gap, while the chunk is still in cache and while
+    right after, by whichever thread closes the gap, while the chunk is still in cache and while
     other threads receive. So the checksum of the whole costs no second pass at the end.
     """
 

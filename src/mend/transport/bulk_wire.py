@@ -89,7 +89,7 @@ def read_exactly(sock: socket.socket, into: memoryview) -> None:
 
 def read_within(sock: socket.socket, into: memoryview, until_ns: int) -> None:
     """The same, of a socket whose receive time-out is short, until a monotonic time: whoever sends
-    a byte now and then gets no more of it. Raises TimeoutError behind it."""
+    a byte now and then gets no more of it. Raises TimeoutError after it."""
     filled = 0
     while filled < len(into):
         if time.monotonic_ns() >= until_ns:

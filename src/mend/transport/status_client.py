@@ -149,7 +149,7 @@ class StatusClient:
         while readable(watched.monitor):
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
             if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
-                continue  # it hangs up behind its no, and is asked again
+                continue  # it hangs up after its no, and is asked again
             ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
             watched.way = Way.LOCKED if event & HANDSHAKE_FAILED else ways.get(event, Way.CLOSED)
 

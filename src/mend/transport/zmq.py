@@ -36,7 +36,7 @@ from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
 
 INBOX_FRAMES_MAX = 16
-"""Per connection, before they are read. What comes behind them waits in the kernel's buffers, which
+"""Per connection, before they are read. What comes after them waits in the kernel's buffers, which
 are bounded in bytes, and then at its sender."""
 
 OUTBOX_FRAMES_MAX = 64

@@ -21,7 +21,7 @@ REPORT_STATES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`frontier`: states of this depth that are not looked at yet, and those found behind them."""
+    """`frontier`: states of this depth that are not looked at yet, and those found after them."""
 
     states: int
     steps: int
@@ -60,7 +60,7 @@ class Search(Generic[S, A]):
         return str(action)
 
     def search(self, start: S, tell: Callable[[Progress], None], limit: int | None) -> Found:
-        """Stops behind `limit` states, if there is one."""
+        """Stops after `limit` states, if there is one."""
         gc.disable()  # millions of tuples without a cycle: it would only walk over them
         try:
             return self._search(start, tell, limit)
@@ -133,7 +133,7 @@ class Explorer(Search[State, Action]):
         limit: int | None = None,
         start: State | None = None,
     ) -> Found:
-        """From `start` or the beginning of a job. Stops behind `limit` states, if there is one."""
+        """From `start` or the beginning of a job. Stops after `limit` states, if there is one."""
         return self.search(start or self.world.start(), tell, limit)
 
     def packed(self, state: State) -> Hashable:

@@ -32,8 +32,8 @@ LATER_NS = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """`restarts`: of all processes together. `founds`: founder's questions behind the first one.
-    `stands`: candidacies. `commits`: records that leaders append behind their first one.
+    """`restarts`: of all processes together. `founds`: founder's questions after the first one.
+    `stands`: candidacies. `commits`: records that leaders append after their first one.
     `lineages`: whether those that are left may begin anew, all dead lives being attested."""
 
     racks: int = 2
@@ -69,7 +69,7 @@ class Node(NamedTuple):
     """The version that it holds; looked at by `lineages` only."""
 
 
-class Said(NamedTuple):
+class SentOrders(NamedTuple):
     """Orders as they were sent: a question to all lives of that time, a log to who has a seat."""
 
     epoch: int
@@ -79,7 +79,7 @@ class Said(NamedTuple):
     to: tuple[Member, ...]
 
 
-class Asked(NamedTuple):
+class SentPrepare(NamedTuple):
     """A candidate's question."""
 
     epoch: int
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
     after: int
 
 
-class Told(NamedTuple):
+class SentVote(NamedTuple):
     """An acceptor's state that was sent to whoever owns its epoch."""
 
     epoch: int
@@ -109,9 +109,9 @@ class State(NamedTuple):
     """`decided`: per first record the longest list of decisions that anybody ever knew."""
 
     nodes: tuple[Node, ...]
-    said: frozenset[Said]
-    asked: frozenset[Asked]
-    told: frozenset[Told]
+    orders: frozenset[SentOrders]
+    prepares: frozenset[SentPrepare]
+    votes: frozenset[SentVote]
     decided: frozenset[tuple[int, ...]]
     used: Used
 
@@ -132,8 +132,8 @@ class ModelWorld(Snapshots):
         self.racks = [*range(bounds.racks), *([WITNESS] if bounds.witness else [])]
         self.founder = Peer(WITNESS if bounds.witness else 0, 0)
         self.logs.number(LogShot((), 0))
-        self.hears: Callable[[Member, Ear, Said, bool, int], Ear | None] = cache(self._hears)
-        self.promises: Callable[[Member, Ear, Asked, bool], tuple[Ear, int] | None]
+        self.hears: Callable[[Member, Ear, SentOrders, bool, int], Ear | None] = cache(self._hears)
+        self.promises: Callable[[Member, Ear, SentPrepare, bool], tuple[Ear, int] | None]
         self.promises = cache(self._promises)
         self.counts: Callable[..., ProposerShot] = cache(self._counts)
         self.report: Callable[[AcceptorShot], int] = cache(self._report)
@@ -141,7 +141,7 @@ class ModelWorld(Snapshots):
     def start(self) -> State:
         nodes = tuple(self._born(rack, 1) for rack in self.racks)
         empty = State(nodes, frozenset(), frozenset(), frozenset(), frozenset(), Used())
-        begun = self._found(empty, self.racks.index(self.founder.rack))
+        begun = self._found_job(empty, self.racks.index(self.founder.rack))
         assert begun is not None, "nobody has a seat yet"
         return begun
 
@@ -172,21 +172,23 @@ class ModelWorld(Snapshots):
 
     # -------------------------------------------------------------- single steps of real objects
 
-    def _hears(self, me: Member, ear: Ear, said: Said, late: bool, prev: int) -> Ear | None:
-        """These orders arrive; `late`: behind a silence. None: nothing comes of it."""
-        log = self.log(said.log)
+    def _hears(self, me: Member, ear: Ear, sent: SentOrders, late: bool, prev: int) -> Ear | None:
+        """These orders arrive; `late`: after a silence. None: nothing comes of it."""
+        log = self.log(sent.log)
         orders = Orders(
-            serial=said.serial, to=me.incarnation, epoch=said.epoch, lineage=log.lineage_at(prev),
+            serial=sent.serial, to=me.incarnation, epoch=sent.epoch, lineage=log.lineage_at(prev),
             prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
             decided=log.decided, offers=(), gathers=(), settled=(), live=(), missing=(), why=(),
         )  # fmt: skip
-        follower, peer = self._follower(me, ear), Peer(said.owner.rack, 0)
+        follower, peer = self._follower(me, ear), Peer(sent.owner.rack, 0)
         if not follower.addressed(peer, orders):
             return None
-        follower.follow(peer, said.owner.incarnation, orders, LATER_NS if late else 1, [])
+        follower.follow(peer, sent.owner.incarnation, orders, LATER_NS if late else 1, [])
         return self._ear(follower)
 
-    def _promises(self, me: Member, ear: Ear, asked: Asked, late: bool) -> tuple[Ear, int] | None:
+    def _promises(
+        self, me: Member, ear: Ear, asked: SentPrepare, late: bool
+    ) -> tuple[Ear, int] | None:
         follower = self._follower(me, ear)
         prepare = Prepare(0, asked.epoch, asked.lineage, asked.after)
         vote = follower.asked(Peer(asked.owner.rack, 0), prepare, LATER_NS if late else 1)
@@ -244,22 +246,22 @@ class ModelWorld(Snapshots):
         orders = self._orders(state)
         for node, its in enumerate(state.nodes):
             who = self.member(state, node)
-            for said in orders:
-                own = said.owner == who and said in state.said  # those it hears at once
-                for late, prev in product((False, True), self._prevs(its, said)):
-                    if who in said.to and not own:
-                        yield self._hear(state, node, said, late, prev)
-            for asked in sorted(state.asked):
+            for sent in orders:
+                own = sent.owner == who and sent in state.orders  # those it hears at once
+                for late, prev in product((False, True), self._prevs(its, sent)):
+                    if who in sent.to and not own:
+                        yield self._hear(state, node, sent, late, prev)
+            for asked in sorted(state.prepares):
                 for late in (False, True):
                     yield self._ask(state, node, asked, late)
             yield from self._alone(state, node)
             if its.right.epoch:
                 yield from self._of_right(state, node)
 
-    def _prevs(self, its: Node, said: Said) -> list[int]:
-        """Behind which record the log may be sent: what the reader has said that it knows, nothing,
-        or what is under way to it already."""
-        mine, theirs = self.logs[its.ear.vote.log].decided, self.logs[said.log].decided
+    def _prevs(self, its: Node, sent: SentOrders) -> list[int]:
+        """The records after which the log may be sent: those that the reader has reported, none, or
+        those that are under way to it already."""
+        mine, theirs = self.logs[its.ear.vote.log].decided, self.logs[sent.log].decided
         return list(dict.fromkeys((min(mine, theirs), 0, theirs)))
 
     def _alone(self, state: State, node: int) -> Iterator[Act]:
@@ -274,10 +276,10 @@ class ModelWorld(Snapshots):
 
     def _of_right(self, state: State, node: int) -> Iterator[Act]:
         right, who = state.nodes[node].right, name(self.member(state, node))
-        for told in sorted(state.told):
-            if told.epoch == right.epoch:
-                said = f"{who} hears what {name(told.sender)} has accepted or promised"
-                yield said, partial(self._count, state, node, told)
+        for vote in sorted(state.votes):
+            if vote.epoch == right.epoch:
+                sentence = f"{who} hears what {name(vote.sender)} has accepted or promised"
+                yield sentence, partial(self._count, state, node, vote)
         if not right.leading:
             return
         log = self.logs[right.log]
@@ -291,31 +293,31 @@ class ModelWorld(Snapshots):
         """Lives of all racks that have answered in this epoch."""
         lives = [
             sorted({
-                told.sender.incarnation
-                for told in state.told
-                if told.epoch == right.epoch
-                and told.sender.rack == rack
-                and self.acceptor_states[told.acceptor_state].promised == right.epoch
+                vote.sender.incarnation
+                for vote in state.votes
+                if vote.epoch == right.epoch
+                and vote.sender.rack == rack
+                and self.acceptor_states[vote.acceptor_state].promised == right.epoch
             })
             for rack in range(self.bounds.racks)
         ]  # fmt: skip
         return list(product(*lives))
 
-    def _hear(self, state: State, node: int, said: Said, late: bool, prev: int) -> Act:
+    def _hear(self, state: State, node: int, sent: SentOrders, late: bool, prev: int) -> Act:
         who = self.member(state, node)
-        about = f"orders {said.serial} of {epoch_name(said.epoch)} by {name(said.owner)}"
+        about = f"orders {sent.serial} of {epoch_name(sent.epoch)} by {name(sent.owner)}"
 
         def act() -> State | None:
             its = state.nodes[node]
-            ear = self.hears(who, its.ear, said, late, prev)
+            ear = self.hears(who, its.ear, sent, late, prev)
             if ear is None or ear == its.ear:
                 return None
             after = self._put(state, node, its._replace(ear=ear))
-            return self._tell(after, node)
+            return self._report_state(after, node)
 
         return f"{name(who)} gets {about}{' behind a silence' if late else ''}", act
 
-    def _ask(self, state: State, node: int, asked: Asked, late: bool) -> Act:
+    def _ask(self, state: State, node: int, asked: SentPrepare, late: bool) -> Act:
         who = self.member(state, node)
 
         def act() -> State | None:
@@ -326,29 +328,28 @@ class ModelWorld(Snapshots):
             after = self._put(state, node, its._replace(ear=found[0]))
             if self.acceptor_states[found[1]].promised > asked.epoch:
                 return after
-            told = Told(asked.epoch, who, found[1], its.held)
-            return after._replace(told=after.told | {told})
+            vote = SentVote(asked.epoch, who, found[1], its.held)
+            return after._replace(votes=after.votes | {vote})
 
         about = f"{epoch_name(asked.epoch)} by {name(asked.owner)}"
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
 
-    def _tell(self, state: State, node: int) -> State:
+    def _report_state(self, state: State, node: int) -> State:
         """It reports its acceptor's state to whom it follows."""
-        its = state.nodes[node]
-        vote = its.ear.vote
-        told = Told(vote.promised, self.member(state, node), self.report(vote), its.held)
-        return state._replace(told=state.told | {told})
+        its, who = state.nodes[node], self.member(state, node)
+        vote = SentVote(its.ear.vote.promised, who, self.report(its.ear.vote), its.held)
+        return state._replace(votes=state.votes | {vote})
 
     def _put(self, state: State, node: int, its: Node) -> State:
         nodes = (*state.nodes[:node], its, *state.nodes[node + 1 :])
         return self._known(state._replace(nodes=nodes), its.ear.vote.log)
 
-    def _orders(self, state: State) -> list[Said]:
+    def _orders(self, state: State) -> list[SentOrders]:
         """The newest of all that lead, and the last ones of those that are gone."""
-        own = (self._said(state, node) for node in range(len(self.racks)))
-        return [*(said for said in own if said), *sorted(state.said)]
+        own = (self._orders_of(state, node) for node in range(len(self.racks)))
+        return [*(sent for sent in own if sent), *sorted(state.orders)]
 
-    def _said(self, state: State, node: int) -> Said | None:
+    def _orders_of(self, state: State, node: int) -> SentOrders | None:
         right = state.nodes[node].right
         if not right.leading:
             return None
@@ -357,7 +358,7 @@ class ModelWorld(Snapshots):
         to = tuple(self.member(state, other) for other in range(len(self.racks)))
         if shot.records:
             to = tuple(sorted(self.log(right.log).appended.members))
-        return Said(right.epoch, serial, self.member(state, node), right.log, to)
+        return SentOrders(right.epoch, serial, self.member(state, node), right.log, to)
 
     def _says(self, state: State, node: int, right: ProposerShot) -> State:
         """Its right has changed. What it said in another epoch stays under way."""
@@ -376,11 +377,11 @@ class ModelWorld(Snapshots):
 
     def _left(self, state: State, node: int) -> State:
         """Its epoch is over: its last orders, or its question, may still arrive."""
-        right, said = state.nodes[node].right, self._said(state, node)
-        if said:
-            state = state._replace(said=state.said | {said})
-        told = frozenset(told for told in state.told if told.epoch != right.epoch)
-        state = state._replace(told=told)
+        right, sent = state.nodes[node].right, self._orders_of(state, node)
+        if sent:
+            state = state._replace(orders=state.orders | {sent})
+        votes = frozenset(vote for vote in state.votes if vote.epoch != right.epoch)
+        state = state._replace(votes=votes)
         return self._put(state, node, state.nodes[node]._replace(right=IDLE))
 
     def _tidy(self, state: State) -> State:
@@ -390,35 +391,36 @@ class ModelWorld(Snapshots):
                 state = self._left(state, node)
         leads = {its.right.epoch for its in state.nodes if its.right.leading}
         rights = {its.right.epoch for its in state.nodes}
-        newest: dict[tuple[int, Member], Told] = {}
-        for told in sorted(state.told, key=self._place):
-            if told.epoch in rights:
-                newest[(told.epoch, told.sender)] = told
-        asked = frozenset(each for each in state.asked if each.epoch not in leads)
-        return state._replace(asked=asked, told=frozenset(newest.values()))
+        newest: dict[tuple[int, Member], SentVote] = {}
+        for vote in sorted(state.votes, key=self._place):
+            if vote.epoch in rights:
+                newest[(vote.epoch, vote.sender)] = vote
+        asked = frozenset(each for each in state.prepares if each.epoch not in leads)
+        return state._replace(prepares=asked, votes=frozenset(newest.values()))
 
-    def _place(self, told: Told) -> tuple[int, int, int, int]:
-        acceptor_state = self.acceptor_states[told.acceptor_state]
-        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided, told.held
+    def _place(self, vote: SentVote) -> tuple[int, int, int, int]:
+        acceptor_state = self.acceptor_states[vote.acceptor_state]
+        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided, vote.held
 
     def _number(self, state: State, node: int) -> int:
-        epochs = [said.epoch for said in state.said] + [asked.epoch for asked in state.asked]
+        epochs = [sent.epoch for sent in state.orders] + [asked.epoch for asked in state.prepares]
         epochs += [its.right.epoch for its in state.nodes]
         own = state.nodes[node].ear.vote.promised
         return max(map(number_of, [own, *epochs]), default=0) + 1
 
     def _anew(self, state: State, node: int) -> State | None:
         used = state.used._replace(founds=state.used.founds + 1)
-        return self._found(state._replace(used=used), node)
+        return self._found_job(state._replace(used=used), node)
 
-    def _found(self, state: State, node: int) -> State | None:
+    def _found_job(self, state: State, node: int) -> State | None:
         """`Coordinator._found`: allowed to who has no decided seat. One that followed somebody
         before forgets what it has read."""
         its, who = state.nodes[node], self.member(state, node)
-        told = self.log(its.ear.vote.log).committed
-        if who in told.members or who in told.former or self.log(its.right.log).committed.begun:
+        committed = self.log(its.ear.vote.log).committed
+        seated = who in committed.members or who in committed.former
+        if seated or self.log(its.right.log).committed.begun:
             return None
-        if told.begun:
+        if committed.begun:
             ear = its.ear._replace(vote=its.ear.vote._replace(log=0, accepted=0))
             state = self._put(state, node, its._replace(ear=ear))
         proposer = Proposer()
@@ -457,19 +459,19 @@ class ModelWorld(Snapshots):
             return None
         proposer = Proposer()
         proposer.stand(epoch_of(self._number(state, node), *who), log)
-        asked = Asked(proposer.epoch, who, log.lineage_at(log.decided), log.decided)
+        asked = SentPrepare(proposer.epoch, who, log.lineage_at(log.decided), log.decided)
         used = state.used._replace(stands=state.used.stands + 1)
-        state = state._replace(asked=state.asked | {asked}, used=used)
+        state = state._replace(prepares=state.prepares | {asked}, used=used)
         return self._says(state, node, self._right(proposer))
 
     def _may_stand(self, state: State, log: Log, who: Member) -> bool:
         return who in log.appended.voters
 
-    def _count(self, state: State, node: int, told: Told) -> State | None:
+    def _count(self, state: State, node: int, vote: SentVote) -> State | None:
         right = state.nodes[node].right
         dead = self._gone(state) if self.bounds.lineages else frozenset[Member]()
         held = self._held(state, right)
-        after = self.counts(right, told.sender, told.acceptor_state, dead, held)
+        after = self.counts(right, vote.sender, vote.acceptor_state, dead, held)
         return None if after == right else self._says(state, node, after)
 
     def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...] | None:
@@ -493,7 +495,7 @@ class ModelWorld(Snapshots):
             nodes=(*state.nodes[:node], born, *state.nodes[node + 1 :]), used=used
         )
         founds = self.racks[node] == self.founder.rack
-        return (self._found(after, node) or after) if founds else after
+        return (self._found_job(after, node) or after) if founds else after
 
     # -------------------------------------------------------------- what must hold
 
@@ -535,7 +537,7 @@ def name(member: Member) -> str:
 
 
 def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None) -> State:
-    """The state behind these steps, each the first one whose sentence begins so."""
+    """The state after these steps, each the first one whose sentence begins so."""
     state = start or world.start()
     for sentence in sentences:
         found = (after for said, after in world.steps(state) if said.startswith(sentence))
@@ -552,6 +554,6 @@ def explore(
     limit: int | None = None,
     behind: Sequence[str] = (),
 ) -> Found:
-    """From where the world begins, or behind a part that is played. Stops behind `limit` states, if
+    """From where the world begins, or after a part that is played. Stops after `limit` states, if
     there is one."""
     return Search(world.steps).search(play(world, behind), tell, limit)

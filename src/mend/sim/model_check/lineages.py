@@ -67,7 +67,7 @@ class ModelWorld(founding.ModelWorld):
 
     def _copy(self, state: State, node: int) -> State:
         after = self._put(state, node, state.nodes[node]._replace(held=0))
-        return self._tell(after, node)
+        return self._report_state(after, node)
 
     def _may_stand(self, state: State, log: Log, who: Member) -> bool:
         written = log.appended
@@ -108,7 +108,7 @@ class ModelWorld(founding.ModelWorld):
     # -------------------------------------------------------------- promises, with the bytes
 
     def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...]:
-        return tuple(sorted({(t.sender, t.held) for t in state.told if t.epoch == right.epoch}))
+        return tuple(sorted({(t.sender, t.held) for t in state.votes if t.epoch == right.epoch}))
 
     # -------------------------------------------------------------- what must hold
 

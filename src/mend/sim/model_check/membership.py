@@ -52,7 +52,7 @@ class Rosters:
     def _proposed(
         self, log: int, leader: int, held: tuple[int, ...], ready: frozenset[Member]
     ) -> tuple[int, ...]:
-        """Numbers of the records that the rule proposes behind `log`, which is decided."""
+        """Numbers of the records that the rule proposes after `log`, which is decided."""
         replica = self.parts.log(log)
         if replica.last != replica.decided:
             return ()
@@ -62,7 +62,7 @@ class Rosters:
         return tuple(self.parts.records.number(roster) for roster in found)
 
     def _record(self, log: int, change: Change, held: tuple[int, ...]) -> int:
-        """Number of the record that makes this change behind `log`; NEVER if bytes might be lost
+        """Number of the record that makes this change after `log`; NEVER if bytes might be lost
         by it."""
         folded = self.parts.log(log).appended
         roster = self._proposal(folded, change)
@@ -111,7 +111,7 @@ def proposals(
     held: Mapping[Member, int],
     ready: Collection[Member],
 ) -> list[Roster]:
-    """What the leader (a rack, or the witness) would append behind `log`, by who else is silent,
+    """What the leader (a rack, or the witness) would append after `log`, by who else is silent,
     and for how long. `lives`: the newest life of each rack and of the witness; where that is not
     the one with the seat, it says hello. `held`: newest versions as far as they were reported."""
     seats = {rack: each.member for rack, each in log.seats.items()}

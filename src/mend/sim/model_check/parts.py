@@ -125,7 +125,7 @@ class Parts(Snapshots):
         super().__init__()
         self.voters: Table[AcceptorShot] = Table()
         self.proposers: Table[ProposerShot] = Table()
-        self.told: Callable[[tuple[int, ...]], Committed] = cache(self._told)
+        self.committed: Callable[[tuple[int, ...]], Committed] = cache(self._committed)
         self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
         self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
         self.prepare: Callable[[int, int], int] = cache(self._prepare)
@@ -144,7 +144,7 @@ class Parts(Snapshots):
         shot = self.logs[number]
         return shot.records[: shot.decided]
 
-    def _told(self, decided: tuple[int, ...]) -> Committed:
+    def _committed(self, decided: tuple[int, ...]) -> Committed:
         folded, result = LogState(), ""
         for number in decided:
             record = self.records[number]
@@ -178,7 +178,7 @@ class Parts(Snapshots):
         return self.keep_acceptor(acceptor)
 
     def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
-        """The log of the coordinator of `epoch`, behind what the voter is sure of. False: the
+        """The log of the coordinator of `epoch`, after what the voter is sure of. False: the
         voter refused, or found a decision contradicted."""
         acceptor, log = self._voter(number), self.log(orders)
         prev = min(acceptor.log.decided, log.last)

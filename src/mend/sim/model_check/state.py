@@ -134,8 +134,8 @@ class Facts:
     def vote(self, state: State, node: int) -> AcceptorShot:
         return self.parts.voters[state.nodes[node].acceptor]
 
-    def told(self, acceptor: int) -> Committed:
-        return self.parts.told(self.parts.decided(self.parts.voters[acceptor].log))
+    def committed(self, acceptor: int) -> Committed:
+        return self.parts.committed(self.parts.decided(self.parts.voters[acceptor].log))
 
     def begun(self, acceptor: int) -> bool:
         return bool(self.parts.logs[self.parts.voters[acceptor].log].records)
@@ -146,7 +146,7 @@ class Facts:
             return "the witness"
         return f"rack {member.rack}" + (", restarted," if member.incarnation > 1 else "")
 
-    def agreed(self, state: State, log: int, before: int = 0) -> State:
+    def agree(self, state: State, log: int, before: int = 0) -> State:
         """Agreement: whatever anybody decided is decided, for ever and for all."""
         mine, all_ = self.parts.decided(log), state.decided
         if len(mine) < before:
@@ -170,12 +170,12 @@ def subsets(nodes: list[int]) -> Iterator[tuple[int, ...]]:
         yield from combinations(sorted(nodes), size)
 
 
-def put(state: State, node: int, its: Node) -> State:
+def put_node(state: State, node: int, its: Node) -> State:
     nodes, terms, decided, used = state
     return State((*nodes[:node], its, *nodes[node + 1 :]), terms, decided, used)
 
 
-def changed(state: State, place: int, term: Term) -> State:
+def put_term(state: State, place: int, term: Term) -> State:
     terms = state.terms
     return state._replace(terms=(*terms[:place], term, *terms[place + 1 :]))
 

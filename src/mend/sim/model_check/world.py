@@ -31,8 +31,8 @@ from mend.sim.model_check.state import (
     Step,
     Term,
     Used,
-    changed,
-    put,
+    put_node,
+    put_term,
     result,
     subsets,
 )
@@ -41,7 +41,7 @@ from mend.types import WITNESS, Member
 
 
 class ModelWorld(Deciding):
-    """All steps, and what must hold behind each."""
+    """All steps, and what must hold after each."""
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__(bounds)
@@ -199,23 +199,23 @@ class ModelWorld(Deciding):
             return None
         if number == its.acceptor and term.gather <= its.gather:
             return None
-        after = self.moved_on(state, node, number)
+        after = self.move_on(state, node, number)
         log = self.parts.voters[number].log
-        after = self.agreed(after, log, self.parts.logs[old.log].decided)
+        after = self.agree(after, log, self.parts.logs[old.log].decided)
         return self._read(after, node, its._replace(acceptor=number), term)
 
     def _read(self, state: State, node: int, its: Node, term: Term) -> State:
         """A rack reads what is decided, then what it is asked to gather."""
         if its.held < 0 and its.acceptor >= 0 and self.members[node].rack == WITNESS:
-            return put(state, node, its)
-        told = self.told(its.acceptor)
+            return put_node(state, node, its)
+        told = self.committed(its.acceptor)
         if its.gather != NONE and told.version >= its.gather[0]:
             mine = its.done and told.version == its.gather[0] and told.result == result(its.gather)
             its = its._replace(held=told.version if mine else its.held, gather=NONE, done=False)
         if term.gather[0] == told.version + 1 and term.gather > its.gather:
             state = self._freed(state, node)
             its = its._replace(gather=term.gather, done=False)
-        return put(state, node, its)
+        return put_node(state, node, its)
 
     def _freed(self, state: State, node: int) -> State:
         """A tentative is gone; that it was complete may still be under way to who asked for it."""
@@ -242,13 +242,13 @@ class ModelWorld(Deciding):
         ):
             return None
         gather = (version, attempt_of(term.epoch, count))
-        return changed(state, action.at, term._replace(gather=gather, results=()))
+        return put_term(state, action.at, term._replace(gather=gather, results=()))
 
     def _merge(self, state: State, action: Action) -> State | None:
         its = state.nodes[action.who]
         if its.done or its.gather == NONE or its.held != its.gather[0] - 1:
             return None
-        return put(state, action.who, its._replace(done=True))
+        return put_node(state, action.who, its._replace(done=True))
 
     def _commit(self, state: State, action: Action) -> State | None:
         term = state.terms[action.at]
@@ -264,22 +264,22 @@ class ModelWorld(Deciding):
         if not hold(members & seated, told.voters):
             return None
         commit = Commit(0, term.gather[0], (), (), (result(term.gather),), "")
-        state = changed(state, action.at, term._replace(results=()))
+        state = put_term(state, action.at, term._replace(results=()))
         return self.propose(state, term, self.parts.records.number(commit))
 
     def _copy(self, state: State, action: Action) -> State | None:
         """From any live rack that has the version."""
         its = state.nodes[action.who]
-        version = self.told(its.acceptor).version
+        version = self.committed(its.acceptor).version
         donors = [n for n, other in enumerate(state.nodes) if other.acceptor >= 0]
         if its.held >= version or self.members[action.who].rack == WITNESS:
             return None
         if not any(state.nodes[donor].held >= version for donor in donors):
             return None
-        return put(state, action.who, its._replace(held=version))
+        return put_node(state, action.who, its._replace(held=version))
 
     def _keeps_bytes(self, state: State) -> None:
-        told = self.parts.told(state.decided)
+        told = self.parts.committed(state.decided)
         living = [
             (m, its) for m, its in zip(self.members, state.nodes, strict=True) if its.acceptor >= 0
         ]
@@ -377,28 +377,28 @@ class ModelWorld(Deciding):
                 former = self.members.index(Member(self.members[node].rack, 1))
                 if state.nodes[former].acceptor >= 0:
                     used = used._replace(twins=used.twins + 1)
-                state = put(state, node, Node(self.empty))
+                state = put_node(state, node, Node(self.empty))
         return self.propose(state._replace(used=used), term, record)
 
     def _crash(self, state: State, action: Action) -> State | None:
-        """At any moment; maybe right behind a promise to the candidate of term `at`."""
+        """At any moment; maybe right after a promise to the candidate of term `at`."""
         node = action.who
-        after = self.moved_on(self._freed(state, node), node, DEAD)
+        after = self.move_on(self._freed(state, node), node, DEAD)
         if action.at >= 0:
             term, acceptor = after.terms[action.at], state.nodes[node].acceptor
             promised = self.parts.prepare(acceptor, term.epoch)
             if promised == acceptor or not self.begun(acceptor):
                 return None
             late = tuple(sorted({**dict(term.late), node: promised}.items()))
-            after = changed(after, action.at, term._replace(late=late))
-        after = after._replace(terms=tuple(self.retired(after, node)))
+            after = put_term(after, action.at, term._replace(late=late))
+        after = after._replace(terms=tuple(self.end_terms(after, node)))
         used = state.used._replace(crashes=state.used.crashes + 1)
         return self.dead(after._replace(used=used), node)
 
     def dead(self, state: State, node: int) -> State:
         """A crash takes all memory. What its reports said of its bytes may still be read."""
         held = state.nodes[node].held if state.used.rosters < self.bounds.rosters else -1
-        return put(state, node, Node(DEAD, held=held))
+        return put_node(state, node, Node(DEAD, held=held))
 
     def _tidy(self, state: State) -> State:
         """Leave out messages that cannot do anything any more, so that more states are one."""

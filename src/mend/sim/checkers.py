@@ -1,12 +1,13 @@
-"""The invariants I1..I9 of docs/protocol.md, looked at during and after a run.
+"""Checks the invariants I1..I9 of docs/protocol.md during and after a run.
 
-Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
-at the log, `liveness` at how a job ends.
+This module checks the ranks: their bits, ledgers, waits and bounds. `agreement` checks the log,
+`liveness` how a job ends.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Watched:
 
 
 class Checkers:
-    """`watch` is called around every step, `check_note` for every note; `verdict` at the end."""
+    """Call `watch` around every step, `check_note` for every note, and `verdict` at the end."""
 
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
@@ -62,7 +63,7 @@ class Checkers:
         self.cuts: dict[tuple[str, int], list[int]] = {}
         """(lineage, number) of a checkpoint -> versions of its first rank."""
         self.cuts_written: set[tuple[str, int]] = set()
-        """Of which some rank was told that all have written."""
+        """Checkpoints that some rank knows to be written by all."""
         self.agreement = Agreement(self.problem, self._undo)
         self.moments = MomentChecks(self.problem, scenario.moment_periods)
 
@@ -71,7 +72,7 @@ class Checkers:
         self.bits = {key: d for key, d in self.bits.items() if key[2] <= versions[key[1]]}
 
     def enter_process(self, process: Process) -> None:
-        """A process that keeps a log, or speaks to one that does."""
+        """Observe a new process and its logs."""
         host: Any = process.host
         roles = getattr(host, "roles", None)
         machines = [host.coordinator] if roles is None else [roles.leader, roles.coordinator]
@@ -85,14 +86,14 @@ class Checkers:
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
 
     def trace(self) -> str:
-        """Equal for equal runs: everything every rank noted, in order."""
-        found = hashlib.sha256()
+        """A digest of everything that the ranks noted, in order: equal for equal runs."""
+        digest = hashlib.sha256()
         lives = [*self.former, *(self.ranks[peer] for peer in sorted(self.ranks))]
         for watched in lives:
             for kind, fields in watched.process.notes:
                 if kind != "start":
-                    found.update(f"{watched.process.me} {kind} {fields}\n".encode())
-        return found.hexdigest()
+                    digest.update(f"{watched.process.me} {kind} {fields}\n".encode())
+        return digest.hexdigest()
 
     # -------------------------------------------------------------- during the run
 
@@ -111,14 +112,14 @@ class Checkers:
         self._check_bounds(watched)
 
     def _check_twin(self, training: Training) -> None:
-        """Whoever begins with another rack's optimizer and step: they belong together."""
+        """A rack that copies another rack's optimizer and step gets both of the same moment."""
         moments, step = training.moments, training.trainer.step
         if moments is not None and not moments.fits(step):
             me = training.process.me
             self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
 
     def _check_evicted(self, watched: Watched) -> None:
-        """I9: it leaves nothing behind that nobody has merged."""
+        """I9: an evicted rank leaves no unmerged work."""
         self._check_tokens(watched)
         self._check_vectors(watched)
         trainer = watched.training.trainer
@@ -131,7 +132,7 @@ class Checkers:
             )
 
     def _check_cut(self, watched: Watched) -> None:
-        """All ranks write the same versions; what they count as merged, these have merged."""
+        """All ranks write the same versions, and count as merged what these versions contain."""
         trainer, key = watched.training.trainer, watched.training.cut_of
         versions = [track.anchor.version for track in trainer.tracks]
         if self.cuts.setdefault(key, versions) != versions:
@@ -141,8 +142,8 @@ class Checkers:
                 f"{self.cuts[key]}",
             )
         named = self._tokens_named(watched)
-        looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
-        if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
+        same_job = self.agreement.merged and not self.agreement.beyond
+        if same_job and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
                 "I3",
                 f"checkpoint {key[1]}: {watched.process.me} writes {trainer.ledger.merged} tokens "
@@ -156,7 +157,7 @@ class Checkers:
         return theta_N
 
     def check_note(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
-        """Every event of every process, as it happens."""
+        """Check a note of a process, as it happens."""
         if kind == "gives-up":
             self.agreement.forget(process)
         watched = self.ranks.get(process.me)
@@ -180,8 +181,8 @@ class Checkers:
             self.problem("I1", f"{process.me}: {kind} {fields}")
 
     def _read_commit(self, fields: dict[str, Any]) -> None:
-        """Whether it is the one that was decided is told by `agreement`. A rack that joins reads
-        also what a new lineage has undone since."""
+        """Remember a commit. `agreement` checks whether it was decided; a rack that joins also reads
+        commits that a new lineage has undone."""
         key = (fields["fragment"], fields["version"])
         commit = self.agreement.in_force.get(key)
         if commit is not None and list(commit.digests) == fields["digests"]:
@@ -191,7 +192,7 @@ class Checkers:
             self.problem("I1", f"members of {key} do not ascend: {racks}")
 
     def _check_applied(self, watched: Watched, fields: dict[str, Any]) -> None:
-        """The bits a rank trains on are those of every other rank of its rail, and of the log."""
+        """A rank trains on the bits of every other rank of its rail, which are those of the log."""
         fragment, version = fields["fragment"], fields["version"]
         self._check_stalls(watched)
         if fields["seq"]:
@@ -221,14 +222,14 @@ class Checkers:
                 )
 
     def _check_rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
-        """The ramp of the momentum goes by what was merged, not by versions."""
+        """The ramp of the momentum counts what was merged, not versions."""
         first = self.scenario.first
-        behind = range(first + 1, anchor.version + 1)
-        found: list[Any] = [self.commits.get((fragment, v)) for v in behind]
-        if None in found:
-            return  # who read it is gone
+        versions = range(first + 1, anchor.version + 1)
+        commits: list[Any] = [self.commits.get((fragment, version)) for version in versions]
+        if None in commits:
+            return  # the process that read it is gone
         merged = rounds_before(first)
-        for commit in found:
+        for commit in commits:
             named, absent = (
                 [(each["tokens"], each["steps"]) for each in commit[kind]]
                 for kind in ("members", "absent")
@@ -250,11 +251,10 @@ class Checkers:
                 "I6",
                 f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}",
             )
-        per_fragment: dict[int, int] = {}
-        for fragment, _ in rank.anchors:
-            per_fragment[fragment] = per_fragment.get(fragment, 0) + 1
+        per_fragment = Counter(fragment for fragment, _ in rank.anchors)
         if any(count > ANCHORS_MAX for count in per_fragment.values()):
-            self.problem("I6", f"{watched.process.me} keeps {per_fragment} anchors per fragment")
+            counts = dict(per_fragment)
+            self.problem("I6", f"{watched.process.me} keeps {counts} anchors per fragment")
 
     def problem(self, invariant: str, detail: str) -> None:
         self.problems.append(f"{invariant}: {detail}")
@@ -278,7 +278,7 @@ class Checkers:
         return self.problems
 
     def _check_tokens(self, watched: Watched) -> None:
-        """I2: merged + open + discarded = trained, per rank; and merged is what the log says."""
+        """I2: merged + open + discarded = trained, per rank, and the log names the merged ones."""
         trainer = watched.training.trainer
         fragments = len(trainer.weights)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
@@ -297,7 +297,7 @@ class Checkers:
             )
 
     def _tokens_named(self, watched: Watched) -> int:
-        """Tokens of the rack that the log has merged into the versions that this rank trains on."""
+        """Tokens of the rack that the log names up to the versions that this rank trains on."""
         tracks = watched.training.trainer.weights
         return sum(
             share.tokens
@@ -308,10 +308,7 @@ class Checkers:
         )
 
     def _check_vectors(self, watched: Watched) -> None:
-        """The one-ledger identity, for carry.
-
-        Every update is in a merged offer, in e, or still in theta.
-        """
+        """I2, for carry: every update is in a merged offer, in e, or still in theta."""
         if self.scenario.alignment != "carry" or any(
             rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
         ):
@@ -327,7 +324,7 @@ class Checkers:
                 )
 
     def _check_numbers(self, watched: Watched) -> None:
-        """I8: nobody ends as if all were well with weights that are no numbers."""
+        """I8: no rank ends in order with NaN or Inf in its weights, or after it was dropped."""
         if watched.training.failure is not None or not watched.training.ended:
             return
         for p in range(len(watched.ledgers)):
@@ -341,10 +338,8 @@ class Checkers:
                 self.problem("I8", f"{watched.process.me} ends in order, though {record.reason}")
 
     def _check_stalls(self, watched: Watched) -> None:
-        """I5: between two applies the training thread waits at most stall_max_s for results.
-
-        In all, however many apply points pass meanwhile.
-        """
+        """I5: between two applies the training thread waits at most stall_max_s for results in all,
+        however many apply points pass."""
         stalls = watched.training.stalls
         since, watched.stalls_read = stalls[watched.stalls_read :], len(stalls)
         waited_ns = sum(waited for waited, limit in since if POLL_NS < limit <= self.stall_max_ns)
@@ -358,8 +353,7 @@ class Checkers:
 
 
 def _sent(offer: OpenOffer) -> Tensor:
-    """What the others decode, in doubles: with feedback in the weights as the offer says, else
-    y = x - pend, x = D + e."""
+    """The decoded offer in fp64: `sent_N` with feedback in the weights, else y = D + e - pend."""
     if offer.sent_N is not None:
         return offer.sent_N.double()
     y_N = offer.delta_N.double()

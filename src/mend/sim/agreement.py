@@ -36,7 +36,7 @@ FRAGMENTS_MAX = 64
 UNDECIDED_MAX = 128
 """Limit on the records after the last decided one, in any replica."""
 
-Problem = Callable[[str, str], None]
+Problem = Callable[[str], None]
 Undo = Callable[[tuple[int, ...]], None]
 """Called with the versions that a new lineage continues from; newer versions are void."""
 
@@ -147,7 +147,7 @@ class Agreement:
                 self._is_of(log) and log.committed.member(other.me.rack) == other.member
                 for log in logs
             ):
-                self._problem("I1", f"{process.me} gives up a job in which {other.me} lives")
+                self._problem(f"I1: {process.me} gives up a job in which {other.me} lives")
         self.chains, self.records, self.rosters = [""], [None], [Seating()]
         self.newest, self.in_force, self.merged, self.ended = {}, {}, {}, {}
         self.read, self.lost = {}, set()
@@ -181,7 +181,7 @@ class Agreement:
             index = last + 1 if self.records[last + 1 : last + 2] == [record] else 0
         if not index:
             where = f"behind record {last}" if last else "in the decided log"
-            self._problem("I1", f"{process.me} acts on {record}, which is not {where}")
+            self._problem(f"I1: {process.me} acts on {record}, which is not {where}")
         self.read[id(process)] = index or last or 0
 
     def check_snapshot(self, process: Process, snapshot: Snapshot) -> None:
@@ -190,14 +190,14 @@ class Agreement:
         if self.beyond:
             return
         if snapshot.index >= len(self.chains) or self.chains[snapshot.index] != snapshot.chain:
-            self._problem("I1", f"{process.me} acts on a snapshot of another log")
+            self._problem(f"I1: {process.me} acts on a snapshot of another log")
             return
         folded = LogState()
         for record in self.records[1 : snapshot.index + 1]:
             assert record is not None
             folded.take(record)
         if folded != log_state_of(snapshot):
-            self._problem("I1", f"{process.me} acts on a snapshot that is not of its records")
+            self._problem(f"I1: {process.me} acts on a snapshot that is not of its records")
         self.read[id(process)] = snapshot.index
 
     def end(self) -> None:
@@ -213,7 +213,7 @@ class Agreement:
 
     def _follow(self, process: Process, replica: Replica, log: Log) -> None:
         if log.decided < replica.decided and replica.votes and self._must_keep(process, replica):
-            self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
+            self._problem(f"I1: {process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
             if log.reaches(index - 1) and isinstance(log.record(index), Lineage):
@@ -223,7 +223,7 @@ class Agreement:
             return
         undecided = log.last - log.decided
         if undecided > UNDECIDED_MAX:
-            self._problem("I6", f"{process.me} has {undecided} undecided records")
+            self._problem(f"I6: {process.me} has {undecided} undecided records")
         first = len(self.records)
         for index in range(first, log.decided + 1):
             self._check_decision(process, index, log)
@@ -245,7 +245,7 @@ class Agreement:
                     self.beyond = True
                     return
                 self._problem(
-                    "I1", f"{process.me} has another decided record {index}: {_record(log, index)}"
+                    f"I1: {process.me} has another decided record {index}: {_record(log, index)}"
                 )
                 return
 
@@ -263,9 +263,8 @@ class Agreement:
         votes = self._votes(index, voters)
         if not (votes >= voters.voters if own else is_quorum(votes, voters.voters)):
             self._problem(
-                "I1",
-                f"{process.me} decided record {index} ({type(record).__name__}) with the votes "
-                f"{sorted(votes)} of {sorted(voters.voters)}",
+                f"I1: {process.me} decided record {index} ({type(record).__name__}) with the votes "
+                f"{sorted(votes)} of {sorted(voters.voters)}"
             )
         if isinstance(record, Commit):
             self._end_offers(record)
@@ -278,9 +277,8 @@ class Agreement:
             holders = self._holders(record, voters)
             if anew is None and not is_held(holders, voters.voters):
                 self._problem(
-                    "I4",
-                    f"version {record.version} of fragment {record.fragment} was decided, held by "
-                    f"{sorted(holders)} of {sorted(voters.voters)} only",
+                    f"I4: version {record.version} of fragment {record.fragment} was decided, held "
+                    f"by {sorted(holders)} of {sorted(voters.voters)} only"
                 )
         elif isinstance(record, Roster):
             self.check_survivors()
@@ -303,11 +301,11 @@ class Agreement:
         left, voters = roster.voters - {record.rack}, roster.voters
         if len(left) < 2 or not is_quorum(left, voters):
             self._problem(
-                "I9", f"rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
+                f"I9: rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
             )
         away = {r: m for r, m in away.items() if roster.racks.get(r) in (None, m)}
         if away or evicted.count(record.rack) >= EVICTIONS_MAX:
-            self._problem("I9", f"rack {record.rack} is evicted after {evicted}, and {away} are")
+            self._problem(f"I9: rack {record.rack} is evicted after {evicted}, and {away} are")
 
     def _undo_to(self, process: Process, log: Log, index: int) -> None:
         """Once per lineage: forget what only the dead knew, and check that they are dead."""
@@ -322,7 +320,7 @@ class Agreement:
             votes = other.me.rack in before.voters
             there = not other.dead and (votes or not other.stopped)
             if there and is_seated(other, before) and not is_seated(other, stay):
-                self._problem("I1", f"{process.me} begins anew without {other.me}, which lives")
+                self._problem(f"I1: {process.me} begins anew without {other.me}, which lives")
         del self.chains[same[-1] + 1 :], self.records[same[-1] + 1 :], self.rosters[same[-1] + 1 :]
         self.newest, self.merged, self.ended = {}, {}, {}
         for known in self.records:
@@ -347,9 +345,8 @@ class Agreement:
             name = (each.member, fragment, each.seq)
             if name in self.ended:
                 self._problem(
-                    "I3",
-                    f"offer {each.seq} of fragment {fragment} of rack {each.member.rack} ends in "
-                    f"versions {self.ended[name]} and {version}",
+                    f"I3: offer {each.seq} of fragment {fragment} of rack {each.member.rack} ends "
+                    f"in versions {self.ended[name]} and {version}"
                 )
             self.ended[name] = version
 
@@ -390,9 +387,8 @@ class Agreement:
         if not left and not self._holders(commit, roster, live=True):
             self.lost.add(key)
             self._problem(
-                "I4",
-                f"version {commit.version} of fragment {commit.fragment} is lost: "
-                f"{sorted(alive)} live and are a quorum, and no rack of them holds it",
+                f"I4: version {commit.version} of fragment {commit.fragment} is lost: "
+                f"{sorted(alive)} live and are a quorum, and no rack of them holds it"
             )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.trainer import POLL_NS, OpenOffer
+from mend.engine.trainer import POLL_NS, OpenOffer, Trainer
 from mend.engine.vectors import first_unsound
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness
@@ -49,6 +49,14 @@ class Watched:
     offers: dict[tuple[int, int], OpenOffer] = field(default_factory=dict)
     stalls_read: int = 0
 
+    @property
+    def me(self) -> Peer:
+        return self.process.me
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.training.trainer
+
 
 class Checkers:
     """Call `watch` around every step, `check_note` for every note, and `verdict` at the end."""
@@ -59,6 +67,8 @@ class Checkers:
         self.commits: dict[tuple[int, int], dict[str, Any]] = {}
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
+        """Each begins with the invariant that it breaks."""
+        self.problem = self.problems.append
         self.former: list[Watched] = []
         self.cuts: dict[tuple[str, int], list[int]] = {}
         """(lineage, number) of a checkpoint -> versions of its first rank."""
@@ -92,7 +102,7 @@ class Checkers:
         for watched in lives:
             for kind, fields in watched.process.notes:
                 if kind != "start":
-                    digest.update(f"{watched.process.me} {kind} {fields}\n".encode())
+                    digest.update(f"{watched.me} {kind} {fields}\n".encode())
         return digest.hexdigest()
 
     # -------------------------------------------------------------- during the run
@@ -116,42 +126,39 @@ class Checkers:
         moments, step = training.moments, training.trainer.step
         if moments is not None and not moments.fits(step):
             me = training.process.me
-            self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
+            self.problem(f"twin: {me} has made {step} steps, its optimizer's state is of others")
 
     def _check_evicted(self, watched: Watched) -> None:
         """I9: an evicted rank leaves no unmerged work."""
         self._check_tokens(watched)
         self._check_vectors(watched)
-        trainer = watched.training.trainer
+        trainer = watched.trainer
         offers = [p for p, track in enumerate(trainer.tracks) if track.offer is not None]
         if trainer.open_tokens() or offers:
             self.problem(
-                "I9",
-                f"{watched.process.me} is evicted with {trainer.open_tokens()} open tokens, offers "
-                f"of fragments {offers}",
+                f"I9: {watched.me} is evicted with {trainer.open_tokens()} open tokens, offers of "
+                f"fragments {offers}"
             )
 
     def _check_cut(self, watched: Watched) -> None:
         """All ranks write the same versions, and count as merged what these versions contain."""
-        trainer, key = watched.training.trainer, watched.training.cut_of
+        trainer, key = watched.trainer, watched.training.cut_of
         versions = [track.anchor.version for track in trainer.tracks]
         if self.cuts.setdefault(key, versions) != versions:
             self.problem(
-                "I3",
-                f"checkpoint {key[1]}: {watched.process.me} writes versions {versions}, others "
-                f"{self.cuts[key]}",
+                f"I3: checkpoint {key[1]}: {watched.me} writes versions {versions}, others "
+                f"{self.cuts[key]}"
             )
         named = self._tokens_named(watched)
         same_job = self.agreement.merged and not self.agreement.beyond
         if same_job and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
-                "I3",
-                f"checkpoint {key[1]}: {watched.process.me} writes {trainer.ledger.merged} tokens "
-                f"as merged, its versions have {named}",
+                f"I3: checkpoint {key[1]}: {watched.me} writes {trainer.ledger.merged} tokens as "
+                f"merged, its versions have {named}"
             )
 
     def _theta(self, watched: Watched, fragment: int) -> Tensor:
-        track = watched.training.trainer.tracks[fragment]
+        track = watched.trainer.tracks[fragment]
         theta_N = torch.empty(track.owned.numel)
         track.view.read(track.owned, theta_N)
         return theta_N
@@ -167,7 +174,7 @@ class Checkers:
             self.agreement.check(process)  # a new lineage may have begun in this very event
             self._read_commit(fields)
         elif kind == "captured":
-            offer = watched.training.trainer.tracks[fields["fragment"]].offer
+            offer = watched.trainer.tracks[fields["fragment"]].offer
             assert offer is not None
             watched.offers[(offer.fragment, offer.seq)] = offer
             self.moments.captured(watched, offer)
@@ -178,18 +185,18 @@ class Checkers:
         elif kind == "evicted":
             self._check_evicted(watched)
         elif kind in ("differs", "fault"):
-            self.problem("I1", f"{process.me}: {kind} {fields}")
+            self.problem(f"I1: {process.me}: {kind} {fields}")
 
     def _read_commit(self, fields: dict[str, Any]) -> None:
-        """Remember a commit. `agreement` checks whether it was decided; a rack that joins also reads
-        commits that a new lineage has undone."""
+        """Remember a commit, which `agreement` has checked. A rack that joins also reads
+        those that a new lineage has undone."""
         key = (fields["fragment"], fields["version"])
         commit = self.agreement.in_force.get(key)
         if commit is not None and list(commit.digests) == fields["digests"]:
             self.commits.setdefault(key, fields)
         racks = [member["rack"] for member in fields["members"]]
         if racks != sorted(set(racks)) or not racks:
-            self.problem("I1", f"members of {key} do not ascend: {racks}")
+            self.problem(f"I1: members of {key} do not ascend: {racks}")
 
     def _check_applied(self, watched: Watched, fields: dict[str, Any]) -> None:
         """A rank trains on the bits of every other rank of its rail, which are those of the log."""
@@ -199,16 +206,15 @@ class Checkers:
             offer = watched.offers.pop((fragment, fields["seq"]))
             if fields["fate"] == "named" and fragment < len(watched.ledgers):
                 watched.ledgers[fragment].named(_sent(offer))
-        rail = watched.process.me.rank
-        anchor = watched.training.trainer.tracks[fragment].anchor
+        rail = watched.me.rank
+        anchor = watched.trainer.tracks[fragment].anchor
         if first_unsound(anchor.values) is not None:
-            self.problem("I8", f"{watched.process.me} trains on an anchor that is no numbers")
+            self.problem(f"I8: {watched.me} trains on an anchor that is no numbers")
         if anchor.version == version:
             digest = anchor.recomputed()
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
                 self.problem(
-                    "I1",
-                    f"{watched.process.me} has other bits of fragment {fragment} version {version}",
+                    f"I1: {watched.me} has other bits of fragment {fragment} version {version}"
                 )
             self._check_rounds(watched, fragment, anchor)
             self.moments.applied(watched, fragment, anchor, self.commits.get((fragment, version)))
@@ -216,9 +222,8 @@ class Checkers:
             logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
                 self.problem(
-                    "I1",
-                    f"{watched.process.me}: fragment {fragment} version {version} has other bits "
-                    "than the log says",
+                    f"I1: {watched.me}: fragment {fragment} version {version} has other bits than "
+                    "the log says"
                 )
 
     def _check_rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
@@ -238,26 +243,21 @@ class Checkers:
             merged += part_of(named, absent, token_weighted=True, period_steps=period)
         if anchor.rounds != merged:
             self.problem(
-                "I1",
-                f"{watched.process.me} counts {anchor.rounds} parts of rounds behind fragment "
-                f"{fragment} version {anchor.version}, the log {merged}",
+                f"I1: {watched.me} counts {anchor.rounds} parts of rounds behind fragment "
+                f"{fragment} version {anchor.version}, the log {merged}"
             )
 
     def _check_bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
-        limit = 3 * scenario.racks * len(watched.training.trainer.tracks)
+        limit = 3 * scenario.racks * len(watched.trainer.tracks)
         if len(rank.payloads) > limit:
             self.problem(
-                "I6",
-                f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}",
+                f"I6: {watched.me} keeps {len(rank.payloads)} payloads, the limit is {limit}"
             )
         per_fragment = Counter(fragment for fragment, _ in rank.anchors)
         if any(count > ANCHORS_MAX for count in per_fragment.values()):
             counts = dict(per_fragment)
-            self.problem("I6", f"{watched.process.me} keeps {counts} anchors per fragment")
-
-    def problem(self, invariant: str, detail: str) -> None:
-        self.problems.append(f"{invariant}: {detail}")
+            self.problem(f"I6: {watched.me} keeps {counts} anchors per fragment")
 
     # -------------------------------------------------------------- at the end
 
@@ -272,33 +272,31 @@ class Checkers:
                 self._check_stalls(watched)
                 self._check_numbers(watched)
         for text in world.network.missed:
-            self.problem("I1", text)
+            self.problem(f"I1: {text}")
         for detail in liveness.verdict(world, finished):
-            self.problem("I4", detail)
+            self.problem(f"I4: {detail}")
         return self.problems
 
     def _check_tokens(self, watched: Watched) -> None:
         """I2: merged + open + discarded = trained, per rank, and the log names the merged ones."""
-        trainer = watched.training.trainer
+        trainer = watched.trainer
         fragments = len(trainer.weights)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
         if total != trainer.tokens * fragments:
             self.problem(
-                "I2",
-                f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
-                f"{trainer.tokens} x {fragments}",
+                f"I2: {watched.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
+                f"{trainer.tokens} x {fragments}"
             )
         named = self._tokens_named(watched)
         if named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
-                "I2",
-                f"{watched.process.me}: the log names {named} tokens, the rank counts "
-                f"{trainer.ledger.merged} as merged",
+                f"I2: {watched.me}: the log names {named} tokens, the rank counts "
+                f"{trainer.ledger.merged} as merged"
             )
 
     def _tokens_named(self, watched: Watched) -> int:
         """Tokens of the rack that the log names up to the versions that this rank trains on."""
-        tracks = watched.training.trainer.weights
+        tracks = watched.trainer.weights
         return sum(
             share.tokens
             for (member, p, version), share in self.agreement.merged.items()
@@ -310,17 +308,15 @@ class Checkers:
     def _check_vectors(self, watched: Watched) -> None:
         """I2, for carry: every update is in a merged offer, in e, or still in theta."""
         if self.scenario.alignment != "carry" or any(
-            rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
+            rack == watched.me.rack for rack, _ in self.scenario.non_finite
         ):
             return
-        for fragment, track in enumerate(watched.training.trainer.weights):
+        for fragment, track in enumerate(watched.trainer.weights):
             theta_N = self._theta(watched, fragment)
             error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
-            if watched.training.trainer.step and error > LEDGER_MAX:
+            if watched.trainer.step and error > LEDGER_MAX:
                 self.problem(
-                    "I2",
-                    f"{watched.process.me}: the ledger of fragment {fragment} is open by "
-                    f"{error:.2e}",
+                    f"I2: {watched.me}: the ledger of fragment {fragment} is open by {error:.2e}"
                 )
 
     def _check_numbers(self, watched: Watched) -> None:
@@ -329,13 +325,13 @@ class Checkers:
             return
         for p in range(len(watched.ledgers)):
             if first_unsound(self._theta(watched, p)) is not None:
-                self.problem("I8", f"{watched.process.me} ends in order with NaN in fragment {p}")
+                self.problem(f"I8: {watched.me} ends in order with NaN in fragment {p}")
         known = watched.training.rank.roles.rank_machine.decided
         for record in self.agreement.records[1 : known + 1]:
             if not isinstance(record, Drop) or not record.diverged:
                 continue
             if any(ended.member == watched.process.member for ended in record.dropped):
-                self.problem("I8", f"{watched.process.me} ends in order, though {record.reason}")
+                self.problem(f"I8: {watched.me} ends in order, though {record.reason}")
 
     def _check_stalls(self, watched: Watched) -> None:
         """I5: between two applies the training thread waits at most stall_max_s for results in all,
@@ -346,9 +342,8 @@ class Checkers:
         frozen = [f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze"]
         if waited_ns > self.stall_max_ns + STALL_SLACK_NS + sum(frozen):
             self.problem(
-                "I5",
-                f"{watched.process.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit "
-                f"is {self.stall_max_ns / SECOND:.2f} s",
+                f"I5: {watched.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit is "
+                f"{self.stall_max_ns / SECOND:.2f} s"
             )
 
 

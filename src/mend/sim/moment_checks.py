@@ -23,7 +23,7 @@ class MomentChecks:
     """I1 and I8 of fragments of moments: a merge is the weighted mean of the values that its
     members captured (in doubles), and no second moment is below zero. `periods`: by order."""
 
-    def __init__(self, problem: Callable[[str, str], None], periods: Mapping[int, int]) -> None:
+    def __init__(self, problem: Callable[[str], None], periods: Mapping[int, int]) -> None:
         self._problem, self._periods = problem, [*periods.items()]
         self._captured: dict[tuple[object, ...], Tensor] = {}
         self.compared = 0
@@ -31,18 +31,18 @@ class MomentChecks:
 
     def captured(self, watched: Watched, offer: OpenOffer) -> None:
         """What a rank's optimizer has at the capture."""
-        view = watched.training.trainer.tracks[offer.fragment].moments
+        view = watched.trainer.tracks[offer.fragment].moments
         if view is None:
             return
         now_N = torch.empty(offer.delta_N.numel())
-        view.read(watched.training.trainer.tracks[offer.fragment].owned, now_N)
+        view.read(watched.trainer.tracks[offer.fragment].owned, now_N)
         me = watched.process
         self._captured[me.me, me.member, offer.fragment, offer.seq] = now_N.double()
 
     def applied(
         self, watched: Watched, fragment: int, anchor: Anchor, commit: dict[str, Any] | None
     ) -> None:
-        trainer, me = watched.training.trainer, watched.process.me
+        trainer, me = watched.trainer, watched.me
         view = trainer.tracks[fragment].moments
         if view is None or commit is None:
             return
@@ -64,8 +64,8 @@ class MomentChecks:
         error = (anchor.values.double() - mean / sum(weights)).abs().max().item()
         if named[0].numel() and not error <= CLOSE:
             what = f"fragment {fragment} version {anchor.version}"
-            self._problem("I1", f"{me}: {what} is {error:.2e} beside the mean")
+            self._problem(f"I1: {me}: {what} is {error:.2e} beside the mean")
         live_N = torch.empty(trainer.tracks[fragment].owned.numel)
         view.read(trainer.tracks[fragment].owned, live_N)
         if order == SECOND and (live_N < 0).any():
-            self._problem("I8", f"{me}: a second moment of fragment {fragment} is negative")
+            self._problem(f"I8: {me}: a second moment of fragment {fragment} is negative")

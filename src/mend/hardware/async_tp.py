@@ -72,15 +72,15 @@ class AsyncTp:
         leaves everything as it is, where it cannot work; never raises for that. What only a step
         shows is noted as `async-tp-in-vain`.
         """
-        found = cls()
-        found.asked, found._told, found._note = True, False, note or _nobody
+        enabled = cls()
+        enabled.asked, enabled._told, enabled._note = True, False, note or _nobody
         groups = tp_groups(model, mesh)
-        found._refused = why_not(groups, cuda=torch.cuda.is_available()) or _share_memory(groups)
-        if found._refused:
-            found._tell()
+        enabled._refused = why_not(groups, cuda=torch.cuda.is_available()) or _share_memory(groups)
+        if enabled._refused:
+            enabled._tell()
         else:
-            found._switch_on()
-        return found
+            enabled._switch_on()
+        return enabled
 
     @property
     def said(self) -> str:
@@ -170,12 +170,12 @@ def tp_groups(model: nn.Module, mesh: Any = None) -> dict[str, Any]:
     }
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            found = tp_dimensions(
+            indices = tp_dimensions(
                 parameter.device_mesh.mesh_dim_names,
                 [_is_shard(placement) for placement in parameter.placements],
                 by_fsdp=id(parameter) in inside,
             )
-            dimensions += [(parameter.device_mesh, i) for i in found]
+            dimensions += [(parameter.device_mesh, i) for i in indices]
     groups = [where.get_group(i) for where, i in dimensions if where.size(i) > 1]
     return {group.group_name: group for group in groups}
 

@@ -298,8 +298,8 @@ class _Log:
         versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
-            found = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
-            self.low_rank[commit.fragment].merged(commit.version - 1, found)
+            sent = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
+            self.low_rank[commit.fragment].merged(commit.version - 1, sent)
         self.commits[commit.fragment, commit.version] = commit
 
     def merged(self, fragment: int, offers: list[Tensor], weights: list[float]) -> Tensor:

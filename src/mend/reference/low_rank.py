@@ -60,8 +60,8 @@ class Part:
         levels = np.clip(np.rint(factor / unit), -32767, 32767) if peak >= _TINY else 0 * factor
         factor = levels * unit
         y_mn = basis_rk.T @ factor if side else factor.T @ basis_rk
-        found = y_mn.reshape(-1)[self.lead : self.lead + self.numel]
-        return torch.from_numpy(found.astype(np.float32)), factor
+        y = y_mn.reshape(-1)[self.lead : self.lead + self.numel]
+        return torch.from_numpy(y.astype(np.float32)), factor
 
     def next_basis(self, merged_rk: Array, seed: Sequence[int]) -> Array:
         noise = _noise(len(merged_rk), merged_rk.shape[1], seed)
@@ -102,25 +102,25 @@ class Fragment:
 
     def sent(self, x: Tensor, base: int) -> tuple[Tensor, Factors]:
         """What the others decode of a vector of all tensors, and the factors that are sent."""
-        found, factors = torch.empty_like(x), {}
+        y, factors = torch.empty_like(x), {}
         for key, part in self.parts.items():
             r, i = key
             numel = self.cuts[i + 1] - self.cuts[i]
             start = self.cuts[i] + numel * r // self.ranks
             own = slice(start, start + part.numel)
             if part.low:
-                found[own], factors[key] = part.sent(x[own], self.bases[base][key], base % 2)
+                y[own], factors[key] = part.sent(x[own], self.bases[base][key], base % 2)
             else:
-                found[own] = x[own].to(torch.bfloat16).float()
-        return found, factors
+                y[own] = x[own].to(torch.bfloat16).float()
+        return y, factors
 
     def merged(self, version: int, offers: Sequence[tuple[int, Factors, float]]) -> None:
         """The bases of `version` + 1. `offers`: (base, factors, weight) of the members of its
         merge."""
-        there = [offer for offer in offers if offer[0] % 2 == version % 2]
+        same_side = [offer for offer in offers if offer[0] % 2 == version % 2]
         after = self.bases[version + 1] = dict(self.bases[version - 1])
-        for key in after if there else ():
-            sum_rk = sum(factors[key] * weight for _, factors, weight in there)
+        for key in after if same_side else ():
+            sum_rk = sum(factors[key] * weight for _, factors, weight in same_side)
             seed = [version % 2, self.numbers[key], version + 1]
             after[key] = self.parts[key].next_basis(np.asarray(sum_rk), seed)
 

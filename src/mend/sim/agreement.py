@@ -318,8 +318,8 @@ class Agreement:
         before, stay = self.rosters[same[-1]], _fold(Seating(), record)
         for other, _ in self.replicas.values():
             votes = other.me.rack in before.voters
-            there = not other.dead and (votes or not other.stopped)
-            if there and is_seated(other, before) and not is_seated(other, stay):
+            present = not other.dead and (votes or not other.stopped)
+            if present and is_seated(other, before) and not is_seated(other, stay):
                 self._problem(f"I1: {process.me} begins anew without {other.me}, which lives")
         del self.chains[same[-1] + 1 :], self.records[same[-1] + 1 :], self.rosters[same[-1] + 1 :]
         self.newest, self.merged, self.ended = {}, {}, {}

@@ -222,9 +222,9 @@ class Broken:
 
     def doubles(self) -> bool:
         duplicate = self.scenario.duplicate
-        found = bool(duplicate) and not self.quiet and self.rng.random() < duplicate
-        self.felt["duplicate"] += found
-        return found
+        doubled = bool(duplicate) and not self.quiet and self.rng.random() < duplicate
+        self.felt["duplicate"] += doubled
+        return doubled
 
     def delay_ns(self, a: int, b: int) -> int:
         """How long one frame or request takes from rack to rack."""
@@ -242,20 +242,20 @@ class Broken:
 
     def slower(self, rack: int) -> int:
         """Factor on the time of a step."""
-        found = self._of("slow_rack", rack)
-        return found.amount if found else 1
+        fault = self._of("slow_rack", rack)
+        return fault.amount if fault else 1
 
     def work_ns(self, rack: int) -> int:
         """What a background job takes on top."""
-        found = self._of("slow_worker", rack)
-        return self.rng.randint(0, found.amount) if found else 0
+        fault = self._of("slow_worker", rack)
+        return self.rng.randint(0, fault.amount) if fault else 0
 
     def flips(self, kind: str, rack: int) -> bool:
         """Whether one bit of this transfer or frame is wrong."""
         if kind not in self.active:
             return False
-        found = next((f for f in self.active[kind] if f.a == rack), None)
-        if found is None or self.rng.randrange(100) >= found.amount:
+        fault = next((f for f in self.active[kind] if f.a == rack), None)
+        if fault is None or self.rng.randrange(100) >= fault.amount:
             return False
         self.felt[kind] += 1
         return True
@@ -270,9 +270,9 @@ class Broken:
     def _of(self, kind: str, rack: int) -> Fault | None:
         if kind not in self.active:
             return None
-        found = next((fault for fault in self.active[kind] if fault.a == rack), None)
-        self.felt[kind] += found is not None
-        return found
+        first = next((fault for fault in self.active[kind] if fault.a == rack), None)
+        self.felt[kind] += first is not None
+        return first
 
     def _between(self, kind: str, a: int, b: int) -> list[Fault]:
         if kind not in self.active:

@@ -150,8 +150,8 @@ def _not_converged(world: World) -> list[str]:
         if open_ and patient:
             problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
     if len(set(versions.values())) > 1 and (patient or _even(world)):
-        told = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
-        problems.append(f"the racks ended at different versions: {told}")
+        ends = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
+        problems.append(f"the racks ended at different versions: {ends}")
     # Also of racks that the others missed once: they wait for them as long as these train.
     still = [training for training in world.trainings.values() if not training.process.dead]
     trained_ns = max((training.trained_ns for training in still), default=0)

@@ -49,14 +49,14 @@ class MomentChecks:
         order, _ = self._periods[fragment // len(trainer.weights) - 1]
         named, weights = list[Tensor](), list[float]()
         for each in commit["members"]:
-            found = [
+            captured = [
                 values
                 for (peer, _, p, seq), values in self._captured.items()
                 if (peer, p, seq) == ((each["rack"], me.rank), fragment, each["seq"])
             ]
-            if len(found) != 1:  # of several lives of a rack, or of one before this job
+            if len(captured) != 1:  # of several lives of a rack, or of one before this job
                 return
-            named.append(found[0])
+            named.append(captured[0])
             steps = max(1, each["steps"])
             weights.append(each["tokens"] / steps)
         self.compared += 1

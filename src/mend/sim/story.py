@@ -85,8 +85,8 @@ def _event(me: Peer, kind: str, fields: dict[str, Any]) -> str:
         case "left-alone":
             return f"{who} leaves alone: {'; '.join(fields['why']) or 'no reason known'}"
         case _:
-            told = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
-            return f"{who}: {kind.replace('-', ' ')}" + (f" ({told})" if told else "")
+            text = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
+            return f"{who}: {kind.replace('-', ' ')}" + (f" ({text})" if text else "")
 
 
 def _commit(fields: dict[str, Any]) -> str:

@@ -28,6 +28,6 @@ class MemoryTape:
 
     def entries(self) -> Iterator[Entry | Gap]:
         for number, record in enumerate(self.records, start=1):
-            found = read_record(record, number)
-            assert isinstance(found, Entry | Gap)
-            yield found
+            entry = read_record(record, number)
+            assert isinstance(entry, Entry | Gap)
+            yield entry

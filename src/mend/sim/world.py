@@ -367,10 +367,10 @@ class World(Writer):
         return [[rows[i] for rows in table] for i in range(UPDATES)]
 
     def _update(self, rack: int, step: int, updates: list[list[Tensor]]) -> Sequence[Tensor]:
-        found = updates[step % UPDATES]
+        changes = updates[step % UPDATES]
         if (rack, step) in self.scenario.non_finite:
-            return [torch.full_like(change, float("nan")) for change in found]
-        return found
+            return [torch.full_like(change, float("nan")) for change in changes]
+        return changes
 
     def _numerics(self, rack: int = -1) -> Numerics:
         scenario = self.scenario
@@ -506,5 +506,5 @@ class World(Writer):
 
     def processes(self) -> list[Process]:
         """Of every rack and the witness in their newest lives."""
-        found = [training.process for training in self.trainings.values()]
-        return found + ([self.witness] if self.witness else [])
+        processes = [training.process for training in self.trainings.values()]
+        return processes + ([self.witness] if self.witness else [])

@@ -170,27 +170,27 @@ def answer_of(effect: Effect) -> Answer:
 
 def effect_of(answer: Answer) -> Effect:
     """Raises TapeError."""
-    found: Effect = _typed(EFFECTS, answer.name, answer.data)
-    return found
+    effect: Effect = _typed(EFFECTS, answer.name, answer.data)
+    return effect
 
 
 def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
     """`number`: what an entry is called. Raises TapeError, never anything else."""
     try:
-        found = _decoder.decode(record)
+        decoded = _decoder.decode(record)
     except _BAD as error:
         raise TapeError(f"record {number} is not of this format: {error}") from error
-    if isinstance(found, _Bound):
-        return found.header
-    if isinstance(found, Gap | Base):
-        return found
-    assert isinstance(found, _Given)
+    if isinstance(decoded, _Bound):
+        return decoded.header
+    if isinstance(decoded, Gap | Base):
+        return decoded
+    assert isinstance(decoded, _Given)
     try:
-        event: Event = _typed(EVENTS, found.event_name, found.event)
+        event: Event = _typed(EVENTS, decoded.event_name, decoded.event)
     except TapeError as error:
-        raise TapeError(f"event {number} of machine {found.machine}: {error}") from error
-    answers = tuple(Answer(name, bytes(raw)) for name, raw in found.effects)
-    return Entry(number, found.machine, found.now_ns, event, answers, found.error)
+        raise TapeError(f"event {number} of machine {decoded.machine}: {error}") from error
+    answers = tuple(Answer(name, bytes(raw)) for name, raw in decoded.effects)
+    return Entry(number, decoded.machine, decoded.now_ns, event, answers, decoded.error)
 
 
 def _typed(kinds: dict[str, Any], name: str, data: bytes | msgspec.Raw) -> Any:

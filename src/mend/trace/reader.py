@@ -55,13 +55,13 @@ class RecordedTape:
         number = 0
         for file in self.files:
             for record in _records(file):
-                found = form.read_record(record, number + 1)
-                if isinstance(found, Gap):
-                    number += found.count
-                    yield found
-                elif isinstance(found, Entry):
+                entry = form.read_record(record, number + 1)
+                if isinstance(entry, Gap):
+                    number += entry.count
+                    yield entry
+                elif isinstance(entry, Entry):
                     number += 1
-                    yield found
+                    yield entry
 
 
 def read_tape(path: Path) -> RecordedTape:
@@ -108,7 +108,7 @@ def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
 
 def tapes_in(paths: Sequence[Path]) -> list[Path]:
     """The first file of each tape that is meant; a folder means all in it. Raises TapeError."""
-    found: dict[tuple[Path, str], Path] = {}
+    firsts: dict[tuple[Path, str], Path] = {}
     for path in paths:
         if not path.exists():
             raise TapeError(f"{path}: there is no such file or folder")
@@ -118,8 +118,8 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
             raise TapeError(f"{path}: no tape in there; was the job given a diagnostics_dir?")
         for each in inside:
             first = _files_of(each)[0]
-            found.setdefault((first.parent, first.name), first)
-    return list(found.values())
+            firsts.setdefault((first.parent, first.name), first)
+    return list(firsts.values())
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -127,13 +127,13 @@ def _files_of(path: Path) -> list[Path]:
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
-    mine = named.groups()[:3]
-    found = []
-    for each in path.parent.glob(f"tape-rack{mine[0]}-rank{mine[1]}*.mend"):
+    own = named.groups()[:3]
+    numbered = []
+    for each in path.parent.glob(f"tape-rack{own[0]}-rank{own[1]}*.mend"):
         other = _NAME.fullmatch(each.name)
-        if other is not None and other.groups()[:3] == mine:
-            found.append((int(other[4] or 0), each))
-    return [each for _, each in sorted(found)] or [path]
+        if other is not None and other.groups()[:3] == own:
+            numbered.append((int(other[4] or 0), each))
+    return [each for _, each in sorted(numbered)] or [path]
 
 
 @contextlib.contextmanager
@@ -151,22 +151,22 @@ def _checked(path: Path) -> tuple[Header, TapeFile, str]:
         form.check_begin(file.read(form.FILE_BYTES))
         header, stop, lost = None, form.FILE_BYTES, ""
         for number in itertools.count():
-            found, lost = _next_chunk(file, number, stop)
-            header = header or _header_in(found, lost)
-            if found is None or found[0].last:
+            chunk, lost = _next_chunk(file, number, stop)
+            header = header or _header_in(chunk, lost)
+            if chunk is None or chunk[0].last:
                 break
-            stop += form.HEAD_BYTES + found[0].deflated
-        ended = found is not None
+            stop += form.HEAD_BYTES + chunk[0].deflated
+        ended = chunk is not None
         if ended and file.read(1):
             raise TapeError(f"there is more behind its end (at byte {stop})")
     assert header is not None, "the first chunk has it"
     return header, TapeFile(path, stop, number, ended), lost
 
 
-def _header_in(found: tuple[Head, bytes] | None, lost: str) -> Header:
+def _header_in(chunk: tuple[Head, bytes] | None, lost: str) -> Header:
     """Of the first chunk of a file. Raises TapeError."""
     header: Header | Entry | Gap | Base | None = None
-    for record in Unpacker().records(*found) if found and not found[0].last else ():
+    for record in Unpacker().records(*chunk) if chunk and not chunk[0].last else ():
         header = form.read_record(record, 0)
     if isinstance(header, Header):
         return header
@@ -216,11 +216,11 @@ def _records(file: TapeFile) -> Iterator[bytes]:
     with _naming(file.path), file.path.open("rb") as opened:
         opened.seek(place)
         for number in range(file.chunks):
-            found, lost = _next_chunk(opened, number, place)
-            if found is None:
+            chunk, lost = _next_chunk(opened, number, place)
+            if chunk is None:
                 raise TapeError(f"it changed while it was read ({lost})")
-            place += form.HEAD_BYTES + found[0].deflated
-            records = unpacker.records(*found)
+            place += form.HEAD_BYTES + chunk[0].deflated
+            records = unpacker.records(*chunk)
             if number == 0:  # the header, which is known
                 next(records)
             yield from records

@@ -44,10 +44,10 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
     that is not the beginning. Raises TapeError for a tape that names a machine that the header does
     not, and for a state that does not fit."""
     machines = decode_state(base) if base else machines_of(parts).named()
-    found, rounds = Replayed(), set()
+    result, rounds = Replayed(), set()
     for entry in entries:
         if isinstance(entry, Gap):
-            found.gap = entry
+            result.gap = entry
             break
         machine = machines.get(entry.machine)
         if machine is None:
@@ -58,14 +58,14 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
             came = machine.handle(entry.event, entry.now_ns)
         except Exception as raised:  # a machine's bug is on the tape, too
             error = said(raised)
-        found.events, found.effects = found.events + 1, found.effects + len(came)
+        result.events, result.effects = result.events + 1, result.effects + len(came)
         answers = tuple(answer_of(effect) for effect in came)
         if answers != entry.answers or error != entry.error:
-            found.difference = _difference(entry, answers, error)
+            result.difference = _difference(entry, answers, error)
             break
         rounds |= _committed(came)
-    found.rounds = len(rounds)
-    return found
+    result.rounds = len(rounds)
+    return result
 
 
 def said(error: Exception) -> str:
@@ -75,13 +75,13 @@ def said(error: Exception) -> str:
 
 def _committed(effects: list[Effect]) -> set[tuple[object, object]]:
     """(fragment, version) that a learner was told of, or that a coordinator says to be decided."""
-    found: set[tuple[object, object]] = set()
+    versions: set[tuple[object, object]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):
-            found.add((effect.record.fragment, effect.record.version))
+            versions.add((effect.record.fragment, effect.record.version))
         elif isinstance(effect, Note) and effect.kind == "decided":
-            found.add((effect.fields["fragment"], effect.fields["version"]))
-    return found
+            versions.add((effect.fields["fragment"], effect.fields["version"]))
+    return versions
 
 
 def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Difference:

@@ -193,27 +193,27 @@ class Recital:
 
 def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recital:
     """Read the tape of one rank, up to its first gap."""
-    found = Recital(header, whole)
+    recital = Recital(header, whole)
     for entry in entries:
         if isinstance(entry, Gap):
-            found.whole = False
+            recital.whole = False
             break
         if entry.machine != "rank":
             continue
-        _listen(entry.event, found)
+        _listen(entry.event, recital)
         if any(answer.name in ("RecordCommitted", "Restored") for answer in entry.answers):
             for effect in entry.effects:
-                _note_decided(effect, found)
-    return found
+                _note_decided(effect, recital)
+    return recital
 
 
-def _note_decided(effect: ev.Effect, found: Recital) -> None:
+def _note_decided(effect: ev.Effect, recital: Recital) -> None:
     match effect:
         case ev.Restored(snapshot):
-            found.decided = snapshot.index
+            recital.decided = snapshot.index
         case ev.RecordCommitted(record):
-            found.records[found.decided] = record
-            found.decided += 1
+            recital.records[recital.decided] = record
+            recital.decided += 1
 
 
 def act_of(event: ev.Event) -> Act | None:
@@ -228,39 +228,41 @@ def act_of(event: ev.Event) -> Act | None:
     return None
 
 
-def _listen(event: ev.Event, found: Recital) -> None:
+def _listen(event: ev.Event, recital: Recital) -> None:
     if (act := act_of(event)) is not None:
         if act.kind == CAPTURED:
-            found.captures[act.fragment, act.number] = len(found.acts)
-        found.acts.append(act)
+            recital.captures[act.fragment, act.number] = len(recital.acts)
+        recital.acts.append(act)
     match event:
         case ev.Encoded(p, seq, checksum, declined):
             if declined:
-                found.declined.add((p, seq))
-            if (place := found.captures.get((p, seq))) is not None:
-                act = msgspec.structs.replace(found.acts[place], checksum=checksum)
-                found.acts[place] = act
+                recital.declined.add((p, seq))
+            if (place := recital.captures.get((p, seq))) is not None:
+                act = msgspec.structs.replace(recital.acts[place], checksum=checksum)
+                recital.acts[place] = act
         case ev.Merged(p, version, _, digest, _, tensors) if tensors:
-            found.sums.append((p, version, digest, tensors))
+            recital.sums.append((p, version, digest, tensors))
         case ev.Leaving(now):
             # A script that ends says so first; one that was evicted leaves at once, in a step.
-            found.left = found.left or not now
+            recital.left = recital.left or not now
         case ev.BatchSet(step, batch_pct):
-            found.batches.append((step, batch_pct))
+            recital.batches.append((step, batch_pct))
         case _:
-            _listen_to_copies(event, found)
+            _listen_to_copies(event, recital)
 
 
-def _listen_to_copies(event: ev.Event, found: Recital) -> None:
+def _listen_to_copies(event: ev.Event, recital: Recital) -> None:
     match event:
         case ev.StateTaken(to, step, _, digest, "") if digest:
-            found.gave.add((to, step, digest))
+            recital.gave.add((to, step, digest))
         case ev.StateCopied(donor, step, digest, ""):
-            found.pulled = Taken(donor, step, digest)
-        case ev.Progress(step, 0) if found.pulled is not None and step == found.pulled.step:
-            found.copied = found.copied or found.pulled  # `Trainer` says so, once it has loaded it
+            recital.pulled = Taken(donor, step, digest)
+        case ev.Progress(step, 0) if recital.pulled is not None and step == recital.pulled.step:
+            recital.copied = (
+                recital.copied or recital.pulled
+            )  # `Trainer` says so, once it has loaded it
         case ev.RackStateLoaded(owner, step, digest):
-            found.mirrored = Taken(owner, step, digest)
+            recital.mirrored = Taken(owner, step, digest)
 
 
 @dataclass(frozen=True)
@@ -350,7 +352,7 @@ def _given(
     """What lives have gone on from."""
     for seat, life in enumerate(cast):
         if (taken := of(life.ranks[0])) is not None:
-            digests = tuple(found.digest for tape in life.ranks if (found := of(tape)))
+            digests = tuple(copied.digest for tape in life.ranks if (copied := of(tape)))
             donor = taken.donor
             yield GivenState(seats[donor], seat, donor.rack, taken.step, digests)
 
@@ -386,13 +388,13 @@ def _lives_of(
 ) -> list[Life]:
     """The founders, and of those that joined later the ones that can be replayed. Raises
     TapeError."""
-    found = {(tape.member, tape.header.rank): tape for tape in tapes}
+    by_rank = {(tape.member, tape.header.rank): tape for tape in tapes}
     founders = {seat.member for seat in genesis.roster}
     lowest, numbers, lives = min(founders).rack, dict[int, int](), list[Life]()
     for seat in _seats_in(log):
         member, rack = seat.member, seat.member.rack
         numbers[rack] = number = numbers.get(rack, 0) + 1
-        ranks = [found.get((member, rank)) for rank in range(len(seat.lanes))]
+        ranks = [by_rank.get((member, rank)) for rank in range(len(seat.lanes))]
         here = [tape for tape in ranks if tape is not None]
         founder = member in founders
         if founder and len(here) < len(ranks):
@@ -409,13 +411,13 @@ def _lives_of(
 
 def _seats_in(log: Sequence[Record]) -> list[Seat]:
     """Of every member once, in the order in which they joined."""
-    found: dict[Member, Seat] = {}
+    seats_of: dict[Member, Seat] = {}
     for record in log:
         if isinstance(record, Genesis | Roster):
             seats = record.roster if isinstance(record, Genesis) else record.members
             for seat in seats:
-                found.setdefault(seat.member, seat)
-    return list(found.values())
+                seats_of.setdefault(seat.member, seat)
+    return list(seats_of.values())
 
 
 def _why_not(life: Life, lowest: int) -> str:
@@ -442,8 +444,8 @@ def _seated(
 
     for record in log:
         if isinstance(record, Genesis | Roster):
-            there = record.roster if isinstance(record, Genesis) else record.members
-            current |= {s.member.rack: seats[s.member] for s in there if s.member in seats}
+            members = record.roster if isinstance(record, Genesis) else record.members
+            current |= {s.member.rack: seats[s.member] for s in members if s.member in seats}
         if not left or not isinstance(record, Commit | Drop):
             continue
         left -= 1
@@ -476,13 +478,13 @@ def _in_common(ranks: Sequence[Recital]) -> list[list[Act]]:
 def _sums(records: Sequence[Record], racks: Iterable[Sequence[Recital]]) -> tuple[Sums, ...]:
     """Those that are of the decided bits."""
     digests = {(r.fragment, r.version): r.digests for r in records if isinstance(r, Commit)}
-    found: dict[tuple[int, int, int], bytes] = {}
+    digests_of: dict[tuple[int, int, int], bytes] = {}
     for ranks in racks:
         for rank, tape in enumerate(ranks):
             for fragment, version, digest, tensors in tape.sums:
                 if digests.get((fragment, version), ())[rank : rank + 1] == (digest,):
-                    found.setdefault((fragment, version, rank), tensors)
-    return tuple(Sums(*key, found[key]) for key in sorted(found))
+                    digests_of.setdefault((fragment, version, rank), tensors)
+    return tuple(Sums(*key, digests_of[key]) for key in sorted(digests_of))
 
 
 class _Cut:
@@ -595,12 +597,12 @@ class _Cut:
 
     def _told(self) -> list[str]:
         kept = sum(isinstance(record, Commit) for record in self.records)
-        found = []
+        sentences = []
         if self._why:
-            found.append(f"what came behind round {kept} is left out: {self._why}")
+            sentences.append(f"what came behind round {kept} is left out: {self._why}")
         for life in sorted(self.lives, key=lambda life: (life.member.rack, life.number)):
             if not self.ends(life):
                 last = life.acts[0][: self.lengths[life.member]][-1:]
                 where = f"step {last[0].step}" if last else "its first step"
-                found.append(f"{life.title} is replayed up to {where}")
-        return found
+                sentences.append(f"{life.title} is replayed up to {where}")
+        return sentences

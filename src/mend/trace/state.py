@@ -45,14 +45,16 @@ def encode_state(machines: Mapping[str, Machine]) -> bytes:
 def decode_state(data: bytes) -> dict[str, Machine]:
     """Machines that decide on as those did. Raises TapeError, never anything else."""
     try:
-        found = _Reader().read(_decoder.decode(data))
+        machines = _Reader().read(_decoder.decode(data))
     except TapeError:
         raise
     except Exception as error:  # whatever the bytes are: nothing of them is trusted
         raise TapeError(f"the state of its machines does not fit this mend: {error!r}") from error
-    if not isinstance(found, dict) or not all(hasattr(each, "handle") for each in found.values()):
-        raise TapeError(f"the state of its machines is a {type(found).__name__}")
-    return found
+    if not isinstance(machines, dict) or not all(
+        hasattr(each, "handle") for each in machines.values()
+    ):
+        raise TapeError(f"the state of its machines is a {type(machines).__name__}")
+    return machines
 
 
 class _Writer:
@@ -173,10 +175,10 @@ def _class(name: str) -> type:
     module, _, kind = name.partition(":")
     if not ROOMS.fullmatch(module):
         raise TapeError(f"{name!r} is no part of a machine's state")
-    found = getattr(importlib.import_module(module), kind)
-    if not isinstance(found, type) or found.__module__ != module:
+    value = getattr(importlib.import_module(module), kind)
+    if not isinstance(value, type) or value.__module__ != module:
         raise TapeError(f"{name!r} is no class of this mend")
-    return found
+    return value
 
 
 def _enum(name: str, member: str) -> Enum:

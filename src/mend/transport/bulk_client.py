@@ -364,5 +364,5 @@ def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
 def _most_telling(ends: dict[Address, TransportError], key: bytes) -> TransportError:
     """One error of the most telling kind, naming how each holder ended."""
     kind = next(kind for kind in _TELLING if any(isinstance(e, kind) for e in ends.values()))
-    told = "; ".join(str(error) for error in ends.values())
-    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {told}")
+    reasons = "; ".join(str(error) for error in ends.values())
+    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {reasons}")

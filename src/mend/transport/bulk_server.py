@@ -37,8 +37,10 @@ def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
     for port in candidates:
         sock = None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, proto, _, where = found[0]
+            addresses = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, kind, proto, _, where = addresses[0]
             sock = socket.socket(family, kind, proto)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart finds its port
             sock.bind(where)
@@ -238,12 +240,12 @@ def _least_wanted(connections: list[_Connection]) -> _Connection | None:
     """Who makes room: the oldest stranger, else the oldest that is idle, of the host that has most
     of these."""
     strangers = [each for each in connections if not each.greeted]
-    found = strangers or [each for each in connections if each.idle]
-    if not found:
+    candidates = strangers or [each for each in connections if each.idle]
+    if not candidates:
         return None
-    hosts = Counter(each.host for each in found)
+    hosts = Counter(each.host for each in candidates)
     host, _ = hosts.most_common(1)[0]
-    return next(each for each in found if each.host == host)
+    return next(each for each in candidates if each.host == host)
 
 
 def advertised(host: str, advertise: str, port: int) -> Address:

@@ -54,7 +54,7 @@ class Origins:
             return (str(ipaddress.ip_address(host)),)
         except ValueError:
             pass
-        found, since_s = self._names.get(host, ((), -LOOK_AGAIN_S))
+        numbers, since_s = self._names.get(host, ((), -LOOK_AGAIN_S))
         busy = self._looking is not None and self._looking.is_alive()
         if not busy and time.monotonic() - since_s >= LOOK_AGAIN_S:
             look = threading.Thread(
@@ -65,7 +65,7 @@ class Origins:
             )
             self._looking = look
             look.start()
-        return found
+        return numbers
 
     def _look_up(self, host: str) -> None:
         numbers = numbers_of(host)
@@ -84,5 +84,5 @@ def _host(address: str) -> str | None:
 
 def _plain(number: str) -> str:
     """Without the interface of a link-local address, and IPv4 where it is written as IPv6."""
-    found = ipaddress.ip_address(number.partition("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    address = ipaddress.ip_address(number.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -45,10 +45,10 @@ def numbers_of(host: str) -> tuple[str, ...]:
     """The addresses that a name stands for here, in the order of the resolver; a number stands for
     itself. Empty: there is no such name."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in found))
+    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in addresses))
 
 
 def source_to(number: str) -> str | None:
@@ -67,11 +67,11 @@ def source_to(number: str) -> str | None:
 
 def cards() -> dict[str, str | None]:
     """Network interface -> its first IPv4 address; None where it has none."""
-    found: dict[str, str | None] = {}
+    addresses: dict[str, str | None] = {}
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
-            found[name] = _number_of(asking, name)
-    return found
+            addresses[name] = _number_of(asking, name)
+    return addresses
 
 
 def _number_of(asking: socket.socket, name: str) -> str | None:

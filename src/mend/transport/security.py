@@ -112,11 +112,11 @@ class Secrets:
 
     def named(self, name: bytes) -> Secret | None:
         """The one that a connection names."""
-        found = None
+        match = None
         for secret in self.all:
             if hmac.compare_digest(secret.name, name):
-                found = secret
-        return found
+                match = secret
+        return match
 
     def guests(self, ranks: int) -> dict[bytes, Peer]:
         """Public key -> whose it is: all who may connect to this process's sideband. A leader and

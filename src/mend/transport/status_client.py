@@ -128,18 +128,18 @@ class StatusClient:
         """(address, frame) of what has come, in order per address; waits up to the limit for the
         first."""
         end = time.monotonic() + limit_s
-        found: list[tuple[str, bytes]] = []
-        while not found:
+        answers: list[tuple[str, bytes]] = []
+        while not answers:
             left_ms = max(0, int(1000 * (end - time.monotonic())))
             if not self._poller.poll(left_ms):
-                return found
+                return answers
             for address, watched in self._each():
                 self._follow(watched)
                 while readable(watched.socket):
                     frames = watched.socket.recv_multipart(zmq.DONTWAIT)
                     if len(frames) == 1:
-                        found.append((address, frames[0]))
-        return found
+                        answers.append((address, frames[0]))
+        return answers
 
     def _each(self) -> list[tuple[str, _Watched]]:
         return [(address, each) for address, ways in self._watched.items() for each in ways]

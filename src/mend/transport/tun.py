@@ -66,11 +66,11 @@ class Wire:
 
     def arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
         """(interface, packet) of all that are there by now, in order of arrival."""
-        found = []
+        packets = []
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, to, packet = heapq.heappop(self._heap)
-            found.append((to, packet))
-        return found
+            packets.append((to, packet))
+        return packets
 
     @property
     def deadline_ns(self) -> int | None:

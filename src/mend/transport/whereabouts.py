@@ -30,10 +30,10 @@ class Whereabouts:
         """The addresses of each host, all looked up at once; () for one that has none, or none
         within the limit."""
         wanted = dict.fromkeys(hosts)
-        found: dict[str, tuple[str, ...]] = {}
+        numbers: dict[str, tuple[str, ...]] = {}
         threads = [
             threading.Thread(
-                target=lambda host=host: found.__setitem__(host, numbers_of(host)),
+                target=lambda host=host: numbers.__setitem__(host, numbers_of(host)),
                 name="mend-lookup",
                 daemon=True,  # a resolver that hangs cannot be stopped, and is not waited for
             )
@@ -45,7 +45,7 @@ class Whereabouts:
         deadline_s = time.monotonic() + self._limit_s
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._known.update(dict(found))
+        self._known.update(dict(numbers))
         return {host: self._known.get(host, ()) for host in wanted}
 
     def is_here(self, number: str) -> bool:

@@ -105,10 +105,10 @@ class _Early:
         return True
 
     def taken(self) -> list[bytes]:
-        found = list(self.frames)
+        frames = list(self.frames)
         self.frames.clear()
         self.bytes_held = 0
-        return found
+        return frames
 
 
 @dataclass(slots=True)
@@ -362,8 +362,8 @@ class ZmqSideband:
             raise TransportError("sideband: closed while receiving. Cancel the receiver first.")
         return self._ready.popleft()
 
-    def _keep(self, found: Received) -> None:
-        self._ready.append(found)
+    def _keep(self, received: Received) -> None:
+        self._ready.append(received)
         self._take = None
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -476,9 +476,9 @@ def _numeric(bind: str) -> str:
     if host in ("*", "") or host.startswith("["):
         return f"tcp://{host or '*'}:{port}"
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return bind  # an interface name, or nothing that bind will accept either
-    family, *_, where = min(found, key=lambda info: info[0] != socket.AF_INET)
+    family, *_, where = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     number = str(where[0])
     return f"tcp://[{number}]:{port}" if family == socket.AF_INET6 else f"tcp://{number}:{port}"

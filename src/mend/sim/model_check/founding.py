@@ -261,8 +261,8 @@ class ModelWorld(Snapshots):
     def _prevs(self, its: Node, sent: SentOrders) -> list[int]:
         """The records after which the log may be sent: those that the reader has reported, none, or
         those that are under way to it already."""
-        mine, theirs = self.logs[its.ear.vote.log].decided, self.logs[sent.log].decided
-        return list(dict.fromkeys((min(mine, theirs), 0, theirs)))
+        decided, under_way = self.logs[its.ear.vote.log].decided, self.logs[sent.log].decided
+        return list(dict.fromkeys((min(decided, under_way), 0, under_way)))
 
     def _alone(self, state: State, node: int) -> Iterator[Act]:
         """What it does by itself, as often as the bounds allow."""
@@ -322,13 +322,13 @@ class ModelWorld(Snapshots):
 
         def act() -> State | None:
             its = state.nodes[node]
-            found = self.promises(who, its.ear, asked, late)
-            if found is None:
+            promise = self.promises(who, its.ear, asked, late)
+            if promise is None:
                 return None
-            after = self._put(state, node, its._replace(ear=found[0]))
-            if self.acceptor_states[found[1]].promised > asked.epoch:
+            after = self._put(state, node, its._replace(ear=promise[0]))
+            if self.acceptor_states[promise[1]].promised > asked.epoch:
                 return after
-            vote = SentVote(asked.epoch, who, found[1], its.held)
+            vote = SentVote(asked.epoch, who, promise[1], its.held)
             return after._replace(votes=after.votes | {vote})
 
         about = f"{epoch_name(asked.epoch)} by {name(asked.owner)}"
@@ -502,21 +502,21 @@ class ModelWorld(Snapshots):
     def _known(self, state: State, log: int) -> State:
         """One list of decisions per job, for ever; where no lineage may undo what only the dead
         knew."""
-        mine = self.logs[log].records[: self.logs[log].decided]
-        if not mine or self.bounds.lineages:
+        decided = self.logs[log].records[: self.logs[log].decided]
+        if not decided or self.bounds.lineages:
             return state
         for known in state.decided:
-            if known[0] == mine[0]:
-                shared = min(len(known), len(mine))
-                if known[:shared] != mine[:shared]:
-                    both = [word(self.records[each[shared - 1]]) for each in (known, mine)]
+            if known[0] == decided[0]:
+                shared = min(len(known), len(decided))
+                if known[:shared] != decided[:shared]:
+                    both = [word(self.records[each[shared - 1]]) for each in (known, decided)]
                     raise Broken(
                         f"agreement: record {shared} is decided as {both[0]} and {both[1]}"
                     )
-                if len(mine) <= len(known):
+                if len(decided) <= len(known):
                     return state
-                return state._replace(decided=state.decided - {known} | {mine})
-        return state._replace(decided=state.decided | {mine})
+                return state._replace(decided=state.decided - {known} | {decided})
+        return state._replace(decided=state.decided | {decided})
 
     def _holds(self, state: State) -> None:
         """One name, one job: those that live know of one decided first record, and of one list."""
@@ -524,10 +524,10 @@ class ModelWorld(Snapshots):
         lists += [self.logs[its.right.log] for its in state.nodes if its.right.leading]
         known = [shot.records[: shot.decided] for shot in lists if shot.decided]
         longest = max(known, key=len, default=())
-        for mine in known:
-            if mine[0] != longest[0]:
+        for records in known:
+            if records[0] != longest[0]:
                 raise Broken("two jobs: two first records are decided, and known to who lives")
-            if mine != longest[: len(mine)]:
+            if records != longest[: len(records)]:
                 raise Broken("agreement: those that live know of two lists of decisions")
 
 
@@ -540,8 +540,8 @@ def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None
     """The state after these steps, each the first one whose sentence begins so."""
     state = start or world.start()
     for sentence in sentences:
-        found = (after for said, after in world.steps(state) if said.startswith(sentence))
-        after = next(found, "it cannot happen")
+        states = (after for said, after in world.steps(state) if said.startswith(sentence))
+        after = next(states, "it cannot happen")
         if isinstance(after, str):
             raise ValueError(f"{sentence!r}: {after}")
         state = after

@@ -102,8 +102,8 @@ class ModelWorld(founding.ModelWorld):
         lives = {member.rack: member for member, _ in held}
         owner = owner_of(proposer.epoch)
         ready = proposer.ready() | {lives[owner]}
-        found = proposals(proposer.log.appended, owner, lives, dict(held), ready)
-        return tuple(self.records.number(roster) for roster in found)
+        rosters = proposals(proposer.log.appended, owner, lives, dict(held), ready)
+        return tuple(self.records.number(roster) for roster in rosters)
 
     # -------------------------------------------------------------- promises, with the bytes
 
@@ -125,19 +125,19 @@ class ModelWorld(founding.ModelWorld):
         shot = self.logs[longest]
         if lost := self._left_out(shot.records[: shot.decided]).intersection(lives):
             return f"a lineage began without {name(min(lost))}, which lives"
-        told = self.log(longest).committed
-        here = [member for member in lives if member in told.members]
+        committed = self.log(longest).committed
+        here = [member for member in lives if member in committed.members]
         holds = any(has >= 0 for member, has in zip(lives, held, strict=True) if member in here)
-        if told.begun and quorum(set(here), told.voters) and not holds:
+        if committed.begun and quorum(set(here), committed.voters) and not holds:
             return "bytes: a quorum of the roster lives, and no rack of it has version 0"
         return ""
 
     def _left_out(self, records: tuple[int, ...]) -> frozenset[Member]:
         """Who had a seat before some lineage of this list, and none in it."""
-        log, found = Log(), set[Member]()
+        log, left_out = Log(), set[Member]()
         for number in records:
             before, record = log.appended.members, self.records[number]
             log.append(record)
             if isinstance(record, Lineage):
-                found |= before - log.appended.members
-        return frozenset(found)
+                left_out |= before - log.appended.members
+        return frozenset(left_out)

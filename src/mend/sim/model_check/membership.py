@@ -58,8 +58,8 @@ class Rosters:
             return ()
         lives = {member.rack: member for member in self.members}
         known = dict(zip(self.members, held, strict=True))
-        found = proposals(replica.appended, leader, lives, known, ready)
-        return tuple(self.parts.records.number(roster) for roster in found)
+        rosters = proposals(replica.appended, leader, lives, known, ready)
+        return tuple(self.parts.records.number(roster) for roster in rosters)
 
     def _record(self, log: int, change: Change, held: tuple[int, ...]) -> int:
         """Number of the record that makes this change after `log`; NEVER if bytes might be lost
@@ -117,7 +117,7 @@ def proposals(
     seats = {rack: each.member for rack, each in log.seats.items()}
     seats |= {WITNESS: log.witness} if log.witness is not None else {}
     others = [rack for rack in sorted(lives) if rack != leader]
-    found: list[Roster] = []
+    rosters: list[Roster] = []
     for states in product(("live", "silent", "long"), repeat=len(others)):
         said = dict(zip(others, states, strict=True)) | {leader: "live"}
         lively = {rack for rack in lives if said[rack] == "live"}
@@ -126,8 +126,8 @@ def proposals(
         views = {}
         for rack, member in seats.items():
             long = rack not in live and said.get(rack) == "long"
-            told = report(held.get(member, -1)) if rack != WITNESS else None
-            views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, told)
+            reported = report(held.get(member, -1)) if rack != WITNESS else None
+            views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, reported)
         context = MembershipContext(
             log=log,
             views=views,
@@ -141,9 +141,9 @@ def proposals(
             returned=back.get(WITNESS),
         )
         roster = next_roster(context)
-        if roster is not None and roster.members and roster not in found:
-            found.append(roster)
-    return found
+        if roster is not None and roster.members and roster not in rosters:
+            rosters.append(roster)
+    return rosters
 
 
 def hello(member: Member) -> Hello:

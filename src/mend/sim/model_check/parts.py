@@ -30,10 +30,10 @@ class Table(Generic[Value]):
         self.values: list[Value] = []
 
     def number(self, value: Value) -> int:
-        found = self.numbers.setdefault(value, len(self.values))
-        if found == len(self.values):
+        index = self.numbers.setdefault(value, len(self.values))
+        if index == len(self.values):
             self.values.append(value)
-        return found
+        return index
 
     def __getitem__(self, number: int) -> Value:
         return self.values[number]

@@ -148,15 +148,15 @@ class Facts:
 
     def agree(self, state: State, log: int, before: int = 0) -> State:
         """Agreement: whatever anybody decided is decided, for ever and for all."""
-        mine, all_ = self.parts.decided(log), state.decided
-        if len(mine) < before:
+        own, all_ = self.parts.decided(log), state.decided
+        if len(own) < before:
             raise Broken(f"record {before} was decided and is not any more")
-        shared = min(len(mine), len(all_))
-        if mine[:shared] != all_[:shared]:
-            index = next(i for i in range(shared) if mine[i] != all_[i])
-            both = [word(self.parts.records[records[index]]) for records in (all_, mine)]
+        shared = min(len(own), len(all_))
+        if own[:shared] != all_[:shared]:
+            index = next(i for i in range(shared) if own[i] != all_[i])
+            both = [word(self.parts.records[records[index]]) for records in (all_, own)]
             raise Broken(f"agreement: record {index + 1} is decided as {both[0]} and as {both[1]}")
-        return state._replace(decided=mine) if len(mine) > len(all_) else state
+        return state._replace(decided=own) if len(own) > len(all_) else state
 
 
 def result(gather: tuple[int, int]) -> str:

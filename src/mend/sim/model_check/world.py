@@ -208,11 +208,15 @@ class ModelWorld(Deciding):
         """A rack reads what is decided, then what it is asked to gather."""
         if its.held < 0 and its.acceptor >= 0 and self.members[node].rack == WITNESS:
             return put_node(state, node, its)
-        told = self.committed(its.acceptor)
-        if its.gather != NONE and told.version >= its.gather[0]:
-            mine = its.done and told.version == its.gather[0] and told.result == result(its.gather)
-            its = its._replace(held=told.version if mine else its.held, gather=NONE, done=False)
-        if term.gather[0] == told.version + 1 and term.gather > its.gather:
+        committed = self.committed(its.acceptor)
+        if its.gather != NONE and committed.version >= its.gather[0]:
+            own = (
+                its.done
+                and committed.version == its.gather[0]
+                and committed.result == result(its.gather)
+            )
+            its = its._replace(held=committed.version if own else its.held, gather=NONE, done=False)
+        if term.gather[0] == committed.version + 1 and term.gather > its.gather:
             state = self._freed(state, node)
             its = its._replace(gather=term.gather, done=False)
         return put_node(state, node, its)
@@ -253,15 +257,15 @@ class ModelWorld(Deciding):
     def _commit(self, state: State, action: Action) -> State | None:
         term = state.terms[action.at]
         owner = self.parts.proposer(state.nodes[term.owner].proposer)
-        told = owner.log.committed
-        if not may_commit(owner) or term.gather[0] != told.versions[0] + 1:
+        committed = owner.log.committed
+        if not may_commit(owner) or term.gather[0] != committed.versions[0] + 1:
             return None
         complete = {
             n for n, its in enumerate(state.nodes) if its.done and its.gather == term.gather
         }
         members = {self.members[node] for node in complete.union(term.results)}
-        seated = {each.member for each in told.seats.values()}
-        if not hold(members & seated, told.voters):
+        seated = {each.member for each in committed.seats.values()}
+        if not hold(members & seated, committed.voters):
             return None
         commit = Commit(0, term.gather[0], (), (), (result(term.gather),), "")
         state = put_term(state, action.at, term._replace(results=()))
@@ -279,20 +283,21 @@ class ModelWorld(Deciding):
         return put_node(state, action.who, its._replace(held=version))
 
     def _keeps_bytes(self, state: State) -> None:
-        told = self.parts.committed(state.decided)
+        committed = self.parts.committed(state.decided)
         living = [
             (m, its) for m, its in zip(self.members, state.nodes, strict=True) if its.acceptor >= 0
         ]
         for member, its in living:
-            tentative = its.done and its.gather[0] == told.version
-            if member in told.seats and (
-                its.held >= told.version or (tentative and result(its.gather) == told.result)
+            tentative = its.done and its.gather[0] == committed.version
+            if member in committed.seats and (
+                its.held >= committed.version
+                or (tentative and result(its.gather) == committed.result)
             ):
                 return
-        if told.seats and quorum({member for member, _ in living}, told.voters):
+        if committed.seats and quorum({member for member, _ in living}, committed.voters):
             raise Broken(
-                f"bytes: version {told.version} is decided and a quorum of the roster lives, but "
-                "none of its racks has it"
+                f"bytes: version {committed.version} is decided and a quorum of the roster lives, "
+                "but none of its racks has it"
             )
 
     def _changes(self, state: State, term: Term) -> Iterator[tuple[str, int]]:

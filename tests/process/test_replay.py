@@ -107,7 +107,7 @@ class Replay:
 def rewrite(path: Path, change: Callable[[Entry], Entry]) -> None:
     """The same tape, in order and whole, with other entries."""
     tape, packer = read_tape(path), form.Packer()
-    records = [form.record_of_header(tape.header)]
+    records = [form.record_of(tape.header)]
     for entry in tape.entries():
         assert isinstance(entry, Entry)
         kept = change(entry)

@@ -109,7 +109,7 @@ class AsyncTp:
         self._restore = {"_micro_pipeline_tp": config._micro_pipeline_tp,
                          "post_grad_custom_post_pass": passes}  # fmt: skip
         config._micro_pipeline_tp = True
-        config.post_grad_custom_post_pass = behind(passes, self.census)
+        config.post_grad_custom_post_pass = with_census(passes, self.census)
 
     def _unfound(self) -> str:
         if not self._told:
@@ -189,7 +189,7 @@ def tp_dimensions(
     return [i for i in shards if i in foreign or (names is not None and names[i] == NAME)]
 
 
-def behind(passes: Any, census: Census) -> Any:
+def with_census(passes: Any, census: Census) -> Any:
     """The user's own last pass over a compiled graph, and a look at it after that.
 
     torch keeps no compiled graph across runs while a pass has no uuid; one from such a cache would

@@ -168,7 +168,7 @@ def parse_dump(text: str | bytes) -> Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Element:
     """A GPU or a network port, and the way to it: the processor, then bridges, then its own."""
 
     path: tuple[str, ...]
@@ -183,8 +183,8 @@ class _Reader:
     def __init__(self) -> None:
         self._elements = self._cpus = 0
         self._stack: list[tuple[str, dict[str, str]]] = []
-        self._gpus: list[_Found] = []
-        self._nets: list[_Found] = []
+        self._gpus: list[_Element] = []
+        self._nets: list[_Element] = []
 
     def doctype(self, *_: object) -> None:
         raise ValueError("a DOCTYPE, which NCCL never writes")
@@ -201,9 +201,9 @@ class _Reader:
             self._cpus += 1
         self._stack.append((name, attributes))
         if name == "gpu":
-            self._gpus.append(self._found(attributes))
+            self._gpus.append(self._element(attributes))
         elif name == "net":
-            self._nets.append(self._found(attributes))
+            self._nets.append(self._element(attributes))
         elif name == "nvlink" and len(self._stack) > 1 and self._stack[-2][0] == "gpu":
             switch = attributes.get("tclass", "") == NVSWITCH_CLASS
             target = "nvswitch" if switch else plain_bus_id(attributes.get("target", ""))
@@ -212,10 +212,10 @@ class _Reader:
     def end(self, _: str) -> None:
         self._stack.pop()
 
-    def _found(self, attributes: dict[str, str]) -> _Found:
+    def _element(self, attributes: dict[str, str]) -> _Element:
         buses = [plain_bus_id(a.get("busid", "")) for name, a in self._stack if name == "pci"]
         cpu = next((a for name, a in self._stack if name == "cpu"), {})
-        return _Found((f"cpu {self._cpus}", *buses), attributes, cpu, [])
+        return _Element((f"cpu {self._cpus}", *buses), attributes, cpu, [])
 
     def dump(self) -> Dump:
         if not self._elements:
@@ -225,7 +225,7 @@ class _Reader:
             raise ValueError(f"it has {len(gpus)} GPUs, more than {GPUS_MAX}")
         return Dump(tuple(self._gpu(element) for element in gpus))
 
-    def _gpu(self, element: _Found) -> Gpu:
+    def _gpu(self, element: _Element) -> Gpu:
         numa = _whole(element.cpu.get("numaid"))
         return Gpu(
             bus_id=element.path[-1],

@@ -55,9 +55,6 @@ _LENGTH = Layout("!I")
 FILE_BYTES = _FILE.size
 HEAD_BYTES = _HEAD.size + _CHECK.size
 
-EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
-EFFECTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Effect)}
-
 
 class Header(Struct, frozen=True, kw_only=True):
     """What a tape was made by and from. The same in every file of a tape but for `segment`."""
@@ -135,17 +132,19 @@ class Entry:
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap | Base)
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (*EVENTS.values(), *EFFECTS.values())
-}
+Decoders = dict[str, msgspec.msgpack.Decoder[Any]]
+"""By the name of a class."""
+
+_EVENTS: Decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Event)}
+_EFFECTS: Decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Effect)}
 _BAD = (msgspec.DecodeError, ValueError, RecursionError, OverflowError, StructError, KeyError)
 
 
 # ------------------------------------------------------------------ records
 
 
-def record_of_header(header: Header) -> bytes:
-    return _encoder.encode(_Bound(header))
+def record_of(part: Header | Gap | Base) -> bytes:
+    return _encoder.encode(_Bound(part) if isinstance(part, Header) else part)
 
 
 def record_of_entry(
@@ -155,14 +154,6 @@ def record_of_entry(
     return _encoder.encode([1, machine, now_ns, type(event).__name__, event, answered, error])
 
 
-def record_of_gap(gap: Gap) -> bytes:
-    return _encoder.encode(gap)
-
-
-def record_of_base(base: Base) -> bytes:
-    return _encoder.encode(base)
-
-
 def answer_of(effect: Effect) -> Answer:
     """As it would be on the tape."""
     return Answer(type(effect).__name__, _encoder.encode(effect))
@@ -170,7 +161,7 @@ def answer_of(effect: Effect) -> Answer:
 
 def effect_of(answer: Answer) -> Effect:
     """Raises TapeError."""
-    effect: Effect = _typed(EFFECTS, answer.name, answer.data)
+    effect: Effect = _typed(_EFFECTS, answer.name, answer.data)
     return effect
 
 
@@ -186,18 +177,18 @@ def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
         return decoded
     assert isinstance(decoded, _Given)
     try:
-        event: Event = _typed(EVENTS, decoded.event_name, decoded.event)
+        event: Event = _typed(_EVENTS, decoded.event_name, decoded.event)
     except TapeError as error:
         raise TapeError(f"event {number} of machine {decoded.machine}: {error}") from error
     answers = tuple(Answer(name, bytes(raw)) for name, raw in decoded.effects)
     return Entry(number, decoded.machine, decoded.now_ns, event, answers, decoded.error)
 
 
-def _typed(kinds: dict[str, Any], name: str, data: bytes | msgspec.Raw) -> Any:
-    if name not in kinds:
+def _typed(decoders: Decoders, name: str, data: bytes | msgspec.Raw) -> Any:
+    if name not in decoders:
         raise TapeError(f"{name!r} is unknown to this mend; read the tape with the one it is of")
     try:
-        return _decoders[kinds[name]].decode(data)
+        return decoders[name].decode(data)
     except _BAD as error:
         raise TapeError(
             f"{name} does not fit this mend ({error}); read the tape with the one it is of"

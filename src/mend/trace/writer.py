@@ -230,7 +230,7 @@ class TapeWriter:
     def _record(self, item: tuple[str, int, Event, Sequence[Effect], str] | Gap) -> bytes:
         if isinstance(item, Gap):
             self._note("tape-gap", {"events": item.count, "reason": item.reason})
-            return form.record_of_gap(item)
+            return form.record_of(item)
         record = form.record_of_entry(*item)
         if len(record) <= form.RECORD_BYTES_MAX:
             return record
@@ -313,10 +313,10 @@ class _Files:
         self._packer = Packer()
         self._sizes[self.path] = 0
         header = replace(self._header, segment=self._segment)
-        chunk = self._packer.chunk([form.record_of_header(header)])
+        chunk = self._packer.chunk([form.record_of(header)])
         self._append(form.file_begin() + chunk)
         if base.state:
-            self._append(self._packer.chunk([form.record_of_base(base)]))
+            self._append(self._packer.chunk([form.record_of(base)]))
         self._begin_bytes = self._sizes[self.path]
 
     def rotate(self, base: Base) -> None:

@@ -64,7 +64,7 @@ class Wire:
         named = struct.pack("!QQ", self._seed, number)
         return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
 
-    def arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
+    def pop_arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
         """(interface, packet) of all that are there by now, in order of arrival."""
         packets = []
         while self._heap and self._heap[0][0] <= now_ns:
@@ -99,7 +99,7 @@ def forward(tuns: dict[bytes, int], wire: Wire) -> None:
         ready, _, _ = select.select(files, [], [], wait_s)
         for tun in ready:
             _take_all(tun, tuns, wire)
-        for to, packet in wire.arrived(time.monotonic_ns()):
+        for to, packet in wire.pop_arrived(time.monotonic_ns()):
             try:
                 os.write(to, packet)
             except OSError:  # its interface is down or full: a network drops such a packet, too

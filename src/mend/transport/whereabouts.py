@@ -1,5 +1,7 @@
-"""Where this machine is: which names and addresses are its own, and what address of it a peer would
-see. Asks the resolver and the routing table; sends nothing to a peer."""
+"""The names and addresses of this machine, and the address that a peer would see.
+
+Asks the resolver and the routing table; sends nothing to a peer.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from collections.abc import Iterable
 from mend.transport.probe import numbers_of, source_to
 
 LOOKUP_S = 5.0
-"""All names of a question together are looked up for at most so long."""
+"""Limit for looking up all names of one call."""
 
 
 class Whereabouts:
-    """What one machine finds out about itself. Remembers what it looked up."""
+    """Looks up names and addresses, and remembers the results."""
 
     def __init__(self, limit_s: float = LOOKUP_S) -> None:
         self._limit_s = limit_s
         self._known: dict[str, tuple[str, ...]] = {}
 
     def name(self) -> str:
-        """What this machine calls itself."""
+        """The host name of this machine."""
         return socket.gethostname()
 
     def look_up(self, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:

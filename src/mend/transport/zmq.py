@@ -104,7 +104,7 @@ class _Early:
             self.bytes_held -= len(self.frames.popleft())
         return True
 
-    def taken(self) -> list[bytes]:
+    def take_all(self) -> list[bytes]:
         frames = list(self.frames)
         self.frames.clear()
         self.bytes_held = 0
@@ -162,7 +162,7 @@ class ZmqSideband:
             self._zap = Zap(self._context, secrets.guests(ranks))
             self._ways = [(each.client(secrets.me), each.server()) for each in secrets.all]
         try:
-            self._inbox = self._bound(bind, secrets)
+            self._inbox = self._bind(bind, secrets)
         except BaseException:
             if self._zap is not None:
                 self._zap.close()
@@ -177,7 +177,7 @@ class ZmqSideband:
         """Handshakes of whoever has no key of this job."""
         return self._strangers.count if self._strangers is not None else 0
 
-    def _bound(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
+    def _bind(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
         where = _numeric(bind)
         inbox = self._socket(zmq.ROUTER, ipv6="[" in where)
         most = self._frame_bytes_max
@@ -282,7 +282,7 @@ class ZmqSideband:
             return
         self._loop.remove_reader(out.socket.fileno())
         out.opened = True
-        for frame in out.early.taken():
+        for frame in out.early.take_all():
             self._send_now(out, frame)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
@@ -334,7 +334,7 @@ class ZmqSideband:
             wrong = error.errno or errno.EIO
         # Sending, even in vain, uses up the descriptor's edge of frames that came meanwhile.
         if self._armed and _events(self._inbox) & _POLLIN:
-            self._loop.call_soon(self._arrived)
+            self._loop.call_soon(self._on_readable)
         return wrong
 
     def hear(self, take: Callable[[Received], None]) -> None:
@@ -373,9 +373,9 @@ class ZmqSideband:
         when something is."""
         if not (self._armed or self._resting or self._closed):
             self._watch()
-            self._arrived()
+            self._on_readable()
 
-    def _arrived(self) -> None:
+    def _on_readable(self) -> None:
         """A heartbeat costs what a wake-up of the process costs: let there be one, in which the
         frame is read and taken, and the descriptor stays registered."""
         if self._resting is not None:
@@ -429,7 +429,7 @@ class ZmqSideband:
 
     def _watch(self) -> None:
         if not self._watched:
-            self._loop.add_reader(self._descriptor, self._arrived)
+            self._loop.add_reader(self._descriptor, self._on_readable)
             self._watched = True
 
     def _unwatch(self) -> None:

@@ -56,8 +56,8 @@ CUT_NS = 20 * SECOND
 class Process:
     """HostInterface under a virtual clock.
 
-    `clock_ns` is what its own clock is ahead, `drift_ppm` how much it runs too fast since
-    `drifts_ns`: nobody may compare clocks.
+    Each process has a clock of its own: `clock_ns` ahead of the world's, and `drift_ppm` too fast
+    since `drifts_ns`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Process:
         self.frozen_until_ns = 0
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.noted_ns: list[int] = []
-        """When, in the world's time; `notes` itself is compared between runs."""
+        """Times of the notes by the world's clock; `notes` itself is compared between runs."""
         self.tape: MemoryTape | None = None
         self.tell: Callable[[str], None] | None = None
         self.on_note: Callable[[Process, str, dict[str, object]], None] | None = None
@@ -99,18 +99,18 @@ class Process:
         self.network.leave(self)
 
     def jump(self, ahead_ns: int) -> None:
-        """The clock jumps; a sleeper notices at once, as its timer would."""
+        """The clock jumps ahead, which wakes a sleeping process if its timer is due."""
         self.clock_ns += ahead_ns
         self._alarm_ns = None
         self._arm()
 
     def drift(self, ppm: int) -> None:
-        """From now on the clock gains so many millionths."""
+        """From now on the clock runs `ppm` millionths too fast."""
         self.clock_ns = self.now_ns() - self.loop.now_ns
         self.drifts_ns, self.drift_ppm = self.loop.now_ns, ppm
 
     def stop(self) -> None:
-        """The script has ended: say farewell, close, hear nothing more."""
+        """The script has ended: say farewell and close."""
         rank = self.trainer.rank if self.trainer is not None else None
         if rank is not None and rank.roles.leader is not None:
             effect = rank.roles.leader.farewell()
@@ -120,7 +120,7 @@ class Process:
         self.network.leave(self)
 
     def give_up(self) -> None:
-        """The script has failed: say farewell, and be gone."""
+        """The script has failed: say farewell and die."""
         self.stop()
         self.crash()
 
@@ -128,7 +128,7 @@ class Process:
         return self.loop.now_ns < self.frozen_until_ns
 
     def later(self, delay_ns: int, job: Callable[[], None]) -> None:
-        """Run in this process; a frozen one runs it when it thaws, a dead one never."""
+        """Run a job in this process after a delay, or when it thaws; a dead one never runs it."""
         self.loop.at(self.loop.now_ns + delay_ns, partial(self._run, job))
 
     def _ended(self) -> bool:
@@ -247,7 +247,7 @@ class Process:
 
 
 class WatchedState(PublishedState):
-    """Tells which records the training thread is shown, in which order."""
+    """Reports the records that the training thread is shown, in order, to the checks."""
 
     def __init__(self, fragments: int, process: Process, agreement: Agreement) -> None:
         super().__init__(fragments)
@@ -284,7 +284,7 @@ def _results(requests: Sequence[Asked]) -> Sequence[object]:
 
 
 class Collective:
-    """The in-rack collectives: everybody's answer is ready when everybody has asked."""
+    """The in-rack collectives: all ranks get their answers when all have asked."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -292,7 +292,7 @@ class Collective:
 
     @cached_property
     def beside(self) -> Collective:
-        """Those of the ranks' threads that write checkpoints."""
+        """The collectives of the threads that write checkpoints."""
         return Collective(self.ranks)
 
     def ask(self, rank: int, request: Asked, answer: Callable[[object], None]) -> None:
@@ -364,7 +364,7 @@ class Training:
         self.process.later(THREAD_HOP_NS, lambda: self.rank.give_state(to, step, data_B))
 
     def look(self) -> None:
-        """After anything happened in this process: may the training thread go on?"""
+        """After each event of this process: let the training thread go on if it can."""
         published = self.rank.published
         if not self.began:
             self.began = True
@@ -415,7 +415,7 @@ class Training:
             self._wake()
 
     def _next(self) -> None:
-        """What the script does when the current call returned."""
+        """The next action of the script after a call has returned."""
         if self._writing is not None and self.trainer.step >= self._steps:
             self.process.later(POLL_NS, self._next)  # the end waits for a checkpoint
         elif self._closing:
@@ -439,7 +439,7 @@ class Training:
             self._drive(self.trainer.close())
 
     def _cut(self) -> Doing:
-        """A checkpoint, but for the files. One that is not made does not stop the script."""
+        """Make a checkpoint without its files. A failure does not stop the script."""
         try:
             mark = yield from self.trainer.cut("cut", CUT_NS)
             self.cut_of = (mark.lineage, mark.number)
@@ -462,7 +462,7 @@ class Training:
         self._watch("written", self)
 
     def _write_on(self, answer: object) -> None:
-        """As `CheckpointWriter` does beside the training thread."""
+        """Continue the checkpoint as `CheckpointWriter` does, beside the training thread."""
         assert self._writing is not None
         try:
             request = self._writing.send(answer)
@@ -508,7 +508,7 @@ class Training:
         self.failure = error
         self.ended = True
         self.doing = None
-        if isinstance(error, Diverged):  # the script ends; nobody counts on it any more
+        if isinstance(error, Diverged):  # the script ends
             self.process.later(THREAD_HOP_NS, self.process.give_up)
         elif isinstance(error, JobLost | Evicted):
             self._begin_again(self)

@@ -1,6 +1,6 @@
-"""Builds a job from a scenario, runs it to its end, checks the invariants on the way.
+"""Builds a job from a scenario, runs it to its end, and checks the invariants meanwhile.
 
-World(7).run()                                         what seed 7 draws
+World(7).run()                                         the scenario of seed 7
 World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0).run()
 """
 
@@ -68,7 +68,7 @@ STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
 EVICT_NS = 8 * SECOND
 RETIRES_NS = 10 * SECOND
-"""How long a person's word is repeated."""
+"""How long `mend retire` repeats its message."""
 
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
@@ -81,7 +81,7 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
 
 
 def _progress(tracks: Sequence[FragmentState]) -> Progress:
-    """Of a checkpoint right after a merge of everything."""
+    """The progress in a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
             t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
@@ -93,7 +93,7 @@ def _progress(tracks: Sequence[FragmentState]) -> Progress:
 
 @dataclass
 class SimulationReport:
-    """What a run came to. `problems` is empty when every invariant held."""
+    """The result of a run. `problems` is empty when every invariant held."""
 
     scenario: Scenario
     problems: list[str] = field(default_factory=list)
@@ -107,10 +107,10 @@ class SimulationReport:
 
 
 class World(Writer):
-    """One job. `run()` returns the report; nothing outside the scenario decides anything.
+    """One job, which depends on its scenario alone. `run()` returns the report.
 
-    What: a seed, of which the scenario is drawn, or a scenario. Without it, and with fields of
-    Scenario instead, a calm job to which faults are added by the calls of `Writer`.
+    `what`: a seed to draw the scenario from, or a scenario. Without it, `fields` of Scenario make a
+    calm job, to which the calls of `Writer` add faults.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class World(Writer):
         self.network = Network(self.loop, self.scenario, self.rng, self.broken)
         self.checkers = Checkers(self.scenario, STALL_NS)
         self.trainings: dict[Peer, Training] = {}
-        """Of every rack in its newest life."""
+        """The ranks of every rack in its newest life."""
         self.past: list[Process] = []
         self.witness: Process | None = None
         self.away: set[int] = set()
@@ -169,7 +169,7 @@ class World(Writer):
         return report
 
     def _run_loop(self, until: Callable[[], bool], limit_ns: int) -> tuple[bool, str]:
-        """Whether all ended; and how the simulated code fell over, if it did."""
+        """Whether all ended, and the exception of the simulated code, if there was one."""
         collecting = gc.isenabled()
         gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
         try:
@@ -350,7 +350,7 @@ class World(Writer):
             training.trainer.resume(_progress(tracks), ())
 
     def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
-        """What a rack says of the checkpoint that it has read."""
+        """What a rack reports of the checkpoint that it has read."""
         first = self.scenario.first
         if not first:
             return None
@@ -421,7 +421,7 @@ class World(Writer):
         return [p for p in self.processes() if target(p.me.rack) == rack]
 
     def _crash(self, fault: Fault) -> None:
-        """A whole rack, or one rank; whoever started the rack then ends the others."""
+        """Kill a whole rack, or one rank; the launcher of the rack then ends the others."""
         if fault.kind == "restart":
             self.away.add(fault.a)
         for process in self._processes_of(fault.a):
@@ -490,7 +490,7 @@ class World(Writer):
                 process.drift(fault.amount if begins else 0)
 
     def _retire(self, fault: Fault) -> None:
-        """As `mend retire` does it: everybody is told, for a while, of whoever is dead now."""
+        """Tell all processes for a while that a dead rack is retired, as `mend retire` does."""
         for process in self._processes_of(fault.a):
             if process.dead and process.me.rank == 0:
                 self.broken.felt["retire"] += 1
@@ -505,6 +505,6 @@ class World(Writer):
                 process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, retire))
 
     def processes(self) -> list[Process]:
-        """Of every rack and the witness in their newest lives."""
+        """The processes of every rack and the witness in their newest lives."""
         processes = [training.process for training in self.trainings.values()]
         return processes + ([self.witness] if self.witness else [])

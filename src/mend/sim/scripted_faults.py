@@ -21,13 +21,13 @@ from mend.types import MS, SECOND
 Story = Callable[[int, random.Random], Scenario]
 
 PATIENCE_NS = 20 * SECOND
-"""What racks wait at their end beyond the time that training takes."""
+"""Time that racks wait at their end, in addition to the training time."""
 
 LENGTH_S = 14.0
-"""Of the training: longer than it takes until a lost quorum is noticed and a lineage begins."""
+"""Length of the training: enough to notice a lost quorum and to begin a new lineage."""
 
 VOTES_NS = 5 * SECOND
-"""From when a witness is started again to when it has its vote back, if all others live."""
+"""Time from the restart of a witness until it has its vote back, while all others live."""
 
 THREE_VOTERS = ((3, False), (2, True))
 MANY_VOTERS = ((3, False), (2, True), (3, True), (4, False))
@@ -36,7 +36,7 @@ PAIRS_AND_THREES = ((2, False), (2, True), (3, False), (3, True))
 
 
 def scripted(seed: int) -> Scenario | None:
-    """The scenario of a seed that tells a story; None for the others."""
+    """The scenario of a seed with a story; None for the other seeds."""
     for name, share, stories in STORIES:
         rng = random.Random(f"{name} {seed}")
         if rng.random() < share:
@@ -45,7 +45,7 @@ def scripted(seed: int) -> Scenario | None:
 
 
 def job(seed: int, rng: random.Random, voters: tuple[int, bool], seconds: float) -> Scenario:
-    """Trains for so long, equally fast everywhere, and always has rounds under way."""
+    """A job that trains for `seconds`, equally fast on all racks, always with rounds under way."""
     racks, witness = voters
     step_ns, period = rng.choice((100, 150)) * MS, rng.choice((3, 4))
     return Scenario(
@@ -67,7 +67,7 @@ def job(seed: int, rng: random.Random, voters: tuple[int, bool], seconds: float)
 
 
 def with_faults(scenario: Scenario, faults: list[Fault], healed_ns: int) -> Scenario:
-    """With an end at which everything heals; then all that lives must come together."""
+    """Add the faults, which all heal at `healed_ns`; then all live racks must converge."""
     return replace(
         scenario,
         faults=tuple(faults),
@@ -82,7 +82,7 @@ def _order(scenario: Scenario) -> list[int]:
 
 
 def _apart(a: int, b: int, begin_ns: int, end_ns: int) -> list[Fault]:
-    """Neither hears the other."""
+    """Two cuts: neither target hears the other."""
     return [Fault("cut", begin_ns, end_ns, a, b), Fault("cut", begin_ns, end_ns, b, a)]
 
 
@@ -141,7 +141,7 @@ def _briefly_mute(seed: int, rng: random.Random) -> Scenario:
 
 
 def _busy(seed: int, rng: random.Random) -> Scenario:
-    """Results of several fragments are under way at most times."""
+    """A job in which results of several fragments are mostly under way."""
     scenario = job(seed, rng, rng.choice(MANY_VOTERS), seconds=7)
     return replace(
         scenario,
@@ -268,12 +268,12 @@ def _ragged(seed: int, rng: random.Random) -> Scenario:
 
 
 def _until_all_are_back(scenario: Scenario, faults: list[Fault]) -> Scenario:
-    """Quiet once everybody is started again."""
+    """Add the faults, with a quiet time after the last restart."""
     return with_faults(scenario, faults, max(fault.end_ns for fault in faults) + SECOND)
 
 
 def _restarts(racks: list[int], rng: random.Random, begin_ns: int) -> list[Fault]:
-    """They die within a tenth of a second, and come back one by one."""
+    """These racks die within a tenth of a second, and come back one by one."""
     return [
         Fault("restart", at_ns, at_ns + seconds(rng, 0.05, 4.0), rack)
         for rack in racks

@@ -1,9 +1,9 @@
-"""Every way in which a job can begin, one step at a time, with no clock at all.
+"""Explores every way in which a job can begin, one step at a time, without clocks.
 
-`Follower`, `Acceptor`, `Proposer` and `Log` are the real objects. Around them is what a founder may
-do (`Coordinator._try_genesis`, `_found`) and what candidates of a job that has begun may do, in any
-order. Every message that was ever sent may arrive at any time, at once and again, or never: also
-after its sender has died. docs/model_check.md says what is left out.
+`Follower`, `Acceptor`, `Proposer` and `Log` are the real objects. Around them a founder
+(`Coordinator._try_genesis`, `_found`) and the candidates of a job that has begun act in any order.
+Every message that was ever sent may arrive at any time, repeatedly or never, also after the death
+of its sender. docs/model_check.md lists what is left out.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mend.sim.model_check.state import Broken, epoch_name, word
 from mend.types import WITNESS, Member, Peer
 
 LATER_NS = 1 << 40
-"""Longer than any detection time: what was heard before counts as silence."""
+"""Longer than any detection time: messages from before count as silence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """`restarts`: of all processes together. `founds`: founder's questions after the first one.
-    `stands`: candidacies. `commits`: records that leaders append after their first one.
-    `lineages`: whether those that are left may begin anew, all dead lives being attested."""
+    """`restarts`: of all processes together. `founds`: questions of the founder after the first
+    one. `stands`: candidacies. `commits`: records that leaders append after their first one.
+    `lineages`: whether the survivors may begin a new lineage, with all dead lives attested."""
 
     racks: int = 2
     witness: bool = False
@@ -46,7 +46,8 @@ class Bounds:
 
 
 class Ear(NamedTuple):
-    """A follower without its times: whether orders, and signs of a living job, were ever heard."""
+    """A follower without its times. `orders`, `lives`: whether it has ever heard orders, or signs
+    of a living job."""
 
     vote: AcceptorShot
     coordinator: Peer
@@ -66,11 +67,11 @@ class Node(NamedTuple):
     ear: Ear
     right: ProposerShot
     held: int = -1
-    """The version that it holds; looked at by `lineages` only."""
+    """The version that it holds; only `lineages` reads it."""
 
 
 class SentOrders(NamedTuple):
-    """Orders as they were sent: a question to all lives of that time, a log to who has a seat."""
+    """Orders as they were sent: a question goes to all lives of that time, a log to the members."""
 
     epoch: int
     serial: int
@@ -80,7 +81,7 @@ class SentOrders(NamedTuple):
 
 
 class SentPrepare(NamedTuple):
-    """A candidate's question."""
+    """The question of a candidate."""
 
     epoch: int
     owner: Member
@@ -89,7 +90,7 @@ class SentPrepare(NamedTuple):
 
 
 class SentVote(NamedTuple):
-    """An acceptor's state that was sent to whoever owns its epoch."""
+    """The state of an acceptor, sent to the owner of its epoch."""
 
     epoch: int
     sender: Member
@@ -106,7 +107,7 @@ class Used(NamedTuple):
 
 
 class State(NamedTuple):
-    """`decided`: per first record the longest list of decisions that anybody ever knew."""
+    """`decided`: per first record, the longest list of decisions that any node ever knew."""
 
     nodes: tuple[Node, ...]
     orders: frozenset[SentOrders]
@@ -117,10 +118,10 @@ class State(NamedTuple):
 
 
 Act = tuple[str, Callable[[], "State | None"]]
-"""A sentence, and what makes it happen; None: it cannot."""
+"""A sentence, and the function that carries it out; it returns None if that is impossible."""
 
 Step = tuple[str, State | str]
-"""A sentence, and what came of it: the state, or which invariant it breaks."""
+"""A sentence, and the state after it, or the invariant that it breaks."""
 
 
 class ModelWorld(Snapshots):
@@ -173,7 +174,7 @@ class ModelWorld(Snapshots):
     # -------------------------------------------------------------- single steps of real objects
 
     def _hears(self, me: Member, ear: Ear, sent: SentOrders, late: bool, prev: int) -> Ear | None:
-        """These orders arrive; `late`: after a silence. None: nothing comes of it."""
+        """These orders arrive; `late`: after a silence. None: they have no effect."""
         log = self.log(sent.log)
         orders = Orders(
             serial=sent.serial, to=me.incarnation, epoch=sent.epoch, lineage=log.lineage_at(prev),
@@ -209,9 +210,9 @@ class ModelWorld(Snapshots):
         dead: frozenset[Member],
         held: tuple[tuple[Member, int], ...] | None,
     ) -> ProposerShot:
-        """Who leads or stands hears an acceptor's state; one that would depose it is left to
-        steps that do nothing. `held`: who holds which version; None: who has a log has a version.
-        """
+        """A leader or candidate hears the state of an acceptor; one that would depose it has no
+        effect here. `held`: the version of each member; None: every member with a log has a
+        version."""
         proposer = self.proposer_of(right)
         if not proposer.hear(member, self.acceptor_states[acceptor_state]):
             return right
@@ -265,7 +266,7 @@ class ModelWorld(Snapshots):
         return list(dict.fromkeys((min(decided, under_way), 0, under_way)))
 
     def _alone(self, state: State, node: int) -> Iterator[Act]:
-        """What it does by itself, as often as the bounds allow."""
+        """The actions of a node that need no message, as often as the bounds allow."""
         used, bounds, who = state.used, self.bounds, name(self.member(state, node))
         if used.restarts < bounds.restarts:
             yield f"{who} dies and comes back", partial(self._dies, state, node)
@@ -335,7 +336,7 @@ class ModelWorld(Snapshots):
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
 
     def _report_state(self, state: State, node: int) -> State:
-        """It reports its acceptor's state to whom it follows."""
+        """The node reports its acceptor's state to its coordinator."""
         its, who = state.nodes[node], self.member(state, node)
         vote = SentVote(its.ear.vote.promised, who, self.report(its.ear.vote), its.held)
         return state._replace(votes=state.votes | {vote})
@@ -345,7 +346,7 @@ class ModelWorld(Snapshots):
         return self._known(state._replace(nodes=nodes), its.ear.vote.log)
 
     def _orders(self, state: State) -> list[SentOrders]:
-        """The newest of all that lead, and the last ones of those that are gone."""
+        """The newest orders of all leaders, and the last ones of former leaders."""
         own = (self._orders_of(state, node) for node in range(len(self.racks)))
         return [*(sent for sent in own if sent), *sorted(state.orders)]
 
@@ -361,7 +362,7 @@ class ModelWorld(Snapshots):
         return SentOrders(right.epoch, serial, self.member(state, node), right.log, to)
 
     def _says(self, state: State, node: int, right: ProposerShot) -> State:
-        """Its right has changed. What it said in another epoch stays under way."""
+        """Store a proposer that has changed. Messages of another epoch stay under way."""
         before = state.nodes[node].right
         if before.epoch != right.epoch:
             state = self._left(state, node)
@@ -376,7 +377,7 @@ class ModelWorld(Snapshots):
         return self._known(state, right.log) if right.leading else state
 
     def _left(self, state: State, node: int) -> State:
-        """Its epoch is over: its last orders, or its question, may still arrive."""
+        """End the epoch of a node: its last orders, or its question, may still arrive."""
         right, sent = state.nodes[node].right, self._orders_of(state, node)
         if sent:
             state = state._replace(orders=state.orders | {sent})
@@ -385,7 +386,8 @@ class ModelWorld(Snapshots):
         return self._put(state, node, state.nodes[node]._replace(right=IDLE))
 
     def _tidy(self, state: State) -> State:
-        """Who has promised more steps down. Questions of who leads say no more than its orders."""
+        """A node that has promised a later epoch steps down. The questions of a leader say no more
+        than its orders, and are removed."""
         for node, its in enumerate(state.nodes):
             if its.right.epoch and its.right.epoch < its.ear.vote.promised:
                 state = self._left(state, node)
@@ -413,8 +415,8 @@ class ModelWorld(Snapshots):
         return self._found_job(state._replace(used=used), node)
 
     def _found_job(self, state: State, node: int) -> State | None:
-        """`Coordinator._found`: allowed to who has no decided seat. One that followed somebody
-        before forgets what it has read."""
+        """`Coordinator._found`: for a node without a decided seat. If it has followed a coordinator
+        before, it forgets the log that it has read."""
         its, who = state.nodes[node], self.member(state, node)
         committed = self.log(its.ear.vote.log).committed
         seated = who in committed.members or who in committed.former
@@ -452,7 +454,7 @@ class ModelWorld(Snapshots):
         return self._says(state, node, self._right(proposer))
 
     def _stand(self, state: State, node: int) -> State | None:
-        """`Election.may_stand`: a voter of a job that it knows to have begun."""
+        """`Election.may_stand`: for a voter that knows that the job has begun."""
         its, who = state.nodes[node], self.member(state, node)
         log = self.log(its.ear.vote.log)
         if not log.committed.begun or its.right.leading or not self._may_stand(state, log, who):
@@ -475,7 +477,7 @@ class ModelWorld(Snapshots):
         return None if after == right else self._says(state, node, after)
 
     def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...] | None:
-        """Who has told the owner of this right that it holds which version."""
+        """(member, version) as the members have reported them to this proposer."""
         return None
 
     def _gone(self, state: State) -> frozenset[Member]:
@@ -487,7 +489,7 @@ class ModelWorld(Snapshots):
         )
 
     def _dies(self, state: State, node: int) -> State:
-        """And is started again; a founder asks at once. Who stays dead does nothing any more."""
+        """A node dies and is started again; a founder asks at once."""
         state = self._left(state, node)
         born = self._born(self.racks[node], state.nodes[node].life + 1)
         used = state.used._replace(restarts=state.used.restarts + 1)
@@ -500,8 +502,8 @@ class ModelWorld(Snapshots):
     # -------------------------------------------------------------- what must hold
 
     def _known(self, state: State, log: int) -> State:
-        """One list of decisions per job, for ever; where no lineage may undo what only the dead
-        knew."""
+        """Check that a job has one list of decisions for ever, unless a lineage may undo decisions
+        that only the dead knew."""
         decided = self.logs[log].records[: self.logs[log].decided]
         if not decided or self.bounds.lineages:
             return state
@@ -519,7 +521,7 @@ class ModelWorld(Snapshots):
         return state._replace(decided=state.decided | {decided})
 
     def _holds(self, state: State) -> None:
-        """One name, one job: those that live know of one decided first record, and of one list."""
+        """One name, one job: the live nodes know one decided first record, and one list."""
         lists = [self.logs[its.ear.vote.log] for its in state.nodes]
         lists += [self.logs[its.right.log] for its in state.nodes if its.right.leading]
         known = [shot.records[: shot.decided] for shot in lists if shot.decided]
@@ -537,7 +539,7 @@ def name(member: Member) -> str:
 
 
 def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None) -> State:
-    """The state after these steps, each the first one whose sentence begins so."""
+    """The state after these steps; each is the first one whose sentence begins like this."""
     state = start or world.start()
     for sentence in sentences:
         states = (after for said, after in world.steps(state) if said.startswith(sentence))
@@ -554,6 +556,6 @@ def explore(
     limit: int | None = None,
     behind: Sequence[str] = (),
 ) -> Found:
-    """From where the world begins, or after a part that is played. Stops after `limit` states, if
-    there is one."""
+    """Explore from the start of the world, or after the sentences in `behind`. Stops after `limit`
+    states, if there is a limit."""
     return Search(world.steps).search(play(world, behind), tell, limit)

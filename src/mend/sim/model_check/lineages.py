@@ -1,8 +1,8 @@
-"""Votes that are taken and given, deaths, restarts and new lineages of a job that has begun.
+"""Explores changes of votes, deaths, restarts and new lineages of a job that has begun.
 
-The world of `founding` with rosters: `membership.next_roster` says what a leader proposes, for
-every set of members that may be silent. All past lives are attested dead, at once and by everybody:
-what a single process has not heard yet is a step that does not happen.
+This is the world of `founding` with rosters: `membership.next_roster` gives the proposals of a
+leader, for every set of silent members. All past lives are attested dead at once and to all
+processes; a process that has not heard of a death simply takes no step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mend.types import WITNESS, Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds(founding.Bounds):
-    """`rosters`: that leaders append."""
+    """`rosters`: the number of rosters that leaders append."""
 
     founds: int = 0
     commits: int = 0
@@ -44,7 +44,7 @@ class ModelWorld(founding.ModelWorld):
         self.problem: Callable[..., str] = cache(self._problem)
 
     def start(self) -> State:
-        """Everybody knows that the job has begun."""
+        """All nodes know that the job has begun."""
         state = super().start()
         leader = name(self.member(state, self.racks.index(self.founder.rack)))
         names = [name(Member(rack, 1)) for rack in self.racks]

@@ -1,8 +1,8 @@
 """The real Acceptor and Proposer as steps between snapshots, each step computed once.
 
-A snapshot is a small number that stands for everything its object holds. A step makes the object
-again from its snapshot, calls it, and takes a snapshot of what it has become; the same step of the
-same snapshot is answered from memory. Millions of global states share a few thousand of these.
+A snapshot is a small number that stands for the whole state of an object. A step restores the
+object from its snapshot, calls it, and takes a new snapshot; the result is cached. Millions of
+global states share a few thousand snapshots.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class AcceptorShot(NamedTuple):
 
 
 Votes = tuple[tuple[Member, int], ...]
-"""Members with a snapshot each: of their voter, or of what it reports."""
+"""Members with a snapshot each, of their acceptor or of its report."""
 
 
 class ProposerShot(NamedTuple):
-    """`acceptor_states`: what it has heard. Left out (empty) where whoever sent them can send them
-    again, or they are still under way."""
+    """`acceptor_states`: the reports that it has heard; empty where these can be sent again, or are
+    still under way."""
 
     log: int
     epoch: int
@@ -68,7 +68,8 @@ class ProposerShot(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What a decided log says. `result`: digest of the newest version, empty for version 0."""
+    """The state that a decided log describes. `result`: digest of the newest version, empty for
+    version 0."""
 
     voters: frozenset[Member]
     seats: frozenset[Member]
@@ -91,7 +92,7 @@ class Snapshots:
         return self.logs.number(LogShot(records, log.decided))
 
     def _log(self, number: int) -> Log:
-        """To be read, or copied."""
+        """A shared log: read it or copy it."""
         shot = self.logs[number]
         log = Log()
         log.put(0, (self.records[record] for record in shot.records))
@@ -155,7 +156,7 @@ class Parts(Snapshots):
         return Committed(folded.voters, seats, version, result)
 
     def _addressed(self, number: int) -> frozenset[Member]:
-        """To whom the owner of this log may have sent it: everybody who ever had a seat in it."""
+        """The members that the owner of this log may have sent it to: all that ever had a seat."""
         members: set[Member] = set()
         for record in (self.records[each] for each in self.logs[number].records):
             if isinstance(record, Genesis | Roster):
@@ -188,8 +189,8 @@ class Parts(Snapshots):
         return self.keep_acceptor(acceptor), taken
 
     def _acceptor_state(self, number: int) -> int:
-        """As it reports to whom it follows. What a coordinator does not read is left out, so that
-        more states are one."""
+        """The report of an acceptor, without the fields that a coordinator does not read, so that
+        fewer states differ."""
         acceptor_state = self._voter(number).acceptor_state()
         return self.acceptor_states.number(
             replace(acceptor_state, decided=0, prev=0, chain="", records=())
@@ -209,7 +210,7 @@ class Parts(Snapshots):
         return self.keep_proposer(proposer)
 
     def _learn(self, number: int, member: Member, acceptor: int) -> int:
-        """A candidate hears somebody who does not promise, but knows of decisions."""
+        """A candidate hears a member that does not promise, but knows of decisions."""
         proposer = self.new_proposer(number)
         if not proposer.hear(member, self._voter(acceptor).acceptor_state(proposer.log.decided)):
             return number
@@ -217,8 +218,8 @@ class Parts(Snapshots):
         return self.keep_proposer(proposer)
 
     def _win(self, number: int, promises: Votes) -> int:
-        """A candidate hears these and no others; the same number if that does not suffice. It asks
-        again where what it learns leaves a gap."""
+        """A candidate hears these promises and no others; returns `number` if they do not suffice.
+        It asks again while the log that it learns has a gap."""
         proposer, decided = self.new_proposer(number), -1
         while decided < proposer.log.decided:
             decided = proposer.log.decided
@@ -231,8 +232,8 @@ class Parts(Snapshots):
         return number
 
     def _count(self, number: int, acceptor_states: Votes) -> int:
-        """A coordinator hears all these. One that would depose it does not arrive: who does nothing
-        any more is the same as who is gone."""
+        """A coordinator hears all these reports. One that would depose it does not arrive: an idle
+        node equals a dead one."""
         proposer = self.new_proposer(number)
         for member, acceptor_state in acceptor_states:
             proposer.hear(member, self.acceptor_states[acceptor_state])

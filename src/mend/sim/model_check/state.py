@@ -20,12 +20,12 @@ NONE = (0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is explored: all interleavings of at most so many of each.
+    """The limits of an exploration, which visits all interleavings within them.
 
-    `epochs`: times that somebody stands for a new one, won or not. `attempts`: per version and
-    epoch. `twins`: racks that are started again while their former life, cut off, still runs.
-    `votes`: members whose seat or vote one roster changes; from two on votes are also taken away
-    from members that keep their seats, the witness among them.
+    `epochs`: candidacies, won or lost. `attempts`: per version and epoch. `twins`: racks that are
+    started again while their former life, cut off, still runs. `votes`: members whose seat or vote
+    one roster changes; from two on, votes are also taken away from members that keep their seats,
+    the witness among them.
     """
 
     racks: int = 2
@@ -38,19 +38,19 @@ class Bounds:
     twins: int = 0
     votes: int = 1
     demotions: bool = False
-    """Rosters are those that `membership.next_roster` proposes, whoever is silent; nobody is
-    started again."""
+    """Rosters are those that `membership.next_roster` proposes, for every set of silent members;
+    no rack is started again."""
     demoted: int = NOBODY
-    """With `demotions`: the rack that has just lost its vote, by the first of the rosters."""
+    """With `demotions`: the rack that loses its vote by the first roster, before the start."""
     candidate: int = NOBODY
-    """The only node that stands; NOBODY: any does. With one epoch a job is the sum of these."""
+    """The only node that stands; NOBODY: any node. With one epoch a job is the sum of these."""
     first: int = 0
     """Version that the job begins with, as from a checkpoint."""
 
 
 class Node(NamedTuple):
-    """A member: its vote (NOBODY: not born yet, DEAD), whether it stands or leads, its bytes.
-    `done`: the result of `gather` is complete, a tentative."""
+    """A member. `acceptor`: its vote (NOBODY: not born yet, DEAD). `proposer`: NOBODY unless it
+    stands or leads. `held`: its version. `done`: the tentative result of `gather` is complete."""
 
     acceptor: int = NOBODY
     proposer: int = NOBODY
@@ -60,7 +60,7 @@ class Node(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Somebody who stood for an epoch. Its newest orders may arrive at any time, or never.
+    """A candidacy for an epoch. The newest orders of its owner may arrive at any time, or never.
 
     `orders`: the last log of an owner that is gone. `results`: whose result was complete and is
     not any more; that it was may still be under way. `late`: votes under way of nodes that have
@@ -83,7 +83,7 @@ class Used(NamedTuple):
 
 
 class State(NamedTuple):
-    """`decided`: the records that anybody ever decided."""
+    """`decided`: the records that any member ever decided."""
 
     nodes: tuple[Node, ...]
     terms: tuple[Term, ...]
@@ -92,7 +92,7 @@ class State(NamedTuple):
 
 
 class Action(NamedTuple):
-    """`at`: the place of a term, or the epoch that is stood for. `nodes`: who else takes part."""
+    """`at`: the place of a term, or the epoch of a candidacy. `nodes`: the other participants."""
 
     what: str
     who: int
@@ -106,11 +106,11 @@ class Broken(Exception):
 
 
 Step = tuple[Action, State | str]
-"""What happened, and what the world is now, or which invariant that breaks."""
+"""An action with the state after it, or with the invariant that it breaks."""
 
 
 class Facts:
-    """`members`: every life there can be. A second one is born by the record that seats it."""
+    """`members`: every possible life. A second life is born by the record that seats it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.parts = bounds, Parts()

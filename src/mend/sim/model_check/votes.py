@@ -1,6 +1,6 @@
-"""Decisions in an explored job: standing, promises, orders, accepts.
+"""Decisions in an explored job: candidacies, promises, orders, accepts.
 
-The rules are those of the real Acceptor and Proposer; here is only who hears what, and when.
+The rules are those of the real Acceptor and Proposer; this module delivers the messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from mend.sim.model_check.state import NOBODY, NONE, Action, Facts, State, Term,
 
 
 class Deciding(Facts):
-    """Steps about votes. None: it cannot happen, or changes nothing."""
+    """Steps about votes. A step returns None if it is impossible, or changes nothing."""
 
     def epochs(self, state: State, node: int) -> list[int]:
         """For which it may stand: any number from its own next to one above all there are, as it

@@ -1,8 +1,8 @@
 """All steps that a small job can take, one at a time, without clocks.
 
-Votes and the right to append are the real objects (`explore_parts`); what surrounds them is
-reduced to what safety hangs on: who lives, which messages there may be, which rack holds which
-version. docs/model_check.md says what is left out.
+Acceptors and proposers are the real objects (`parts`). Their surroundings are reduced to the facts
+that safety depends on: the live members, the messages under way, and the version of each rack.
+docs/model_check.md lists what is left out.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class ModelWorld(Deciding):
         }
 
     def start(self) -> State:
-        """The job has begun; or it has just decided its first roster, which only those that had to
-        accept it have heard of."""
+        """The job has begun; or, with `demoted`, it has just decided its first roster, which only
+        the members that had to accept it know."""
         state = self._begun()
         if self.bounds.demoted == NOBODY:
             return state
@@ -130,7 +130,7 @@ class ModelWorld(Deciding):
                     yield action, after
 
     def possible(self, state: State) -> Iterator[Action]:
-        """More than can happen: what has no effect is left out by `steps`."""
+        """A superset of the possible actions: `steps` leaves out those without an effect."""
         living = [node for node, its in enumerate(state.nodes) if its.acceptor >= 0]
         for node in living:
             yield from self._of_member(state, node, living)

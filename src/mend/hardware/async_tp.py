@@ -1,16 +1,15 @@
-"""Asks torch to pipeline tensor parallelism inside a rack, and counts what it rewrote.
+"""Asks torch to pipeline tensor parallelism inside a rack, and counts the fused operations.
 
-torch does the work: its compiler can cut an all-gather -> matmul, or a matmul -> reduce-scatter,
-into parts that travel through symmetric memory while others are multiplied (micro-pipelining;
-torch/_inductor/fx_passes/micro_pipeline_tp.py). It does so silently or not at all. Here it is
-switched on for the groups that shard this model's matmuls, and the fused operations in the compiled
-graphs are counted: what is not found in a graph is not called on.
+The compiler of torch can cut an all-gather -> matmul, or a matmul -> reduce-scatter, into parts
+that travel through symmetric memory while others are multiplied (micro-pipelining;
+torch/_inductor/fx_passes/micro_pipeline_tp.py). It does so silently or not at all. This module
+switches it on for the groups that shard this model's matmuls, and counts the fused operations in
+the compiled graphs, so that `status()` reports it as on only where a graph contains one.
 
 Which mesh dimensions are tensor-parallel is read off the parameters. A dimension that shards a
 DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it: fully_shard puts
 its own dimensions in front and shards over one of them, so that of a parameter inside an FSDP
-module the first sharded dimension is its, and those after it are not.
-"""
+module the first sharded dimension is its, and those after it are not."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ Note = Callable[[str, dict[str, object]], None]
 
 @dataclass
 class Census:
-    """What has gone through the compiler since mend_init, forward and backward."""
+    """Counts of the graphs compiled since mend_init, forward and backward."""
 
     graphs: int = 0
     fused: int = 0
@@ -92,7 +91,7 @@ class AsyncTp:
         return f"not active: {self._refused or self._unfound()}"
 
     def stepped(self) -> None:
-        """After an optimizer step: the first one has compiled forward and backward; say what is."""
+        """After an optimizer step: the first one has compiled forward and backward, so report."""
         if not self._told:
             self._tell()
 
@@ -190,7 +189,7 @@ def tp_dimensions(
 
 
 def with_census(passes: Any, census: Census) -> Any:
-    """The user's own last pass over a compiled graph, and a look at it after that.
+    """A last pass over a compiled graph: the user's own, then the census.
 
     torch keeps no compiled graph across runs while a pass has no uuid; one from such a cache would
     not be looked at.
@@ -245,4 +244,4 @@ def _inductor_config() -> Any:
 
 
 def _nobody(_: str, __: dict[str, object]) -> None:
-    """Where no recorder listens."""
+    """The default without a recorder."""

@@ -83,12 +83,12 @@ class Machine:
 
 
 def host() -> str:
-    """The name that this machine has for itself."""
+    """The host name of this machine."""
     return platform.node()
 
 
 def parse_cores(text: str) -> frozenset[int] | None:
-    """Of a list as the kernel writes it, `0-3,8`. None: it is none, or an empty one."""
+    """The cores of a list as the kernel writes it, `0-3,8`. None: it is invalid or empty."""
     cores: set[int] = set()
     for item in text.strip().split(","):
         match = _RANGE.fullmatch(item)
@@ -102,7 +102,7 @@ def parse_cores(text: str) -> frozenset[int] | None:
 
 
 def bus_id_of(device_index: int, machine: Machine = Machine()) -> str | None:
-    """Of a CUDA device, counted as torch counts. None: there is no such GPU, or nothing tells."""
+    """The bus id of a CUDA device, counted as torch counts. None: no such GPU, or unknown."""
     if not torch.cuda.is_available() or not 0 <= device_index < torch.cuda.device_count():
         return None
     gpu: Any = torch.cuda.get_device_properties(device_index)
@@ -178,8 +178,8 @@ def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) ->
 
 
 def pin_worker(cores: frozenset[int] | None) -> bool:
-    """Keep the calling thread, and those it will start, on these cores. False: it may go where it
-    went, as there are none, or the system does not let it."""
+    """Pin the calling thread, and those it will start, to these cores. False: it is not pinned, as
+    there are no cores or the system refuses."""
     pin = getattr(os, "sched_setaffinity", None)
     if pin is None or not cores:
         return False
@@ -196,7 +196,7 @@ def _allowed() -> frozenset[int] | None:
 
 
 def _read(path: Path) -> str:
-    """One short file of the system, stripped; empty: there is none."""
+    """The stripped text of a short system file; empty if there is no such file."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
             return file.read(FILE_CHARS_MAX).strip()

@@ -103,7 +103,7 @@ def _joined(one: Gpu, other: Gpu) -> bool:
 
 
 def announce(racks: int, ranks_per_rack: int, source: str, *, found: bool) -> None:
-    """What rack_mesh chose and why. A person should see it where nobody has said it: `found`."""
+    """Log the racks that rack_mesh chose and why; as a warning if they were `found`, not given."""
     level = logging.WARNING if found else logging.INFO
     line = 'mend rank=0 rack-mesh racks=%d ranks_per_rack=%d source="%s"'
     logger.log(level, line, racks, ranks_per_rack, source)
@@ -162,14 +162,14 @@ def parse_dump(text: str | bytes) -> Dump:
     parser.StartDoctypeDeclHandler = reader.doctype
     try:
         parser.Parse(data, True)
-    except (expat.ExpatError, LookupError) as error:  # LookupError: an encoding nobody knows
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
         raise ValueError(f"broken XML ({error})") from error
     return reader.dump()
 
 
 @dataclass(frozen=True, slots=True)
 class _Element:
-    """A GPU or a network port, and the way to it: the processor, then bridges, then its own."""
+    """A GPU or a network port, and the path to it: the processor, then bridges, then its own."""
 
     path: tuple[str, ...]
     attributes: dict[str, str]
@@ -178,7 +178,7 @@ class _Element:
 
 
 class _Reader:
-    """Handlers of one pass over the elements; nothing is kept but the way to where it is."""
+    """Handlers of one pass over the elements, which keep only the path to the current one."""
 
     def __init__(self) -> None:
         self._elements = self._cpus = 0

@@ -1,8 +1,8 @@
 """The byte format of a tape: the events that machines were given, and their effects.
 
-A file is a line of chunks, each after a head with its length and checksums; together they are one
-zlib stream, so that a heartbeat that repeats the last one costs a few bytes. Inflated, a chunk is a
-row of records, each after its length. The first record of a file is the `Header`.
+A file is a sequence of chunks, each with a head that has its length and checksums. All chunks are
+one zlib stream, so that a heartbeat that repeats the last one costs a few bytes. An inflated chunk
+is a sequence of records, each preceded by its length. The first record of a file is the `Header`.
 
     file    MAGIC, version | chunk | chunk | ...
     chunk   number, deflated bytes, raw bytes, xxh3 of the deflated, xxh32 of this head | deflated
@@ -10,8 +10,8 @@ row of records, each after its length. The first record of a file is the `Header
 
 A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
 
-Events and effects are written as they are, under the names of their classes; a field that is new
-needs no change here.
+Events and effects are written as they are, under the names of their classes; a new field needs no
+change here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mend.errors import TapeError
 MAGIC = b"mendtape"
 VERSION = 5
 LEVEL = 6
-"""Of zlib: its cost is a few percent of a core at a thousand events a second."""
+"""The zlib level: it costs a few percent of a core at a thousand events a second."""
 
 CHUNK_RAW_BYTES = 1 << 20
 """A writer ends a chunk when it holds this much."""
@@ -57,7 +57,7 @@ HEAD_BYTES = _HEAD.size + _CHECK.size
 
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a tape was made by and from. The same in every file of a tape but for `segment`."""
+    """The process that wrote a tape. Equal in every file of a tape except for `segment`."""
 
     format: int = VERSION
     job: str
@@ -74,7 +74,7 @@ class Header(Struct, frozen=True, kw_only=True):
     moments: int = 0
     """How many of the last fragments are of the optimizer's moments."""
     wall_ns: int = 0
-    """Time of day at `mono_ns` of the clock that all times on the tape are of."""
+    """Time of day at `mono_ns` of the monotonic clock, which all times on the tape are of."""
     mono_ns: int = 0
     segment: int = 0
 
@@ -96,8 +96,8 @@ class Gap(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Base(Struct, frozen=True, array_like=True, tag=4):
-    """All that the machines knew when this file began, as `trace.state` writes it. What follows can
-    be replayed from here, once the files before are gone."""
+    """The state of the machines when this file began, as `trace.state` writes it. A replay can
+    begin here when the earlier files are gone."""
 
     state: bytes
 
@@ -214,7 +214,7 @@ class Packer:
         self._number = 0
 
     def chunk(self, records: Sequence[bytes]) -> bytes:
-        """At most CHUNK_BYTES_MAX in all; whoever calls sees to that."""
+        """The caller keeps the records below CHUNK_BYTES_MAX in all."""
         raw = b"".join(part for record in records for part in (_LENGTH.pack(len(record)), record))
         deflated = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         head = self._head(self._number, len(raw), deflated)
@@ -222,7 +222,7 @@ class Packer:
         return head + deflated
 
     def end(self) -> bytes:
-        """Says that nothing is missing after it."""
+        """The empty chunk that marks a complete tape."""
         return self._head(self._number | LAST, 0, b"")
 
     def _head(self, number: int, raw_bytes: int, deflated: bytes) -> bytes:
@@ -238,7 +238,7 @@ class Unpacker:
         self._inflate = zlib.decompressobj()
 
     def records(self, head: Head, deflated: bytes) -> Iterator[bytes]:
-        """Never more than the head says, which `read_head` has bounded. Raises TapeError."""
+        """Inflates at most the bytes in the head, which `read_head` limits. Raises TapeError."""
         try:
             raw = self._inflate.decompress(deflated, head.raw + 1)
         except zlib.error as error:
@@ -260,7 +260,7 @@ def file_begin() -> bytes:
 
 
 def check_begin(begin: bytes) -> None:
-    """Raises TapeError for what is no tape, or one of another format."""
+    """Raises TapeError if it is no tape, or one of another format."""
     if len(begin) < FILE_BYTES or begin[: len(MAGIC)] != MAGIC:
         raise TapeError("it does not begin like a tape of mend")
     version = _FILE.unpack(begin)[1]

@@ -20,7 +20,7 @@ TEXT_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event whose effects came out otherwise. `where`: the field, as far as one says."""
+    """The first event whose effects differ. `where`: the path to the field that differs."""
 
     entry: Entry
     where: str
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """How far a tape was replayed. `gap`: where it stopped, as what follows cannot be compared."""
+    """The extent of a replay. `gap`: where it stopped, as later events cannot be compared."""
 
     events: int = 0
     effects: int = 0
@@ -74,7 +74,7 @@ def said(error: Exception) -> str:
 
 
 def _committed(effects: list[Effect]) -> set[tuple[object, object]]:
-    """(fragment, version) that a learner was told of, or that a coordinator says to be decided."""
+    """(fragment, version) that a rank reads as committed, or that a coordinator has decided."""
     versions: set[tuple[object, object]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):
@@ -100,7 +100,7 @@ def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Differenc
 
 
 def first_difference(old: object, new: object, where: str) -> tuple[str, object, object]:
-    """The innermost place where two values differ: its path, and both sides of it."""
+    """The path to the innermost difference of two values, and both values there."""
     pairs: list[tuple[str, object, object]] = []
     if type(old) is type(new):
         if isinstance(old, Struct):

@@ -7,9 +7,9 @@ says False while there is none, which is the truth. It would also drop the first
 `connect`, before the handshake is through, so these wait in a short queue that forgets the oldest;
 it is used once per address.
 
-Why no ZeroMQ heartbeats. They are answered by an I/O thread whatever the process does, and they cut
-a healthy connection when one large frame takes longer than their time-out. Death is told by the
-protocol's own heartbeats; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
+Why no ZeroMQ heartbeats. An I/O thread answers them even if the process hangs, and they cut a
+healthy connection when one large frame takes longer than their time-out. The protocol's own
+heartbeats detect death; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
 used within about two seconds, not after the kernel's backed-off retransmissions.
 
 With secrets every connection is CURVE: the server's key is pinned, and the client's says which
@@ -58,7 +58,7 @@ CURVE_BYTES = 33
 """What CURVE adds to a frame: its command's name, a nonce, flags and a seal."""
 
 REPLIES_MAX = 2
-"""Answers that wait for one stranger's connection; who does not read gets no more."""
+"""Answers that wait for one stranger's connection; further ones are dropped."""
 
 FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
 """Read ahead before the loop may run something else. A turn lasts FLOOD_REST_S, however often the
@@ -74,8 +74,8 @@ _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLO
 
 
 class Received(NamedTuple):
-    """A frame, the connection that it came over, and whose key that connection has shown; None:
-    the sideband has no keys."""
+    """A frame, the connection that it came over, and the peer whose key the connection has shown
+    (None: the sideband has no keys)."""
 
     frame: bytes
     route: bytes
@@ -89,13 +89,13 @@ class Received(NamedTuple):
 
 @dataclass(slots=True)
 class _Early:
-    """Frames to one peer from before the first connection, for whichever way opens first."""
+    """Frames for one peer that wait for the first connection."""
 
     frames: deque[bytes] = field(default_factory=deque)
     bytes_held: int = 0
 
     def hold(self, frame: bytes) -> bool:
-        """Keep a frame for the first connection, the oldest make room."""
+        """Keep a frame for the first connection; the oldest frames make room."""
         if len(frame) > EARLY_BYTES_MAX:
             return False
         self.frames.append(frame)
@@ -174,7 +174,7 @@ class ZmqSideband:
 
     @property
     def strangers(self) -> int:
-        """Handshakes of whoever has no key of this job."""
+        """Failed handshakes of clients without a key of this job."""
         return self._strangers.count if self._strangers is not None else 0
 
     def _bind(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
@@ -326,7 +326,7 @@ class ZmqSideband:
         return self._push(route, b"") in (0, errno.EAGAIN)
 
     def _push(self, route: bytes, frame: bytes) -> int:
-        """Returns what went wrong, 0: nothing."""
+        """Returns an errno; 0: the frame is queued."""
         wrong = 0
         try:
             self._inbox.send_multipart([route, frame], _DONTWAIT)
@@ -376,13 +376,13 @@ class ZmqSideband:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """A heartbeat costs what a wake-up of the process costs: let there be one, in which the
-        frame is read and taken, and the descriptor stays registered."""
+        """Read and handle frames in the wake-up that they cause, and keep the descriptor
+        registered: the cost of a heartbeat is mostly that of a wake-up."""
         if self._resting is not None:
             return
         self._armed = False
         if self._take is None:
-            self._unwatch()  # nobody hears: the frames stay with libzmq
+            self._unwatch()  # no receiver: the frames stay with libzmq
         elif self._read(self._take):
             self._armed = True
         else:

@@ -9,7 +9,8 @@ the compiled graphs, so that `status()` reports it as on only where a graph cont
 Which mesh dimensions are tensor-parallel is read off the parameters. A dimension that shards a
 DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it: fully_shard puts
 its own dimensions in front and shards over one of them, so that of a parameter inside an FSDP
-module the first sharded dimension is its, and those after it are not."""
+module the first sharded dimension is its, and those after it are not.
+"""
 
 from __future__ import annotations
 

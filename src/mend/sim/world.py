@@ -234,12 +234,12 @@ class World(Writer):
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates, kept = self._coordinates(process.me), scenario.records_kept
                 made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
-            self._start(process, processes, made_of, parameters, tracks, policy, collective)
+            self._connect(process, processes)
+            self._start(process, made_of, parameters, tracks, policy, collective)
 
     def _start(
         self,
         process: Process,
-        rack: Sequence[Process],
         made_of: Parts,
         parameters: list[nn.Parameter],
         tracks: list[FragmentState],
@@ -294,7 +294,6 @@ class World(Writer):
         process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
         process.on_note = self.checkers.check_note
-        self._connect(process, rack)
         process.start(rank)
         self.checkers.enter_process(process)
 

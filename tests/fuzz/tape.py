@@ -10,7 +10,7 @@ from pathlib import Path
 from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
 from mend.sim import World
-from mend.sim.tape import MemoryTape
+from mend.sim.process import MemoryTape
 from mend.trace import format as form
 from mend.trace.format import Entry, Packer
 from mend.trace.reader import part_to_replay, read_tape

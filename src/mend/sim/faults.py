@@ -192,8 +192,6 @@ class Broken:
 
     def silent(self, a: int, b: int) -> bool:
         """Whether no frame gets from a to b now."""
-        if not self.active:
-            return False
         for fault in self.active.get("cut", ()):
             if (fault.a, fault.b) == (a, b):
                 self.felt["cut"] += 1
@@ -252,9 +250,7 @@ class Broken:
 
     def flips(self, kind: str, rack: int) -> bool:
         """Whether one bit of this transfer or frame is wrong."""
-        if kind not in self.active:
-            return False
-        fault = next((f for f in self.active[kind] if f.a == rack), None)
+        fault = next((f for f in self.active.get(kind, ()) if f.a == rack), None)
         if fault is None or self.rng.randrange(100) >= fault.amount:
             return False
         self.felt[kind] += 1
@@ -268,13 +264,10 @@ class Broken:
         return None
 
     def _of(self, kind: str, rack: int) -> Fault | None:
-        if kind not in self.active:
-            return None
-        first = next((fault for fault in self.active[kind] if fault.a == rack), None)
-        self.felt[kind] += first is not None
+        first = next((fault for fault in self.active.get(kind, ()) if fault.a == rack), None)
+        if first is not None:
+            self.felt[kind] += 1
         return first
 
     def _between(self, kind: str, a: int, b: int) -> list[Fault]:
-        if kind not in self.active:
-            return []
-        return [f for f in self.active[kind] if f.a < 0 or {f.a, f.b} == {a, b}]
+        return [f for f in self.active.get(kind, ()) if f.a < 0 or {f.a, f.b} == {a, b}]

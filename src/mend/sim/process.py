@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mend.consensus.records import Mark, Record, Snapshot
-from mend.coordination.events import Event
+from mend.coordination.events import Effect, Event
 from mend.coordination.ladder import taken_of
+from mend.coordination.machines import Parts
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -38,7 +39,7 @@ from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.optimizers import Adam, Moments
 from mend.sim.scenario import Scenario
-from mend.sim.tape import MemoryTape
+from mend.trace.format import Entry, Gap, read_record, record_of_entry
 from mend.types import MS, SECOND, Address, Extent, Member, Peer
 
 T = TypeVar("T")
@@ -51,6 +52,30 @@ LINGER_NS = 5 * SECOND
 START_NS = 30 * SECOND
 CUT_NS = 20 * SECOND
 """How long a simulated script waits for the others in a checkpoint."""
+
+
+class MemoryTape:
+    """What a process records, as bytes: what is read from it was written and parsed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.records: list[bytes] = []
+
+    def put(
+        self,
+        machine: str,
+        now_ns: int,
+        event: Event,
+        effects: Sequence[Effect],
+        error: str = "",
+    ) -> None:
+        self.records.append(record_of_entry(machine, now_ns, event, effects, error))
+
+    def entries(self) -> Iterator[Entry | Gap]:
+        for number, record in enumerate(self.records, start=1):
+            entry = read_record(record, number)
+            assert isinstance(entry, Entry | Gap)
+            yield entry
 
 
 class Process:

@@ -46,7 +46,15 @@ from mend.sim.loop import Loop
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.optimizers import Adam, Moments
-from mend.sim.process import START_NS, THREAD_HOP_NS, Collective, Process, Training, WatchedState
+from mend.sim.process import (
+    START_NS,
+    THREAD_HOP_NS,
+    Collective,
+    MemoryTape,
+    Process,
+    Training,
+    WatchedState,
+)
 from mend.sim.scenario import (
     FOR_EVER,
     OFFERS_BEFORE,
@@ -57,7 +65,6 @@ from mend.sim.scenario import (
     rounds_before,
 )
 from mend.sim.scenario_builder import Writer
-from mend.sim.tape import MemoryTape
 from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
 
 HEARTBEAT_MS = 250

@@ -258,9 +258,8 @@ def _listen_to_copies(event: ev.Event, recital: Recital) -> None:
         case ev.StateCopied(donor, step, digest, ""):
             recital.pulled = Taken(donor, step, digest)
         case ev.Progress(step, 0) if recital.pulled is not None and step == recital.pulled.step:
-            recital.copied = (
-                recital.copied or recital.pulled
-            )  # `Trainer` says so, once it has loaded it
+            # `Trainer` reports it once it has loaded the state.
+            recital.copied = recital.copied or recital.pulled
         case ev.RackStateLoaded(owner, step, digest):
             recital.mirrored = Taken(owner, step, digest)
 

@@ -264,9 +264,7 @@ class BulkLane:
                 keep = True
                 return
             except (PayloadGone, ChecksumMismatch) as error:
-                attempt.stop(
-                    error
-                )  # replies to what else was asked are on their way: not to be kept
+                attempt.stop(error)  # replies to other requests are under way: do not keep it
                 return
             except (OSError, EOFError) as error:
                 if not pooled:

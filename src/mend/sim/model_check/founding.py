@@ -23,7 +23,7 @@ from mend.coordination.messages import Orders, Prepare
 from mend.sim.model_check.explore import Found, Progress, Search
 from mend.sim.model_check.membership import policy, seat
 from mend.sim.model_check.parts import AcceptorShot, LogShot, ProposerShot, Snapshots
-from mend.sim.model_check.state import Broken, epoch_name, word
+from mend.sim.model_check.state import Broken, epoch_name, outcomes, word
 from mend.types import WITNESS, Member, Peer
 
 LATER_NS = 1 << 40
@@ -230,18 +230,12 @@ class ModelWorld(Snapshots):
     # -------------------------------------------------------------- what can happen
 
     def steps(self, state: State) -> Iterator[Step]:
-        for sentence, act in self._possible(state):
-            try:
-                after = act()
-                if after is None:
-                    continue
-                after = self._tidy(after)
-                self._holds(after)
-            except (Broken, AssertionError) as broken:
-                yield sentence, str(broken) or repr(broken)
-            else:
-                if after != state:
-                    yield sentence, after
+        return outcomes(state, self._possible(state), self._settle)
+
+    def _settle(self, state: State) -> State:
+        state = self._tidy(state)
+        self._holds(state)
+        return state
 
     def _possible(self, state: State) -> Iterator[Act]:
         orders = self._orders(state)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import number_of, owner_of
@@ -107,6 +107,28 @@ class Broken(Exception):
 
 Step = tuple[Action, State | str]
 """An action with the state after it, or with the invariant that it breaks."""
+
+
+S = TypeVar("S")
+A = TypeVar("A")
+
+
+def outcomes(
+    state: S, acts: Iterable[tuple[A, Callable[[], S | None]]], settle: Callable[[S], S]
+) -> Iterator[tuple[A, S | str]]:
+    """Every action that changes the state, with the state after it, or the invariant that it
+    breaks. `settle` removes what has no effect from a state, and raises Broken."""
+    for action, act in acts:
+        try:
+            after = act()
+            if after is None or after == state:
+                continue
+            after = settle(after)
+        except (Broken, AssertionError) as broken:
+            yield action, str(broken) or repr(broken)
+        else:
+            if after != state:
+                yield action, after
 
 
 class Facts:

@@ -8,6 +8,7 @@ docs/model_check.md lists what is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from operator import is_
 
@@ -31,6 +32,7 @@ from mend.sim.model_check.state import (
     Step,
     Term,
     Used,
+    outcomes,
     put_node,
     put_term,
     result,
@@ -116,18 +118,14 @@ class ModelWorld(Deciding):
         return State(tuple(nodes), (Term(epoch, owner),), decided, Used())
 
     def steps(self, state: State) -> Iterator[Step]:
-        for action in self.possible(state):
-            try:
-                after = self.acts[action.what](state, action)
-                if after is None or after == state:
-                    continue
-                after = self._tidy(after)
-                self._keeps_bytes(after)
-            except (Broken, AssertionError) as broken:
-                yield action, str(broken) or repr(broken)
-            else:
-                if after != state:
-                    yield action, after
+        actions = self.possible(state)
+        acts = ((action, partial(self.acts[action.what], state, action)) for action in actions)
+        return outcomes(state, acts, self._settle)
+
+    def _settle(self, state: State) -> State:
+        state = self._tidy(state)
+        self._keeps_bytes(state)
+        return state
 
     def possible(self, state: State) -> Iterator[Action]:
         """A superset of the possible actions: `steps` leaves out those without an effect."""

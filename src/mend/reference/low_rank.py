@@ -26,7 +26,7 @@ def rank_of(payload: str) -> int:
 
 
 class Part:
-    """What one rank of a rack sends of one tensor: elements [start, stop) of `shape`."""
+    """The part of one tensor that one rank of a rack sends: elements [start, stop) of `shape`."""
 
     def __init__(self, shape: Sequence[int], start: int, stop: int, rank: int) -> None:
         folds = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
@@ -43,7 +43,7 @@ class Part:
         return _basis(_noise(self.rank, self.length(side), [side, number]))
 
     def sent(self, x: Tensor, basis_rk: Array, side: int) -> tuple[Tensor, Array]:
-        """What the others decode, and the factor (r, k) that is sent."""
+        """The decoded values, and the factor (r, k) that is sent."""
         whole = np.zeros(self.rows * self.cols)
         whole[self.lead : self.lead + self.numel] = x.numpy()
         x_mn = whole.reshape(self.rows, self.cols)
@@ -74,8 +74,7 @@ Factors = dict[tuple[int, int], Array]
 
 
 class Fragment:
-    """The bases of a fragment, by version; each of the ranks of a rack has its own, for what it
-    sends of each tensor."""
+    """The bases of a fragment, by version. Each rank of a rack has its own, per tensor."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], ranks: int, rank: int) -> None:
         self.parts: dict[tuple[int, int], Part] = {}
@@ -101,7 +100,7 @@ class Fragment:
         }
 
     def sent(self, x: Tensor, base: int) -> tuple[Tensor, Factors]:
-        """What the others decode of a vector of all tensors, and the factors that are sent."""
+        """The decoded vector of all tensors, and the factors that are sent."""
         y, factors = torch.empty_like(x), {}
         for key, part in self.parts.items():
             r, i = key

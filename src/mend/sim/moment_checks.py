@@ -1,4 +1,4 @@
-"""What the racks' averages of moments must be, computed again from what was captured."""
+"""Checks averages of moments: computes them again from the captured values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mend.sim.checkers import Watched
 
 CLOSE = 1e-6
-"""Of values up to 1e-2, rounded to fp32 a few times."""
+"""Tolerance for values up to 1e-2 that are rounded to fp32 a few times."""
 
 
 class MomentChecks:
@@ -27,10 +27,10 @@ class MomentChecks:
         self._problem, self._periods = problem, [*periods.items()]
         self._captured: dict[tuple[object, ...], Tensor] = {}
         self.compared = 0
-        """Merges, once per rank."""
+        """Merges that were compared, once per rank."""
 
     def captured(self, watched: Watched, offer: OpenOffer) -> None:
-        """What a rank's optimizer has at the capture."""
+        """Remember the moments of a rank at a capture."""
         view = watched.trainer.tracks[offer.fragment].moments
         if view is None:
             return

@@ -1,4 +1,4 @@
-"""A rack whose memory goes wrong between its own check and its checksum."""
+"""Numerics of a rack whose memory is corrupted between its own check and its checksum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mend.transport.bulk_wire import checksum_of
 
 
 class Spoiler(Numerics):
-    """`spoils` is asked at every encode what the payload's elements become; None: they stay.
+    """Calls `spoils` at every encode for the value of all elements of the payload; None: unchanged.
     `rules`, `options`: those of Numerics."""
 
     def __init__(self, spoils: Callable[[], float | None], *rules: Any, **options: Any) -> None:

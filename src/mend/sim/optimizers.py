@@ -1,5 +1,5 @@
-"""Optimizers of simulated ranks: one whose moments racks average, one whose state says of how many
-steps it is."""
+"""Optimizers of simulated ranks: one whose moments racks average, and one whose state depends on
+the steps that it has made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MODULUS = 2**31 - 1
 
 
 class Adam:
-    """Its moments, of what the simulation adds to the weights in place of gradients."""
+    """Adam's moments of the updates that the simulation adds to the weights in place of
+    gradients."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "betas": BETAS}]
@@ -31,8 +32,7 @@ class Adam:
 
 
 class Moments:
-    """What a simulated script trains with besides the weights: one number for each of its ranks,
-    which every step changes, whatever was trained."""
+    """An optimizer state of one number per rank, which every step changes in a known way."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
@@ -43,7 +43,7 @@ class Moments:
         self.trail = (self.trail * 3 + number) % _MODULUS
 
     def fits(self, steps: int) -> bool:
-        """Whether it is what a rank has that has made so many steps, or has gone on from one."""
+        """Whether the state is that of a rank after so many steps, its own or copied ones."""
         return int(self.trail) == self._expected(steps)
 
     def _expected(self, steps: int) -> int:

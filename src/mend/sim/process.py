@@ -55,7 +55,7 @@ CUT_NS = 20 * SECOND
 
 
 class MemoryTape:
-    """What a process records, as bytes: what is read from it was written and parsed."""
+    """The tape of a process as encoded records, so that reading it parses them."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts

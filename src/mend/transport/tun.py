@@ -1,5 +1,4 @@
-"""The user-space device of `--link`: forwards IP packets between TUN interfaces, late and with
-loss.
+"""The user-space device of `--link`: forwards IP packets with delay and loss.
 
 Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it starts in a few
 milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.

@@ -10,7 +10,7 @@ from pathlib import Path
 from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
 from mend.sim import World
-from mend.sim.tape import MemoryTape
+from mend.sim.process import MemoryTape
 from mend.trace import format as form
 from mend.trace.format import Entry, Packer
 from mend.trace.reader import part_to_replay, read_tape
@@ -34,7 +34,7 @@ class Tape:
         self._path = Path(self._folder.name) / "tape-rack0-rank0.mend"
         parts = Parts(Peer(0, 0), Member(0, 7))
         header = header_of("fuzz", parts, config={"racks": 2})
-        self._bound = form.record_of_header(header)
+        self._bound = form.record_of(header)
         self._records = [form.record_of_entry(*each) for each in handled()[:EVENTS]]
         writer = TapeWriter(Path(self._folder.name), header, 1 << 20, lambda kind, fields: None)
         for each in handled()[:EVENTS]:

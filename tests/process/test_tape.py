@@ -56,7 +56,7 @@ def with_another_step(entry: Entry) -> Entry:
 def rewrite(path: Path, number: int) -> None:
     """The same tape, in order and whole, with another effect at event `number`."""
     tape, packer = read_tape(path), form.Packer()
-    records = [form.record_of_header(tape.header)]
+    records = [form.record_of(tape.header)]
     for entry in tape.entries():
         assert isinstance(entry, Entry)
         kept = with_another_step(entry) if entry.number == number else entry

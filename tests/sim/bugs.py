@@ -556,6 +556,8 @@ NOT_HERE = {
 }
 """What of the list has no exact counterpart in the code -> why, and what was planted instead."""
 
+NAMED = {bug.name: bug for bug in BUGS}
+
 for _file in {edit.file for bug in BUGS for edit in bug.edits}:
     planting.text_of(_file)  # of now: a long run starts processes while somebody writes
 

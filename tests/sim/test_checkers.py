@@ -60,7 +60,7 @@ def test_a_decision_that_is_undone_is_seen() -> None:
 
     def undo() -> None:
         voter_log(world, 1).decided -= 1  # type: ignore[attr-defined]
-        world.checkers.agreement.looked(process)
+        world.checkers.agreement.check(process)
 
     at(world, 0.9, undo)
     assert "undid decisions" in problems(world)
@@ -83,7 +83,7 @@ def test_the_loss_of_all_copies_is_seen() -> None:
         for training in world.trainings.values():
             training.rank.anchors.clear()
             training.rank.tentative.clear()
-        world.checkers.agreement.died()
+        world.checkers.agreement.check_survivors()
 
     at(world, 0.9, lose)
     text = problems(world)
@@ -96,7 +96,7 @@ def test_an_offer_that_ends_twice_is_seen() -> None:
     assert not world.run().problems
     agreement = world.checkers.agreement
     commit = next(record for record in agreement.records if isinstance(record, Commit))
-    agreement._ends(replace(commit, version=99))
+    agreement._end_offers(replace(commit, version=99))
     assert "ends in versions 1 and 99" in world.checkers.problems[0]
     assert world.checkers.problems[0].startswith("I3")
 
@@ -104,7 +104,7 @@ def test_an_offer_that_ends_twice_is_seen() -> None:
 def test_a_rank_that_acts_on_what_nobody_decided_is_seen() -> None:
     world = World()
     process = world.trainings[Peer(0, 0)].process
-    at(world, 0.9, lambda: world.checkers.agreement.told(process, Drop(0, (), "invented")))
+    at(world, 0.9, lambda: world.checkers.agreement.check_record(process, Drop(0, (), "invented")))
     assert "I1: Peer(rack=0, rank=0) acts on Drop" in problems(world)
 
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import pytest
 
 from mend.sim import WITNESS, World
-from mend.sim.process import Process
 from mend.sim.world import DETECT_NS
 from mend.types import SECOND
-from tests.sim.bugs import BUGS, planted
+from tests.sim.bugs import NAMED, planted
+from tests.sim.runs import noted
 
 DIES_NS = SECOND // 2
 WITHIN_NS = SECOND
 JOB = {"fragments": 1, "steps": 110, "shutdown_ns": 60 * SECOND}
 
 
-def all_processes(world: World) -> list[Process]:
-    return [*world.processes(), *world.past]
-
-
 def decided_ns(world: World) -> list[int]:
-    """When each commit was decided, by whoever coordinated."""
-    found = []
-    for process in all_processes(world):
-        times = zip(process.notes, process.noted_ns, strict=True)
-        found += [at for (kind, _), at in times if kind == "decided"]
-    return sorted(found)
+    """Times at which the coordinators decided commits."""
+    return sorted(at_ns for _, _, at_ns in noted(world, "decided"))
 
 
 TABLE = [
@@ -57,11 +49,7 @@ def test_the_next_commit_comes_within_a_second_behind_detection(
 
 
 def lineages_ns(world: World) -> list[int]:
-    found = []
-    for process in all_processes(world):
-        times = zip(process.notes, process.noted_ns, strict=True)
-        found += [at for (kind, _), at in times if kind == "lineage"]
-    return found
+    return [at_ns for _, _, at_ns in noted(world, "lineage")]
 
 
 def test_who_votes_alone_dies_and_all_that_are_left_begin_anew() -> None:
@@ -115,7 +103,7 @@ def test_of_several_without_a_vote_all_must_promise(two_without_a_vote: World) -
 
 
 def test_a_lineage_by_one_of_them_is_found(two_without_a_vote: World) -> None:
-    with planted(next(bug for bug in BUGS if bug.name == "35")):
+    with planted(NAMED["35"]):
         problems = two_without_a_vote.run(first=True).problems
     assert problems
     assert "begins anew without Peer(rack=" in problems[0]
@@ -142,9 +130,8 @@ def test_all_racks_die_and_the_witness_begins_one_other_job_and_says_so(
 
 @pytest.mark.parametrize("name", ["36", "36b"])
 def test_a_bug_in_giving_up_is_seen_where_all_racks_die(name: str) -> None:
-    (bug,) = [bug for bug in BUGS if bug.name == name]
     world = World(seed=3, fragments=1, steps=60, shutdown_ns=60 * SECOND)
     for rack in range(2):
         world.restart(rack, at=1 + rack / 5, until=4 + rack / 5)
-    with planted(bug):
+    with planted(NAMED[name]):
         assert world.heal(at=8).run(first=True).problems

@@ -109,7 +109,7 @@ def test_everything_that_should_be_possible_happens() -> None:
         state = play(world, moves)
     except AssertionError as error:
         pytest.fail(str(error))
-    assert world.parts.told(state.decided).version == 1
+    assert world.parts.committed(state.decided).version == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from mend.sim.model_check.founding import explore, play
 from mend.sim.model_check.lineages import Bounds, ModelWorld
-from tests.sim.bugs import BUGS, planted
+from tests.sim.bugs import NAMED, planted
 
 DEMOTED = (
     "the witness appends roster(0.1 1.1-learner w-learner)",
@@ -53,8 +53,7 @@ def test_no_lineage_forgets_who_lives_whatever_happens_to_who_votes_alone(
 def test_a_planted_bug_is_found(
     bug: str, bounds: Bounds, behind: tuple[str, ...], what: str
 ) -> None:
-    (plant,) = [each for each in BUGS if each.name == bug]
-    with planted(plant):
+    with planted(NAMED[bug]):
         found = explore(ModelWorld(bounds), behind=behind)
     assert found.broken.startswith(what), found
     assert found.broken in found.trace[-1]

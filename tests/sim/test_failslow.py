@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend.coordination.messages import FailSlow
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.sim import World
-from mend.sim.process import Process
 from mend.sim.scenario import Fault, Scenario, calm
-from mend.trace.replay import replay
 from mend.types import MS, SECOND
+from tests.sim.runs import assert_replays, noted, run_with_verdicts
 
 STEP_NS = 50 * MS
 BEGINS_NS, ENDS_NS = 5 * SECOND, 12 * SECOND
@@ -29,32 +27,17 @@ def slowed(racks: int, faults: tuple[Fault, ...], **more: Any) -> Scenario:
 
 def onsets(world: World, kind: str = ONSET) -> list[tuple[int, object, object]]:
     """(who says it, rack, against), in the order of processes."""
-    return [
-        (process.me.rack, fields["slow_rack"], fields.get("against"))
-        for process in world.processes()
-        for noted, fields in process.notes
-        if noted == kind
-    ]
+    return [(p.me.rack, f["slow_rack"], f.get("against")) for p, f, _ in noted(world, kind)]
 
 
-def told(world: World) -> dict[int, set[tuple[int, bool]]]:
+def verdicts(world: World) -> dict[int, set[tuple[int, bool]]]:
     """Rack -> the verdicts that its status has shown at any time."""
-    found: dict[int, set[tuple[int, bool]]] = {}
-
-    def look(process: Process) -> None:
-        if process.trainer is not None:
-            slow: tuple[FailSlow, ...] = process.trainer.rank.published.look().slow
-            found.setdefault(process.me.rack, set()).update((v.rack, v.own_past) for v in slow)
-
-    for process in world.processes():
-        process.looked = look
-    world.run()
-    return found
+    return run_with_verdicts(world, lambda v: [(v.rack, v.own_past)])
 
 
 def test_a_rack_that_becomes_slow_is_named_by_itself_and_shown_to_all() -> None:
     world = World(slowed(2, (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)))
-    shown = told(world)
+    shown = verdicts(world)
     assert onsets(world) == [(1, 1, OWN_PAST)], "two racks have no peers"
     assert onsets(world, RELIEF) == [(1, 1, OWN_PAST)]
     assert shown == {0: {(1, True)}, 1: {(1, True)}}
@@ -67,14 +50,14 @@ def test_a_rack_that_becomes_slow_is_named_by_itself_and_shown_to_all() -> None:
 
 def test_a_rack_that_is_slow_from_the_start_is_named_by_its_peers() -> None:
     world = World(slowed(3, (Fault("slow_rack", 0, 1 << 62, 2, amount=SLOWER),)))
-    shown = told(world)
+    shown = verdicts(world)
     assert {(rack, against) for _, rack, against in onsets(world)} == {(2, PEERS)}
     assert all(verdicts == {(2, False)} for verdicts in shown.values())
 
 
 def test_equal_racks_are_not_named() -> None:
     world = World(slowed(3, ()))
-    assert set().union(*told(world).values()) == set()
+    assert set().union(*verdicts(world).values()) == set()
     assert onsets(world) == []
 
 
@@ -89,25 +72,15 @@ def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
     ]
     assert notes[0] == notes[1]
     assert any(notes[0])
-    for process in worlds[0].processes():
-        assert process.tape is not None
-        assert replay(process.tape.parts, process.tape.entries()).difference is None
+    assert_replays(worlds[0])
 
 
 def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
     """In the simulator a slow rack computes slowly; the links are as they were."""
     faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
     world = World(slowed(3, faults, validates=True), record=True)
-    shown = set[tuple[int, str]]()
-
-    def look(process: Process) -> None:
-        if process.trainer is not None:
-            slow = process.trainer.rank.published.look().slow
-            shown.update((v.rack, v.cause) for v in slow if v.own_past)
-
-    for process in world.processes():
-        process.looked = look
-    world.run()
+    by_rack = run_with_verdicts(world, lambda v: [(v.rack, v.cause)] * v.own_past)
+    shown = set().union(*by_rack.values())
     (about,) = [fields for p in world.processes() for kind, fields in p.notes if kind == CAUSE]
     assert (about["slow_rack"], about["slow_rank"], about["cause"]) == (1, 0, "compute")
     assert about["gemm_ratio"] == SLOWER
@@ -115,9 +88,7 @@ def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
     assert isinstance(lanes, dict)
     assert sorted(lanes) == ["0", "2"]
     assert shown == {(1, ""), (1, "compute")}
-    for process in world.processes():
-        assert process.tape is not None
-        assert replay(process.tape.parts, process.tape.entries()).difference is None
+    assert_replays(world)
 
 
 def test_a_link_that_becomes_slow_is_named_though_no_step_takes_longer() -> None:
@@ -127,31 +98,15 @@ def test_a_link_that_becomes_slow_is_named_though_no_step_takes_longer() -> None
         racks=2, steps=240, step_ns=STEP_NS, period_steps=8, overlap_steps=4, delay_ns=30 * MS,
         fragments=2, faults=faults,
     )  # fmt: skip
-    world, shown = World(scenario, record=True), dict[int, set[tuple[int, int, bool]]]()
-
-    def look(process: Process) -> None:
-        if process.trainer is not None:
-            slow = process.trainer.rank.published.look().slow
-            found = shown.setdefault(process.me.rack, set())
-            found.update((v.rack, v.link_to, v.of_link) for v in slow)
-
-    for process in world.processes():
-        process.looked = look
-    world.run()
+    world = World(scenario, record=True)
+    shown = run_with_verdicts(world, lambda v: [(v.rack, v.link_to, v.of_link)])
     for kind in (LINK_ONSET, LINK_RELIEF):
-        noted = [
-            (process.me.rack, fields["from_rack"], fields["to_rack"])
-            for process in world.processes()
-            for each, fields in process.notes
-            if each == kind
-        ]
-        assert sorted(noted) == [(0, 1, 0), (1, 0, 1)], kind
+        ends = [(p.me.rack, f["from_rack"], f["to_rack"]) for p, f, _ in noted(world, kind)]
+        assert sorted(ends) == [(0, 1, 0), (1, 0, 1)], kind  # type: ignore[type-var]
     assert onsets(world) == [], "every step takes what it took"
     links = {(0, 1, True), (1, 0, True)}
     assert shown == dict.fromkeys(range(2), links)
-    for process in world.processes():
-        assert process.tape is not None
-        assert replay(process.tape.parts, process.tape.entries()).difference is None
+    assert_replays(world)
 
 
 def test_nothing_is_measured_where_verdicts_are_not_validated() -> None:

@@ -10,10 +10,8 @@ import pytest
 from mend.consensus import proposer
 from mend.sim import World, draw, problems_of
 from tests.planting import changes
-from tests.sim.bugs import BUGS, ELSEWHERE, planted
+from tests.sim.bugs import BUGS, ELSEWHERE, NAMED, planted
 from tests.sim.test_seeds import SEEDS
-
-NAMED = {bug.name: bug for bug in BUGS}
 
 SHOWN: tuple[tuple[str, int, str], ...] = (
     ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),

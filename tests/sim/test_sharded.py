@@ -12,7 +12,7 @@ from mend.sim.faults import SPOILT
 from mend.sim.network import STREAMS_ONE_IN
 from mend.sim.scenario import FOR_EVER, Fault, calm
 from mend.types import MS, SECOND
-from tests.sim.bugs import BUGS, planted
+from tests.sim.bugs import NAMED, planted
 
 RACKS = 4
 JOB: dict[str, Any] = {"racks": RACKS, "sharded": True, "witness": False, "fragments": 1}
@@ -57,7 +57,7 @@ def test_an_owner_dies_and_its_slice_goes_to_the_others(streams: bool) -> None:
 
 
 def test_slices_of_two_attempts_that_are_mixed_are_found() -> None:
-    with planted(next(bug for bug in BUGS if bug.name == "11b")):
+    with planted(NAMED["11b"]):
         problems = problems_of(calm(**dies(620)), first=True)
     assert problems
     assert problems[0].startswith("I1: ")

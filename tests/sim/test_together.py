@@ -14,7 +14,7 @@ from mend.sim import Scenario, World
 from mend.sim.scenario import calm
 from mend.sim.story import setup
 from mend.types import MS, SECOND
-from tests.sim.bugs import BUGS, planted
+from tests.sim.bugs import NAMED, planted
 
 STEP_NS = 20 * MS
 PERIOD, FRAGMENTS, TAU = 32, 2, 8
@@ -23,8 +23,6 @@ PERIODS = 24
 
 WHOLE_PCT = 95
 """Of the rounds have every rack in."""
-
-BUG = {bug.name: bug for bug in BUGS}
 
 WAIT_PCT = 1
 """Of the time a training thread may wait."""
@@ -115,7 +113,7 @@ def test_a_fixed_grid_costs_twice_the_rounds() -> None:
     of overlap the offer of the first round is still open at the own capture, which saves it.)"""
     scenario = out_of_phase(overlap_steps=4)
     assert rounds_once_per_period(measured(scenario), racks=2)
-    with planted(BUG["40"]):
+    with planted(NAMED["40"]):
         found = measured(scenario)
     assert found.whole_pct(2) >= WHOLE_PCT, found
     assert not rounds_once_per_period(found, racks=2)
@@ -128,7 +126,7 @@ def test_a_fixed_grid_costs_twice_the_rounds() -> None:
 def test_racks_that_join_no_round_take_turns(name: str) -> None:
     """The question that shows bug 40b."""
     scenario = JOBS[name]
-    with planted(BUG["40b"]):
+    with planted(NAMED["40b"]):
         found = measured(scenario)
     assert found.whole_pct(scenario.racks) < WHOLE_PCT, found
 

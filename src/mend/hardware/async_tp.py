@@ -1,15 +1,15 @@
-"""Asks torch to pipeline tensor parallelism inside a rack, and counts what it rewrote.
+"""Asks torch to pipeline tensor parallelism inside a rack, and counts the fused operations.
 
-torch does the work: its compiler can cut an all-gather -> matmul, or a matmul -> reduce-scatter,
-into parts that travel through symmetric memory while others are multiplied (micro-pipelining;
-torch/_inductor/fx_passes/micro_pipeline_tp.py). It does so silently or not at all. Here it is
-switched on for the groups that shard this model's matmuls, and the fused operations in the compiled
-graphs are counted: what is not found in a graph is not called on.
+The compiler of torch can cut an all-gather -> matmul, or a matmul -> reduce-scatter, into parts
+that travel through symmetric memory while others are multiplied (micro-pipelining;
+torch/_inductor/fx_passes/micro_pipeline_tp.py). It does so silently or not at all. This module
+switches it on for the groups that shard this model's matmuls, and counts the fused operations in
+the compiled graphs, so that `status()` reports it as on only where a graph contains one.
 
 Which mesh dimensions are tensor-parallel is read off the parameters. A dimension that shards a
 DTensor parameter counts if it is named "tp", or if `fully_shard` has not made it: fully_shard puts
 its own dimensions in front and shards over one of them, so that of a parameter inside an FSDP
-module the first sharded dimension is its, and those behind it are not.
+module the first sharded dimension is its, and those after it are not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Note = Callable[[str, dict[str, object]], None]
 
 @dataclass
 class Census:
-    """What has gone through the compiler since mend_init, forward and backward."""
+    """Counts of the graphs compiled since mend_init, forward and backward."""
 
     graphs: int = 0
     fused: int = 0
@@ -72,15 +72,15 @@ class AsyncTp:
         leaves everything as it is, where it cannot work; never raises for that. What only a step
         shows is noted as `async-tp-in-vain`.
         """
-        found = cls()
-        found.asked, found._told, found._note = True, False, note or _nobody
+        enabled = cls()
+        enabled.asked, enabled._told, enabled._note = True, False, note or _nobody
         groups = tp_groups(model, mesh)
-        found._refused = why_not(groups, cuda=torch.cuda.is_available()) or _share_memory(groups)
-        if found._refused:
-            found._tell()
+        enabled._refused = why_not(groups, cuda=torch.cuda.is_available()) or _share_memory(groups)
+        if enabled._refused:
+            enabled._tell()
         else:
-            found._switch_on()
-        return found
+            enabled._switch_on()
+        return enabled
 
     @property
     def said(self) -> str:
@@ -92,7 +92,7 @@ class AsyncTp:
         return f"not active: {self._refused or self._unfound()}"
 
     def stepped(self) -> None:
-        """After an optimizer step: the first one has compiled forward and backward; say what is."""
+        """After an optimizer step: the first one has compiled forward and backward, so report."""
         if not self._told:
             self._tell()
 
@@ -109,7 +109,7 @@ class AsyncTp:
         self._restore = {"_micro_pipeline_tp": config._micro_pipeline_tp,
                          "post_grad_custom_post_pass": passes}  # fmt: skip
         config._micro_pipeline_tp = True
-        config.post_grad_custom_post_pass = behind(passes, self.census)
+        config.post_grad_custom_post_pass = with_census(passes, self.census)
 
     def _unfound(self) -> str:
         if not self._told:
@@ -170,12 +170,12 @@ def tp_groups(model: nn.Module, mesh: Any = None) -> dict[str, Any]:
     }
     for parameter in model.parameters():
         if isinstance(parameter, DTensor):
-            found = tp_dimensions(
+            indices = tp_dimensions(
                 parameter.device_mesh.mesh_dim_names,
                 [_is_shard(placement) for placement in parameter.placements],
                 by_fsdp=id(parameter) in inside,
             )
-            dimensions += [(parameter.device_mesh, i) for i in found]
+            dimensions += [(parameter.device_mesh, i) for i in indices]
     groups = [where.get_group(i) for where, i in dimensions if where.size(i) > 1]
     return {group.group_name: group for group in groups}
 
@@ -189,8 +189,8 @@ def tp_dimensions(
     return [i for i in shards if i in foreign or (names is not None and names[i] == NAME)]
 
 
-def behind(passes: Any, census: Census) -> Any:
-    """The user's own last pass over a compiled graph, and a look at it behind that.
+def with_census(passes: Any, census: Census) -> Any:
+    """A last pass over a compiled graph: the user's own, then the census.
 
     torch keeps no compiled graph across runs while a pass has no uuid; one from such a cache would
     not be looked at.
@@ -245,4 +245,4 @@ def _inductor_config() -> Any:
 
 
 def _nobody(_: str, __: dict[str, object]) -> None:
-    """Where no recorder listens."""
+    """The default without a recorder."""

@@ -1,7 +1,7 @@
 """Which cores are near a GPU, and keeping worker threads there. Reads sysfs.
 
 A copy between a GPU and memory of the other socket crosses the link between sockets, and so do the
-merges behind it. Where sysfs says nothing, nothing is pinned.
+merges after it. Where sysfs says nothing, nothing is pinned.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Machine:
     def gpus(self) -> tuple[str, ...]:
         """Bus ids of NVIDIA's, ascending; of the whole machine, also of those not visible here."""
         with contextlib.suppress(OSError):
-            found = sorted(path.name for path in (self.sys / "bus/pci/devices").iterdir())
-            return tuple(each for each in found if self._is_gpu(each))
+            bus_ids = sorted(path.name for path in (self.sys / "bus/pci/devices").iterdir())
+            return tuple(each for each in bus_ids if self._is_gpu(each))
         return ()
 
     def siblings(self, core: int) -> frozenset[int]:
@@ -83,12 +83,12 @@ class Machine:
 
 
 def host() -> str:
-    """The name that this machine has for itself."""
+    """The host name of this machine."""
     return platform.node()
 
 
 def parse_cores(text: str) -> frozenset[int] | None:
-    """Of a list as the kernel writes it, `0-3,8`. None: it is none, or an empty one."""
+    """The cores of a list as the kernel writes it, `0-3,8`. None: it is invalid or empty."""
     cores: set[int] = set()
     for item in text.strip().split(","):
         match = _RANGE.fullmatch(item)
@@ -102,13 +102,13 @@ def parse_cores(text: str) -> frozenset[int] | None:
 
 
 def bus_id_of(device_index: int, machine: Machine = Machine()) -> str | None:
-    """Of a CUDA device, counted as torch counts. None: there is no such GPU, or nothing tells."""
+    """The bus id of a CUDA device, counted as torch counts. None: no such GPU, or unknown."""
     if not torch.cuda.is_available() or not 0 <= device_index < torch.cuda.device_count():
         return None
-    told: Any = torch.cuda.get_device_properties(device_index)
-    if hasattr(told, "pci_bus_id"):  # torch of 2025 and later
-        return f"{told.pci_domain_id:04x}:{told.pci_bus_id:02x}:{told.pci_device_id:02x}.0"
-    uuid = str(getattr(told, "uuid", ""))
+    gpu: Any = torch.cuda.get_device_properties(device_index)
+    if hasattr(gpu, "pci_bus_id"):  # torch of 2025 and later
+        return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
+    uuid = str(getattr(gpu, "uuid", ""))
     return machine.bus_id_of(uuid) if uuid else None
 
 
@@ -148,21 +148,21 @@ def worker_cores(
     may = frozenset(allowed) if allowed is not None else _allowed()
     if near is None or may is None or not near & may:
         return None
-    mine = str(bus_ids(device_index))
+    own = str(bus_ids(device_index))
     listed = machine.gpus() or tuple(gpu.bus_id for gpu in (dump.gpus if dump is not None else ()))
-    beside = {each for each in listed if _cores_of(each, machine, dump) == near} | {mine}
+    beside = {each for each in listed if _cores_of(each, machine, dump) == near} | {own}
     visible = sum(bus_ids(index) is not None for index in range(local_world)) or 1
     ranks = -(-local_world // visible)
-    place = sorted(beside).index(mine) * ranks + min(local_rank // visible, ranks - 1)
+    place = sorted(beside).index(own) * ranks + min(local_rank // visible, ranks - 1)
     return _share(near & may, len(beside) * ranks, place, machine)
 
 
 def _cores_of(bus_id: str, machine: Machine, dump: Dump | None) -> frozenset[int] | None:
-    found = machine.near(bus_id)
-    if found is None and dump is not None:
+    cores = machine.near(bus_id)
+    if cores is None and dump is not None:
         gpu = dump.gpu(bus_id)
-        found = gpu.cores if gpu is not None else None
-    return found
+        cores = gpu.cores if gpu is not None else None
+    return cores
 
 
 def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) -> frozenset[int]:
@@ -172,14 +172,14 @@ def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) ->
         return cores
     span = owned_span(len(physical), sharers, place)
     threads = [machine.siblings(core) & cores for core in physical[span.start : span.stop]]
-    found = frozenset[int]().union(*threads)
-    assert found <= cores, f"{sorted(found)} are not all in {sorted(cores)}"
-    return found
+    share = frozenset[int]().union(*threads)
+    assert share <= cores, f"{sorted(share)} are not all in {sorted(cores)}"
+    return share
 
 
 def pin_worker(cores: frozenset[int] | None) -> bool:
-    """Keep the calling thread, and those it will start, on these cores. False: it may go where it
-    went, as there are none, or the system does not let it."""
+    """Pin the calling thread, and those it will start, to these cores. False: it is not pinned, as
+    there are no cores or the system refuses."""
     pin = getattr(os, "sched_setaffinity", None)
     if pin is None or not cores:
         return False
@@ -196,7 +196,7 @@ def _allowed() -> frozenset[int] | None:
 
 
 def _read(path: Path) -> str:
-    """One short file of the system, stripped; empty: there is none."""
+    """The stripped text of a short system file; empty if there is no such file."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
             return file.read(FILE_CHARS_MAX).strip()

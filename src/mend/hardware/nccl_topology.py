@@ -60,14 +60,14 @@ class Dump:
 
     def gpu(self, bus_id: str) -> Gpu | None:
         """None: not in the dump, or in it for several machines that do not agree."""
-        found = {self._near(gpu): gpu for gpu in self.gpus if gpu.bus_id == plain_bus_id(bus_id)}
-        return next(iter(found.values())) if len(found) == 1 else None
+        by_place = {self._near(gpu): gpu for gpu in self.gpus if gpu.bus_id == plain_bus_id(bus_id)}
+        return next(iter(by_place.values())) if len(by_place) == 1 else None
 
     def island(self, bus_id: str) -> str:
         """A name that GPUs of one machine share if NVLink or a processor joins them; empty: not
         known. Bus ids of the island's first GPU."""
-        found = self.gpu(bus_id)
-        return "" if found is None else _islands(self)[self.gpus.index(found)]
+        gpu = self.gpu(bus_id)
+        return "" if gpu is None else _islands(self)[self.gpus.index(gpu)]
 
     @staticmethod
     def _near(gpu: Gpu) -> tuple[object, ...]:
@@ -103,7 +103,7 @@ def _joined(one: Gpu, other: Gpu) -> bool:
 
 
 def announce(racks: int, ranks_per_rack: int, source: str, *, found: bool) -> None:
-    """What rack_mesh chose and why. A person should see it where nobody has said it: `found`."""
+    """Log the racks that rack_mesh chose and why; as a warning if they were `found`, not given."""
     level = logging.WARNING if found else logging.INFO
     line = 'mend rank=0 rack-mesh racks=%d ranks_per_rack=%d source="%s"'
     logger.log(level, line, racks, ranks_per_rack, source)
@@ -113,10 +113,10 @@ def plain_bus_id(text: str) -> str:
     """As sysfs writes it: NVML and CUDA write 00000000:1B:00.0. Other text comes back in lower
     case."""
     text = text.strip().lower()
-    found = _BUS_ID.fullmatch(text)
-    if found is None:
+    match = _BUS_ID.fullmatch(text)
+    if match is None:
         return text
-    return f"{int(found[1], 16):04x}:{found[2]}:{found[3]}.{found[4]}"
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"
 
 
 def parse_mask(text: str) -> frozenset[int] | None:
@@ -162,14 +162,14 @@ def parse_dump(text: str | bytes) -> Dump:
     parser.StartDoctypeDeclHandler = reader.doctype
     try:
         parser.Parse(data, True)
-    except (expat.ExpatError, LookupError) as error:  # LookupError: an encoding nobody knows
+    except (expat.ExpatError, LookupError) as error:  # LookupError: an unknown encoding
         raise ValueError(f"broken XML ({error})") from error
     return reader.dump()
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A GPU or a network port, and the way to it: the processor, then bridges, then its own."""
+class _Element:
+    """A GPU or a network port, and the path to it: the processor, then bridges, then its own."""
 
     path: tuple[str, ...]
     attributes: dict[str, str]
@@ -178,13 +178,13 @@ class _Found:
 
 
 class _Reader:
-    """Handlers of one pass over the elements; nothing is kept but the way to where it is."""
+    """Handlers of one pass over the elements, which keep only the path to the current one."""
 
     def __init__(self) -> None:
         self._elements = self._cpus = 0
         self._stack: list[tuple[str, dict[str, str]]] = []
-        self._gpus: list[_Found] = []
-        self._nets: list[_Found] = []
+        self._gpus: list[_Element] = []
+        self._nets: list[_Element] = []
 
     def doctype(self, *_: object) -> None:
         raise ValueError("a DOCTYPE, which NCCL never writes")
@@ -201,9 +201,9 @@ class _Reader:
             self._cpus += 1
         self._stack.append((name, attributes))
         if name == "gpu":
-            self._gpus.append(self._found(attributes))
+            self._gpus.append(self._element(attributes))
         elif name == "net":
-            self._nets.append(self._found(attributes))
+            self._nets.append(self._element(attributes))
         elif name == "nvlink" and len(self._stack) > 1 and self._stack[-2][0] == "gpu":
             switch = attributes.get("tclass", "") == NVSWITCH_CLASS
             target = "nvswitch" if switch else plain_bus_id(attributes.get("target", ""))
@@ -212,31 +212,31 @@ class _Reader:
     def end(self, _: str) -> None:
         self._stack.pop()
 
-    def _found(self, attributes: dict[str, str]) -> _Found:
+    def _element(self, attributes: dict[str, str]) -> _Element:
         buses = [plain_bus_id(a.get("busid", "")) for name, a in self._stack if name == "pci"]
         cpu = next((a for name, a in self._stack if name == "cpu"), {})
-        return _Found((f"cpu {self._cpus}", *buses), attributes, cpu, [])
+        return _Element((f"cpu {self._cpus}", *buses), attributes, cpu, [])
 
     def dump(self) -> Dump:
         if not self._elements:
             raise ValueError("it is empty")
-        gpus = [found for found in self._gpus if len(found.path) > 1]
+        gpus = [element for element in self._gpus if len(element.path) > 1]
         if len(gpus) > GPUS_MAX:
             raise ValueError(f"it has {len(gpus)} GPUs, more than {GPUS_MAX}")
-        return Dump(tuple(self._gpu(found) for found in gpus))
+        return Dump(tuple(self._gpu(element) for element in gpus))
 
-    def _gpu(self, found: _Found) -> Gpu:
-        numa = _whole(found.cpu.get("numaid"))
+    def _gpu(self, element: _Element) -> Gpu:
+        numa = _whole(element.cpu.get("numaid"))
         return Gpu(
-            bus_id=found.path[-1],
-            host=found.cpu.get("host_hash", ""),
-            dev=_whole(found.attributes.get("dev")),
-            rank=_whole(found.attributes.get("rank")),
+            bus_id=element.path[-1],
+            host=element.cpu.get("host_hash", ""),
+            dev=_whole(element.attributes.get("dev")),
+            rank=_whole(element.attributes.get("rank")),
             numa=numa if numa is not None and numa >= 0 else None,
-            cores=parse_mask(found.cpu.get("affinity", "")),
-            switch=found.path[-2] if len(found.path) > 2 else "",
-            nics=self._nearest(found.path),
-            links=tuple(dict.fromkeys(found.links)),
+            cores=parse_mask(element.cpu.get("affinity", "")),
+            switch=element.path[-2] if len(element.path) > 2 else "",
+            nics=self._nearest(element.path),
+            links=tuple(dict.fromkeys(element.links)),
         )
 
     def _nearest(self, path: tuple[str, ...]) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ Event = Captured | Applied | Discarded
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rack did: how many steps; its events in the order they happened."""
+    """The number of steps of one rack, and its events in order."""
 
     steps: int
     events: Sequence[Event]
@@ -147,7 +147,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Start:
-    """What a job begins with: nothing, or a checkpoint right behind a merge of everything."""
+    """The start of a job: from scratch, or from a checkpoint right after a merge of everything."""
 
     version: int = 0  # of every fragment
     rounds: Fraction = Fraction(0)  # merged by then
@@ -156,7 +156,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Outcome:
-    """anchors[p][version]; thetas[rack][p], fp32, at the end; what was decided and done."""
+    """anchors[p][version]; thetas[rack][p], fp32, at the end; the commits and facts of the run."""
 
     anchors: list[list[Anchor]]
     thetas: list[list[Tensor]]
@@ -268,7 +268,7 @@ class _Part:
 
 @dataclass
 class _Log:
-    """All that is global: anchors by version, the commits that made them, every offer ever sent."""
+    """The global state: anchors by version, the commits that made them, every offer ever sent."""
 
     settings: Settings
     numels: list[int]  # of the parameters
@@ -298,8 +298,8 @@ class _Log:
         versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
-            found = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
-            self.low_rank[commit.fragment].merged(commit.version - 1, found)
+            sent = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
+            self.low_rank[commit.fragment].merged(commit.version - 1, sent)
         self.commits[commit.fragment, commit.version] = commit
 
     def merged(self, fragment: int, offers: list[Tensor], weights: list[float]) -> Tensor:

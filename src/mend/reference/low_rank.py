@@ -26,7 +26,7 @@ def rank_of(payload: str) -> int:
 
 
 class Part:
-    """What one rank of a rack sends of one tensor: elements [start, stop) of `shape`."""
+    """The part of one tensor that one rank of a rack sends: elements [start, stop) of `shape`."""
 
     def __init__(self, shape: Sequence[int], start: int, stop: int, rank: int) -> None:
         folds = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(1, len(shape))]
@@ -43,7 +43,7 @@ class Part:
         return _basis(_noise(self.rank, self.length(side), [side, number]))
 
     def sent(self, x: Tensor, basis_rk: Array, side: int) -> tuple[Tensor, Array]:
-        """What the others decode, and the factor (r, k) that is sent."""
+        """The decoded values, and the factor (r, k) that is sent."""
         whole = np.zeros(self.rows * self.cols)
         whole[self.lead : self.lead + self.numel] = x.numpy()
         x_mn = whole.reshape(self.rows, self.cols)
@@ -60,8 +60,8 @@ class Part:
         levels = np.clip(np.rint(factor / unit), -32767, 32767) if peak >= _TINY else 0 * factor
         factor = levels * unit
         y_mn = basis_rk.T @ factor if side else factor.T @ basis_rk
-        found = y_mn.reshape(-1)[self.lead : self.lead + self.numel]
-        return torch.from_numpy(found.astype(np.float32)), factor
+        y = y_mn.reshape(-1)[self.lead : self.lead + self.numel]
+        return torch.from_numpy(y.astype(np.float32)), factor
 
     def next_basis(self, merged_rk: Array, seed: Sequence[int]) -> Array:
         noise = _noise(len(merged_rk), merged_rk.shape[1], seed)
@@ -74,8 +74,7 @@ Factors = dict[tuple[int, int], Array]
 
 
 class Fragment:
-    """The bases of a fragment, by version; each of the ranks of a rack has its own, for what it
-    sends of each tensor."""
+    """The bases of a fragment, by version. Each rank of a rack has its own, per tensor."""
 
     def __init__(self, shapes: Sequence[Sequence[int]], ranks: int, rank: int) -> None:
         self.parts: dict[tuple[int, int], Part] = {}
@@ -101,26 +100,26 @@ class Fragment:
         }
 
     def sent(self, x: Tensor, base: int) -> tuple[Tensor, Factors]:
-        """What the others decode of a vector of all tensors, and the factors that are sent."""
-        found, factors = torch.empty_like(x), {}
+        """The decoded vector of all tensors, and the factors that are sent."""
+        y, factors = torch.empty_like(x), {}
         for key, part in self.parts.items():
             r, i = key
             numel = self.cuts[i + 1] - self.cuts[i]
             start = self.cuts[i] + numel * r // self.ranks
             own = slice(start, start + part.numel)
             if part.low:
-                found[own], factors[key] = part.sent(x[own], self.bases[base][key], base % 2)
+                y[own], factors[key] = part.sent(x[own], self.bases[base][key], base % 2)
             else:
-                found[own] = x[own].to(torch.bfloat16).float()
-        return found, factors
+                y[own] = x[own].to(torch.bfloat16).float()
+        return y, factors
 
     def merged(self, version: int, offers: Sequence[tuple[int, Factors, float]]) -> None:
         """The bases of `version` + 1. `offers`: (base, factors, weight) of the members of its
         merge."""
-        there = [offer for offer in offers if offer[0] % 2 == version % 2]
+        same_side = [offer for offer in offers if offer[0] % 2 == version % 2]
         after = self.bases[version + 1] = dict(self.bases[version - 1])
-        for key in after if there else ():
-            sum_rk = sum(factors[key] * weight for _, factors, weight in there)
+        for key in after if same_side else ():
+            sum_rk = sum(factors[key] * weight for _, factors, weight in same_side)
             seed = [version % 2, self.numbers[key], version + 1]
             after[key] = self.parts[key].next_basis(np.asarray(sum_rk), seed)
 

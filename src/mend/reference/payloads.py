@@ -1,5 +1,5 @@
-"""What is left of a vector after it was sent, per codec. Formulas block by block, no bytes; imports
-nothing of mend on purpose.
+"""The decoded values of a vector, per codec. Formulas block by block, no bytes; imports nothing of
+mend on purpose.
 
 Legend: N elements of a vector; k elements of a block.
 """
@@ -15,7 +15,7 @@ _TINY = 2.0**-100
 
 
 def sent(x_N: Tensor, payload: str) -> Tensor:
-    """What the others decode."""
+    """The decoded values of `x_N`."""
     if payload in ("float32", "sparse"):
         return x_N
     if payload == "bfloat16":

@@ -43,10 +43,10 @@ def radial(offers: Sequence[Tensor], weights: Sequence[float]) -> list[float]:
     direction = math.sqrt(max(square, 0.0))
     if len(offers) == 1 or direction < 1e-6:
         return list(weights)  # nothing to average, or the directions cancel out: the plain mean
-    found = [0.0] * len(offers)
+    factors = [0.0] * len(offers)
     for m in pointing:
-        found[m] = length * weights[m] / (lengths[m] * direction)
+        factors[m] = length * weights[m] / (lengths[m] * direction)
     try:
-        return [fp32(f) for f in found]
+        return [fp32(f) for f in factors]
     except OverflowError:  # one offer is 2^100 times as long as another
         return list(weights)

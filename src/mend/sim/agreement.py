@@ -1,12 +1,12 @@
-"""Checks after every event, from outside, that the log holds what it promises.
+"""Checks the promises of the log after every event, independently of the machines.
 
-Nothing here asks a machine what it believes. Replicas are read where they lie, votes are counted
-again over them, and bytes are looked for in the memory of the ranks; the rules of quorum and hold
-are written out once more.
+The checks read the replicas in memory, count the votes over them again, and look for the bytes in
+the memory of the ranks. The rules of quorum and hold are implemented a second time here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -34,17 +34,17 @@ FRAGMENTS_MAX = 64
 """More than any simulated job has."""
 
 UNDECIDED_MAX = 128
-"""Records behind the last decided one, in any replica."""
+"""Limit on the records after the last decided one, in any replica."""
 
-Problem = Callable[[str, str], None]
+Problem = Callable[[str], None]
 Undo = Callable[[tuple[int, ...]], None]
-"""A new lineage goes on from these versions; what was above them never was."""
+"""Called with the versions that a new lineage continues from; newer versions are void."""
 
 
 @dataclass
 class Replica:
-    """A log in a process. `owner.log` may become another object; `decided` and `last`, the newest
-    record that it holds, are as last seen."""
+    """A log in a process. `owner.log` may become another object. `decided`, and `last` (the newest
+    record in the log), are the values at the last check."""
 
     owner: Any
     votes: bool
@@ -54,7 +54,7 @@ class Replica:
 
 @dataclass
 class Seating:
-    """Who is a member, from the decided records alone."""
+    """The members, derived from the decided records alone."""
 
     racks: dict[int, Member] = field(default_factory=dict)
     non_voters: frozenset[int] = frozenset()
@@ -79,18 +79,18 @@ def is_held(holders: Set[int], voters: Set[int]) -> bool:
 
 
 def replicas_of(machines: Iterable[Any]) -> list[Replica]:
-    """Every object of a process that keeps a log: the machines, or what they are made of.
+    """Every object of a process that keeps a log: a machine, or a part of one.
 
-    A vote is what `promised` guards; where there is no such thing, a leader's or witness's log.
+    The log that counts as a vote is the one of an object with `promised`; without such an object,
+    the log of the leader or the witness.
     """
     owners: list[Any] = []
     for machine in machines:
         parts = [machine, *vars(machine).values()]
         owners += [p for p in parts if isinstance(getattr(p, "log", None), Log)]
-    found = {id(owner): owner for owner in owners}
-    voting = [owner for owner in found.values() if hasattr(owner, "promised")]
-    first = voting[:1] or list(found.values())[:1]
-    return [Replica(owner, owner in first) for owner in found.values()]
+    owners = list({id(owner): owner for owner in owners}.values())
+    voting = [owner for owner in owners if hasattr(owner, "promised")]
+    return [Replica(owner, owner in (voting or owners)[:1]) for owner in owners]
 
 
 class Agreement:
@@ -102,15 +102,15 @@ class Agreement:
         """chains[i]: hash over records 1..i, as decided first."""
         self.records: list[Record | None] = [None]
         self.rosters: list[Seating] = [Seating()]
-        """rosters[i]: in force behind record i."""
+        """rosters[i]: the roster in force after record i."""
         self.newest: dict[int, Commit] = {}
         self.in_force: dict[tuple[int, int], Commit] = {}
-        """(fragment, version) -> what made it; without what a new lineage has undone."""
+        """(fragment, version) -> its commit, except those that a new lineage has undone."""
         self.replicas: dict[int, tuple[Process, list[Replica]]] = {}
         self.beyond = False
-        """Nobody who knew the job was left, and another began: no promise reaches that far."""
+        """Another job began when nobody who knew this one was left: nothing is promised."""
         self.merged: dict[tuple[Member, int, int], Share] = {}
-        """(member, fragment, version) -> what of it was merged there."""
+        """(member, fragment, version) -> the member's share of that merge."""
         self.ended: dict[tuple[Member, int, int], int] = {}
         """(member, fragment, seq) -> the version that merged or dropped it."""
         self.read: dict[int, int] = {}
@@ -121,24 +121,24 @@ class Agreement:
     def enter(self, process: Process, machines: Iterable[Any]) -> None:
         self.replicas[id(process)] = (process, replicas_of(machines))
 
-    def looked(self, process: Process) -> None:
+    def check(self, process: Process) -> None:
         """After an event of this process."""
         if self.beyond:
             return
         for replica in self.replicas[id(process)][1]:
             log = replica.owner.log
             if log.decided != replica.decided:
-                self._advanced(process, replica, log)
+                self._follow(process, replica, log)
             replica.last = log.last
 
-    def died(self) -> None:
-        """Somebody is gone: is what was decided still there?"""
+    def check_survivors(self) -> None:
+        """Check, after a death, that the newest versions still exist."""
         for commit in () if self.beyond else self.newest.values():
-            self._survives(commit)
+            self._check_survival(commit)
 
-    def gave_up(self, process: Process) -> None:
-        """A witness forgets its job: nobody who lives may have a seat in it, and what comes is
-        another one, from its first record on."""
+    def forget(self, process: Process) -> None:
+        """A witness forgets its job: no live process may have a seat in it. A new job follows, with
+        a log of its own."""
         for other, replicas in self.replicas.values():
             if other is process or other.dead or other.stopped:
                 continue
@@ -147,113 +147,110 @@ class Agreement:
                 self._is_of(log) and log.committed.member(other.me.rack) == other.member
                 for log in logs
             ):
-                self._problem("I1", f"{process.me} gives up a job in which {other.me} lives")
+                self._problem(f"I1: {process.me} gives up a job in which {other.me} lives")
         self.chains, self.records, self.rosters = [""], [None], [Seating()]
         self.newest, self.in_force, self.merged, self.ended = {}, {}, {}, {}
         self.read, self.lost = {}, set()
         self._undo((-1,) * FRAGMENTS_MAX)
 
     def _is_of(self, log: Log) -> bool:
-        """Whether it is of the job that is looked at."""
+        """Whether the log belongs to the job under observation."""
         return bool(self.chains[1:]) and log.reaches(1) and log.chain(1) == self.chains[1]
 
-    def _gone(self) -> bool:
-        """Whether nobody who lives knows the job that began first: one name, one job."""
+    def _is_forgotten(self) -> bool:
+        """Whether no live process knows the job that began first: one name, one job."""
         return not any(self._remembers(process) for process, _ in self.replicas.values())
 
     def _remembers(self, process: Process) -> bool:
-        """Whether it lives and has the log of the job that began first as its own."""
+        """Whether the process is alive and holds the log of the job that began first."""
         votes = [r.owner.log for r in self.replicas[id(process)][1] if r.votes]
         known = (log for log in votes if log.last >= 1 and log.reaches(1))
         alive = not process.dead and not process.stopped
         return alive and any(log.chain(1) == self.chains[1] for log in known)
 
-    def told(self, process: Process, record: Record) -> None:
-        """A rank acts on a record: it must be the one behind the last it was told."""
+    def check_record(self, process: Process, record: Record) -> None:
+        """A rank acts on a record, which must follow the last one that it acted on."""
         if id(process) in self.replicas:
-            self.looked(process)  # it may have decided it in this very event
+            self.check(process)  # it may have decided it in this very event
         if self.beyond:
             return
         last = self.read.get(id(process))
         if last is None:  # its first; it may have joined in the middle
-            found = next((i for i, known in enumerate(self.records) if known == record), 0)
+            index = next((i for i, known in enumerate(self.records) if known == record), 0)
         else:
-            found = last + 1 if self.records[last + 1 : last + 2] == [record] else 0
-        if not found:
+            index = last + 1 if self.records[last + 1 : last + 2] == [record] else 0
+        if not index:
             where = f"behind record {last}" if last else "in the decided log"
-            self._problem("I1", f"{process.me} acts on {record}, which is not {where}")
-            found = last or 0
-        self.read[id(process)] = found
+            self._problem(f"I1: {process.me} acts on {record}, which is not {where}")
+        self.read[id(process)] = index or last or 0
 
-    def restored(self, process: Process, snapshot: Snapshot) -> None:
-        """A rank is told what the records up to one add up to: is it what they add up to?"""
-        self.looked(process)
+    def check_snapshot(self, process: Process, snapshot: Snapshot) -> None:
+        """A rank acts on a snapshot, which must be the state after the records it covers."""
+        self.check(process)
         if self.beyond:
             return
         if snapshot.index >= len(self.chains) or self.chains[snapshot.index] != snapshot.chain:
-            self._problem("I1", f"{process.me} acts on a snapshot of another log")
+            self._problem(f"I1: {process.me} acts on a snapshot of another log")
             return
         folded = LogState()
         for record in self.records[1 : snapshot.index + 1]:
             assert record is not None
             folded.take(record)
         if folded != log_state_of(snapshot):
-            self._problem("I1", f"{process.me} acts on a snapshot that is not of its records")
+            self._problem(f"I1: {process.me} acts on a snapshot that is not of its records")
         self.read[id(process)] = snapshot.index
 
     def end(self) -> None:
-        """All replicas once more, from their beginning."""
+        """Compare all replicas once more, from their beginning."""
         for process, replicas in self.replicas.values():
             for replica in replicas:
-                # What only the dead knew may have been undone since; they were looked at in time.
+                # A new lineage may have undone what only the dead knew; they were checked in time.
                 if not self.beyond and not process.dead:
                     self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
-        self.died()
+        self.check_survivors()
 
     # -------------------------------------------------------------- one list
 
-    def _advanced(self, process: Process, replica: Replica, log: Log) -> None:
-        if log.decided < replica.decided and replica.votes and self._bound(process, replica):
-            self._problem("I1", f"{process.me} undid decisions: {replica.decided} -> {log.decided}")
+    def _follow(self, process: Process, replica: Replica, log: Log) -> None:
+        if log.decided < replica.decided and replica.votes and self._must_keep(process, replica):
+            self._problem(f"I1: {process.me} undid decisions: {replica.decided} -> {log.decided}")
         known, replica.decided = replica.decided, log.decided
         for index in range(known + 1, log.decided + 1):
             if log.reaches(index - 1) and isinstance(log.record(index), Lineage):
-                self._begins_anew(process, log, index)
+                self._undo_to(process, log, index)
         self._compare(process, log, 1, 1)
         if self.beyond:
             return
         undecided = log.last - log.decided
         if undecided > UNDECIDED_MAX:
-            self._problem("I6", f"{process.me} has {undecided} undecided records")
+            self._problem(f"I6: {process.me} has {undecided} undecided records")
         first = len(self.records)
         for index in range(first, log.decided + 1):
-            self._decided(process, index, log)
+            self._check_decision(process, index, log)
         self._compare(process, log, max(1, min(known, log.decided)), log.decided)
 
-    def _bound(self, process: Process, replica: Replica) -> bool:
-        """Whether it must keep its log: it was told of its seat there, or it has accepted what
-        its vote was counted for."""
+    def _must_keep(self, process: Process, replica: Replica) -> bool:
+        """Whether the process must keep its log: its log tells it of its seat, or its vote was
+        counted for a record in it."""
         rack = process.me.rack
-        told = self.rosters[: replica.decided + 1]
+        decided = self.rosters[: replica.decided + 1]
         accepted = self.rosters[: replica.last]  # those that decided the records that it has
-        voted = (roster for roster in accepted if is_seated(process, roster))
-        return any(is_seated(process, roster) for roster in told) or any(
-            rack in roster.voters for roster in voted
-        )
+        voted = (rack in roster.voters for roster in accepted if is_seated(process, roster))
+        return any(is_seated(process, roster) for roster in decided) or any(voted)
 
     def _compare(self, process: Process, log: Log, first: int, last: int) -> None:
         for index in range(first, min(last + 1, len(self.chains))):
             if log.reaches(index) and log.chain(index) != self.chains[index]:
-                if index == 1 and self._gone():
+                if index == 1 and self._is_forgotten():
                     self.beyond = True
                     return
                 self._problem(
-                    "I1", f"{process.me} has another decided record {index}: {_record(log, index)}"
+                    f"I1: {process.me} has another decided record {index}: {_record(log, index)}"
                 )
                 return
 
-    def _decided(self, process: Process, index: int, log: Log) -> None:
-        """Decided for the first time, by this process: has it the votes, are the bytes held?"""
+    def _check_decision(self, process: Process, index: int, log: Log) -> None:
+        """Check the votes and the holders of a record that this process is the first to decide."""
         record = log.after(index - 1, index)[0]
         before = self.rosters[-1]
         after = _fold(before, record)
@@ -266,12 +263,11 @@ class Agreement:
         votes = self._votes(index, voters)
         if not (votes >= voters.voters if own else is_quorum(votes, voters.voters)):
             self._problem(
-                "I1",
-                f"{process.me} decided record {index} ({type(record).__name__}) with the votes "
-                f"{sorted(votes)} of {sorted(voters.voters)}",
+                f"I1: {process.me} decided record {index} ({type(record).__name__}) with the votes "
+                f"{sorted(votes)} of {sorted(voters.voters)}"
             )
         if isinstance(record, Commit):
-            self._ends(record)
+            self._end_offers(record)
             if anew and record.version > anew.versions[record.fragment]:
                 for share in record.members:  # decided by the very lineage that goes on without it
                     del self.merged[(share.member, record.fragment, record.version)]
@@ -281,17 +277,17 @@ class Agreement:
             holders = self._holders(record, voters)
             if anew is None and not is_held(holders, voters.voters):
                 self._problem(
-                    "I4",
-                    f"version {record.version} of fragment {record.fragment} was decided, held by "
-                    f"{sorted(holders)} of {sorted(voters.voters)} only",
+                    f"I4: version {record.version} of fragment {record.fragment} was decided, held "
+                    f"by {sorted(holders)} of {sorted(voters.voters)} only"
                 )
         elif isinstance(record, Roster):
-            self.died()
+            self.check_survivors()
         elif isinstance(record, Mitigation) and record.stage == EVICTED:
-            self._evicts(record)
+            self._check_eviction(record)
 
-    def _evicts(self, record: Mitigation) -> None:
-        """I9: the others can decide without it, nobody alone; one at a time, and not for ever."""
+    def _check_eviction(self, record: Mitigation) -> None:
+        """I9: at least two racks stay and can decide; one eviction at a time, and a limited number
+        per rack."""
         roster, evicted = self.rosters[-1], list[int]()
         away: dict[int, Member | None] = {}
         for index, known in enumerate(self.records[:-1]):
@@ -305,14 +301,14 @@ class Agreement:
         left, voters = roster.voters - {record.rack}, roster.voters
         if len(left) < 2 or not is_quorum(left, voters):
             self._problem(
-                "I9", f"rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
+                f"I9: rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
             )
         away = {r: m for r, m in away.items() if roster.racks.get(r) in (None, m)}
         if away or evicted.count(record.rack) >= EVICTIONS_MAX:
-            self._problem("I9", f"rack {record.rack} is evicted after {evicted}, and {away} are")
+            self._problem(f"I9: rack {record.rack} is evicted after {evicted}, and {away} are")
 
-    def _begins_anew(self, process: Process, log: Log, index: int) -> None:
-        """Once per lineage: what only the dead knew is forgotten; and they must be dead."""
+    def _undo_to(self, process: Process, log: Log, index: int) -> None:
+        """Once per lineage: forget what only the dead knew, and check that they are dead."""
         if index < len(self.chains) and self.chains[index] == log.chain(index):
             return
         record = log.record(index)
@@ -322,14 +318,14 @@ class Agreement:
         before, stay = self.rosters[same[-1]], _fold(Seating(), record)
         for other, _ in self.replicas.values():
             votes = other.me.rack in before.voters
-            there = not other.dead and (votes or not other.stopped)
-            if there and is_seated(other, before) and not is_seated(other, stay):
-                self._problem("I1", f"{process.me} begins anew without {other.me}, which lives")
+            present = not other.dead and (votes or not other.stopped)
+            if present and is_seated(other, before) and not is_seated(other, stay):
+                self._problem(f"I1: {process.me} begins anew without {other.me}, which lives")
         del self.chains[same[-1] + 1 :], self.records[same[-1] + 1 :], self.rosters[same[-1] + 1 :]
         self.newest, self.merged, self.ended = {}, {}, {}
         for known in self.records:
             if isinstance(known, Commit):
-                self._ends(known)
+                self._end_offers(known)
                 if known.version <= record.versions[known.fragment]:
                     self.newest[known.fragment] = known
         self.in_force = {
@@ -339,7 +335,7 @@ class Agreement:
             del self.merged[key]  # its offer has ended, but nobody merged it
         self._undo(record.versions)
 
-    def _ends(self, commit: Commit) -> None:
+    def _end_offers(self, commit: Commit) -> None:
         """I3: no offer is merged twice, or merged and dropped."""
         fragment, version = commit.fragment, commit.version
         for share in commit.members:
@@ -349,47 +345,38 @@ class Agreement:
             name = (each.member, fragment, each.seq)
             if name in self.ended:
                 self._problem(
-                    "I3",
-                    f"offer {each.seq} of fragment {fragment} of rack {each.member.rack} ends in "
-                    f"versions {self.ended[name]} and {version}",
+                    f"I3: offer {each.seq} of fragment {fragment} of rack {each.member.rack} ends "
+                    f"in versions {self.ended[name]} and {version}"
                 )
             self.ended[name] = version
 
     def _votes(self, index: int, roster: Seating) -> set[int]:
-        """Whose replica has this very record, the dead included: they had it when they were asked,
-        and nobody who lives can have decided without them."""
-        votes = set()
-        for process, replicas in self.replicas.values():
-            for replica in replicas:
-                log = replica.owner.log
-                if (
-                    replica.votes
-                    and process.me.rank == 0
-                    and is_seated(process, roster)
-                    and log.last >= index
-                    and log.reaches(index)
-                    and log.chain(index) == self.chains[index]
-                ):
-                    votes.add(process.me.rack)
-        return votes
+        """Racks whose replica holds this very record. The dead count: they accepted it while they
+        lived, and the decision may depend on their votes."""
+        return {
+            process.me.rack
+            for process, replicas in self.replicas.values()
+            if process.me.rank == 0 and is_seated(process, roster)
+            for log in (replica.owner.log for replica in replicas if replica.votes)
+            if log.last >= index and log.reaches(index) and log.chain(index) == self.chains[index]
+        }
 
     # -------------------------------------------------------------- the bytes
 
     def _holders(self, commit: Commit, roster: Seating, *, live: bool = False) -> set[int]:
         """Racks all of whose ranks have the version in memory, decided or tentative."""
-        counts: dict[int, int] = {}
-        for process, _ in self.replicas.values():
-            if process.trainer is None or not is_seated(process, roster):
-                continue
-            if live and (process.dead or process.stopped):
-                continue
-            if _has(process, commit):
-                counts[process.me.rack] = counts.get(process.me.rack, 0) + 1
-        ranks = len(commit.digests)
-        return {rack for rack, count in counts.items() if count == ranks}
+        counts = Counter(
+            process.me.rack
+            for process, _ in self.replicas.values()
+            if process.trainer is not None
+            and is_seated(process, roster)
+            and not (live and (process.dead or process.stopped))
+            and _has(process, commit)
+        )
+        return {rack for rack, count in counts.items() if count == len(commit.digests)}
 
-    def _survives(self, commit: Commit) -> None:
-        """A quorum lives: then one of the living has the newest version."""
+    def _check_survival(self, commit: Commit) -> None:
+        """While a quorum lives, one of its racks holds the newest version."""
         roster = self.rosters[-1]
         seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
         alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
@@ -400,9 +387,8 @@ class Agreement:
         if not left and not self._holders(commit, roster, live=True):
             self.lost.add(key)
             self._problem(
-                "I4",
-                f"version {commit.version} of fragment {commit.fragment} is lost: "
-                f"{sorted(alive)} live and are a quorum, and no rack of them holds it",
+                f"I4: version {commit.version} of fragment {commit.fragment} is lost: "
+                f"{sorted(alive)} live and are a quorum, and no rack of them holds it"
             )
 
 
@@ -415,34 +401,27 @@ def is_seated(process: Process, roster: Seating) -> bool:
 def _has(process: Process, commit: Commit) -> bool:
     assert process.trainer is not None
     rank, digest = process.trainer.rank, commit.digests[process.me.rank]
-    found = [rank.anchors.get((commit.fragment, commit.version))]
-    found += [
-        anchor
-        for (fragment, version, _), anchor in rank.tentative.items()
-        if (fragment, version) == (commit.fragment, commit.version)
-    ]
-    return any(anchor is not None and anchor.digest == digest for anchor in found)
+    key = (commit.fragment, commit.version)
+    tentative = [anchor for (*place, _), anchor in rank.tentative.items() if tuple(place) == key]
+    return any(
+        anchor is not None and anchor.digest == digest
+        for anchor in (rank.anchors.get(key), *tentative)
+    )
 
 
 def _fold(roster: Seating, record: Record) -> Seating:
-    if isinstance(record, Genesis):
-        seats, witness = record.roster, record.witness
-        non_voters = frozenset(record.non_voters)
-    elif isinstance(record, Roster | Lineage):
-        seats, witness = record.members, record.witness
-        non_voters = frozenset(record.non_voters)
-    else:
+    if not isinstance(record, Genesis | Roster | Lineage):
         return roster
+    seats = record.roster if isinstance(record, Genesis) else record.members
     racks = {seat.member.rack: seat.member for seat in seats}
-    return Seating(racks, non_voters, witness)
+    return Seating(racks, frozenset(record.non_voters), record.witness)
 
 
 def _next_lineage(log: Log, index: int) -> Lineage | None:
-    """The first at or behind `index` that is decided."""
-    found = (log.record(i) for i in range(index, log.decided + 1))
-    return next((record for record in found if isinstance(record, Lineage)), None)
+    """The first decided one at or after `index`."""
+    records = (log.record(i) for i in range(index, log.decided + 1))
+    return next((record for record in records if isinstance(record, Lineage)), None)
 
 
 def _record(log: Log, index: int) -> object:
-    found = log.after(index - 1, index)
-    return found[0] if found else "compacted"
+    return next(iter(log.after(index - 1, index)), "compacted")

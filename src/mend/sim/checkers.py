@@ -1,12 +1,13 @@
-"""The invariants I1..I9 of docs/protocol.md, looked at during and after a run.
+"""Checks the invariants I1..I9 of docs/protocol.md during and after a run.
 
-Here is what can be seen at a rank: its bits, its ledger, its waits, its bounds. `agreement` looks
-at the log, `liveness` at how a job ends.
+This module checks the ranks: their bits, ledgers, waits and bounds. `agreement` checks the log,
+`liveness` how a job ends.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.trainer import POLL_NS
+from mend.engine.trainer import POLL_NS, Trainer
 from mend.engine.vectors import first_unsound
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness
@@ -49,9 +50,17 @@ class Watched:
     offers: dict[tuple[int, int], OpenOffer] = field(default_factory=dict)
     stalls_read: int = 0
 
+    @property
+    def me(self) -> Peer:
+        return self.process.me
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.training.trainer
+
 
 class Checkers:
-    """`watch` is called around every step, `noted` for every note; `verdict` at the end."""
+    """Call `watch` around every step, `check_note` for every note, and `verdict` at the end."""
 
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
@@ -59,11 +68,13 @@ class Checkers:
         self.commits: dict[tuple[int, int], dict[str, Any]] = {}
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
+        """Each begins with the invariant that it breaks."""
+        self.problem = self.problems.append
         self.former: list[Watched] = []
         self.cuts: dict[tuple[str, int], list[int]] = {}
         """(lineage, number) of a checkpoint -> versions of its first rank."""
         self.cuts_written: set[tuple[str, int]] = set()
-        """Of which some rank was told that all have written."""
+        """Checkpoints that some rank knows to be written by all."""
         self.agreement = Agreement(self.problem, self._undo)
         self.moments = MomentChecks(self.problem, scenario.moment_periods)
 
@@ -72,15 +83,12 @@ class Checkers:
         self.bits = {key: d for key, d in self.bits.items() if key[2] <= versions[key[1]]}
 
     def enter_process(self, process: Process) -> None:
-        """A process that keeps a log, or speaks to one that does."""
+        """Observe a new process and its logs."""
         host: Any = process.host
         roles = getattr(host, "roles", None)
         machines = [host.coordinator] if roles is None else [roles.leader, roles.coordinator]
         self.agreement.enter(process, [each for each in machines if each is not None])
-        process.looked = self.agreement.looked
-
-    def died(self, process: Process) -> None:
-        self.agreement.died()
+        process.on_event = self.agreement.check
 
     def enter(self, process: Process, training: Training, numerics: Numerics) -> None:
         ledgers = [VectorLedger(track.owned.numel) for track in training.trainer.weights]
@@ -89,14 +97,14 @@ class Checkers:
         self.ranks[process.me] = Watched(process, training, numerics, ledgers)
 
     def trace(self) -> str:
-        """Equal for equal runs: everything every rank noted, in order."""
-        found = hashlib.sha256()
+        """A digest of everything that the ranks noted, in order: equal for equal runs."""
+        digest = hashlib.sha256()
         lives = [*self.former, *(self.ranks[peer] for peer in sorted(self.ranks))]
         for watched in lives:
             for kind, fields in watched.process.notes:
                 if kind != "start":
-                    found.update(f"{watched.process.me} {kind} {fields}\n".encode())
-        return found.hexdigest()
+                    digest.update(f"{watched.me} {kind} {fields}\n".encode())
+        return digest.hexdigest()
 
     # -------------------------------------------------------------- during the run
 
@@ -104,135 +112,130 @@ class Checkers:
         watched = self.ranks[training.process.me]
         if moment == "before":
             watched.before = [self._theta(watched, p) for p in range(len(watched.ledgers))]
-            self._twin(training)
+            self._check_twin(training)
         elif moment == "cut":
-            self._cut(watched)
+            self._check_cut(watched)
         elif moment == "written":
             self.cuts_written.add(training.cut_of)
         elif moment == "after":
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
-        self._bounds(watched)
+        self._check_bounds(watched)
 
-    def _twin(self, training: Training) -> None:
-        """Whoever begins with another rack's optimizer and step: they belong together."""
+    def _check_twin(self, training: Training) -> None:
+        """A rack that copies another rack's optimizer and step gets both of the same moment."""
         moments, step = training.moments, training.trainer.step
         if moments is not None and not moments.fits(step):
             me = training.process.me
-            self.problem("twin", f"{me} has made {step} steps, its optimizer's state is of others")
+            self.problem(f"twin: {me} has made {step} steps, its optimizer's state is of others")
 
-    def _evicted(self, watched: Watched) -> None:
-        """I9: it leaves nothing behind that nobody has merged."""
-        self._tokens(watched)
-        self._vectors(watched)
-        trainer = watched.training.trainer
+    def _check_evicted(self, watched: Watched) -> None:
+        """I9: an evicted rank leaves no unmerged work."""
+        self._check_tokens(watched)
+        self._check_vectors(watched)
+        trainer = watched.trainer
         offers = [p for p, track in enumerate(trainer.tracks) if track.offer is not None]
         if trainer.open_tokens() or offers:
             self.problem(
-                "I9",
-                f"{watched.process.me} is evicted with {trainer.open_tokens()} open tokens, offers "
-                f"of fragments {offers}",
+                f"I9: {watched.me} is evicted with {trainer.open_tokens()} open tokens, offers of "
+                f"fragments {offers}"
             )
 
-    def _cut(self, watched: Watched) -> None:
-        """All ranks write the same versions; what they count as merged, these have merged."""
-        trainer, key = watched.training.trainer, watched.training.cut_of
+    def _check_cut(self, watched: Watched) -> None:
+        """All ranks write the same versions, and count as merged what these versions contain."""
+        trainer, key = watched.trainer, watched.training.cut_of
         versions = [track.anchor.version for track in trainer.tracks]
         if self.cuts.setdefault(key, versions) != versions:
             self.problem(
-                "I3",
-                f"checkpoint {key[1]}: {watched.process.me} writes versions {versions}, others "
-                f"{self.cuts[key]}",
+                f"I3: checkpoint {key[1]}: {watched.me} writes versions {versions}, others "
+                f"{self.cuts[key]}"
             )
-        named = self._named(watched)
-        looked_at = self.agreement.merged and not self.agreement.beyond  # else it is of another job
-        if looked_at and named != trainer.ledger.merged * self.scenario.ranks:
+        named = self._tokens_named(watched)
+        same_job = self.agreement.merged and not self.agreement.beyond
+        if same_job and named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
-                "I3",
-                f"checkpoint {key[1]}: {watched.process.me} writes {trainer.ledger.merged} tokens "
-                f"as merged, its versions have {named}",
+                f"I3: checkpoint {key[1]}: {watched.me} writes {trainer.ledger.merged} tokens as "
+                f"merged, its versions have {named}"
             )
 
     def _theta(self, watched: Watched, fragment: int) -> Tensor:
-        track = watched.training.trainer.tracks[fragment]
+        track = watched.trainer.tracks[fragment]
         theta_N = torch.empty(track.owned.numel)
         track.view.read(track.owned, theta_N)
         return theta_N
 
-    def noted(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
-        """Every event of every process, as it happens."""
+    def check_note(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
+        """Check a note of a process, as it happens."""
         if kind == "gives-up":
-            self.agreement.gave_up(process)
+            self.agreement.forget(process)
         watched = self.ranks.get(process.me)
         if watched is None or watched.process is not process or self.agreement.beyond:
             return
         if kind == "commit":
-            self.agreement.looked(process)  # a new lineage may have begun in this very event
-            self._commit(fields)
+            self.agreement.check(process)  # a new lineage may have begun in this very event
+            self._read_commit(fields)
         elif kind == "captured":
-            offer = watched.training.trainer.tracks[fields["fragment"]].offer
+            offer = watched.trainer.tracks[fields["fragment"]].offer
             assert offer is not None
             watched.offers[(offer.fragment, offer.seq)] = offer
             self.moments.captured(watched, offer)
         elif kind == "applied":
-            self._applied(watched, fields)
+            self._check_applied(watched, fields)
         elif kind == "discarded":
             del watched.offers[(fields["fragment"], fields["seq"])]
         elif kind == "evicted":
-            self._evicted(watched)
+            self._check_evicted(watched)
         elif kind in ("differs", "fault"):
-            self.problem("I1", f"{process.me}: {kind} {fields}")
+            self.problem(f"I1: {process.me}: {kind} {fields}")
 
-    def _commit(self, fields: dict[str, Any]) -> None:
-        """Whether it is the one that was decided is told by `agreement`. A rack that joins reads
-        also what a new lineage has undone since."""
+    def _read_commit(self, fields: dict[str, Any]) -> None:
+        """Remember a commit, which `agreement` has checked. A rack that joins also reads
+        those that a new lineage has undone."""
         key = (fields["fragment"], fields["version"])
         commit = self.agreement.in_force.get(key)
         if commit is not None and list(commit.digests) == fields["digests"]:
             self.commits.setdefault(key, fields)
         racks = [member["rack"] for member in fields["members"]]
         if racks != sorted(set(racks)) or not racks:
-            self.problem("I1", f"members of {key} do not ascend: {racks}")
+            self.problem(f"I1: members of {key} do not ascend: {racks}")
 
-    def _applied(self, watched: Watched, fields: dict[str, Any]) -> None:
-        """The bits a rank trains on are those of every other rank of its rail, and of the log."""
+    def _check_applied(self, watched: Watched, fields: dict[str, Any]) -> None:
+        """A rank trains on the bits of every other rank of its rail, which are those of the log."""
         fragment, version = fields["fragment"], fields["version"]
-        self._stalls(watched)
+        self._check_stalls(watched)
         if fields["seq"]:
             offer = watched.offers.pop((fragment, fields["seq"]))
             if fields["fate"] == "named" and fragment < len(watched.ledgers):
                 watched.ledgers[fragment].named(_sent(offer))
-        rail = watched.process.me.rank
-        anchor = watched.training.trainer.tracks[fragment].anchor
+        rail = watched.me.rank
+        anchor = watched.trainer.tracks[fragment].anchor
         if first_unsound(anchor.values) is not None:
-            self.problem("I8", f"{watched.process.me} trains on an anchor that is no numbers")
+            self.problem(f"I8: {watched.me} trains on an anchor that is no numbers")
         if anchor.version == version:
             digest = anchor.recomputed()
             if self.bits.setdefault((rail, fragment, version), digest) != digest:
                 self.problem(
-                    "I1",
-                    f"{watched.process.me} has other bits of fragment {fragment} version {version}",
+                    f"I1: {watched.me} has other bits of fragment {fragment} version {version}"
                 )
-            self._rounds(watched, fragment, anchor)
+            self._check_rounds(watched, fragment, anchor)
             self.moments.applied(watched, fragment, anchor, self.commits.get((fragment, version)))
             commit = self.commits.get((fragment, version))
             logged = commit["digests"] if commit else None
             if logged is not None and logged[rail] != digest:
                 self.problem(
-                    "I1",
-                    f"{watched.process.me}: fragment {fragment} version {version} has other bits "
-                    "than the log says",
+                    f"I1: {watched.me}: fragment {fragment} version {version} has other bits than "
+                    "the log says"
                 )
 
-    def _rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
-        """The ramp of the momentum goes by what was merged, not by versions."""
+    def _check_rounds(self, watched: Watched, fragment: int, anchor: Anchor) -> None:
+        """The ramp of the momentum counts what was merged, not versions."""
         first = self.scenario.first
-        behind = range(first + 1, anchor.version + 1)
-        found: list[Any] = [self.commits.get((fragment, v)) for v in behind]
-        if None in found:
-            return  # who read it is gone
+        versions = range(first + 1, anchor.version + 1)
+        commits: list[Any] = [self.commits.get((fragment, version)) for version in versions]
+        if None in commits:
+            return  # the process that read it is gone
         merged = rounds_before(first)
-        for commit in found:
+        for commit in commits:
             named, absent = (
                 [(each["tokens"], each["steps"]) for each in commit[kind]]
                 for kind in ("members", "absent")
@@ -241,27 +244,21 @@ class Checkers:
             merged += part_of(named, absent, token_weighted=True, period_steps=period)
         if anchor.rounds != merged:
             self.problem(
-                "I1",
-                f"{watched.process.me} counts {anchor.rounds} parts of rounds behind fragment "
-                f"{fragment} version {anchor.version}, the log {merged}",
+                f"I1: {watched.me} counts {anchor.rounds} parts of rounds behind fragment "
+                f"{fragment} version {anchor.version}, the log {merged}"
             )
 
-    def _bounds(self, watched: Watched) -> None:
+    def _check_bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
-        limit = 3 * scenario.racks * len(watched.training.trainer.tracks)
+        limit = 3 * scenario.racks * len(watched.trainer.tracks)
         if len(rank.payloads) > limit:
             self.problem(
-                "I6",
-                f"{watched.process.me} keeps {len(rank.payloads)} payloads, the limit is {limit}",
+                f"I6: {watched.me} keeps {len(rank.payloads)} payloads, the limit is {limit}"
             )
-        per_fragment: dict[int, int] = {}
-        for fragment, _ in rank.anchors:
-            per_fragment[fragment] = per_fragment.get(fragment, 0) + 1
+        per_fragment = Counter(fragment for fragment, _ in rank.anchors)
         if any(count > ANCHORS_MAX for count in per_fragment.values()):
-            self.problem("I6", f"{watched.process.me} keeps {per_fragment} anchors per fragment")
-
-    def problem(self, invariant: str, detail: str) -> None:
-        self.problems.append(f"{invariant}: {detail}")
+            counts = dict(per_fragment)
+            self.problem(f"I6: {watched.me} keeps {counts} anchors per fragment")
 
     # -------------------------------------------------------------- at the end
 
@@ -271,38 +268,36 @@ class Checkers:
             return self.problems
         for watched in self.ranks.values():
             if not watched.process.dead:
-                self._tokens(watched)
-                self._vectors(watched)
-                self._stalls(watched)
-                self._sound(watched)
+                self._check_tokens(watched)
+                self._check_vectors(watched)
+                self._check_stalls(watched)
+                self._check_numbers(watched)
         for text in world.network.missed:
-            self.problem("I1", text)
+            self.problem(f"I1: {text}")
         for detail in liveness.verdict(world, finished):
-            self.problem("I4", detail)
+            self.problem(f"I4: {detail}")
         return self.problems
 
-    def _tokens(self, watched: Watched) -> None:
-        """I2: merged + open + discarded = trained, per rank; and merged is what the log says."""
-        trainer = watched.training.trainer
+    def _check_tokens(self, watched: Watched) -> None:
+        """I2: merged + open + discarded = trained, per rank, and the log names the merged ones."""
+        trainer = watched.trainer
         fragments = len(trainer.weights)
         total = trainer.ledger.merged + trainer.ledger.discarded + trainer.open_tokens()
         if total != trainer.tokens * fragments:
             self.problem(
-                "I2",
-                f"{watched.process.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
-                f"{trainer.tokens} x {fragments}",
+                f"I2: {watched.me}: {trainer.ledger} + open {trainer.open_tokens()} != "
+                f"{trainer.tokens} x {fragments}"
             )
-        named = self._named(watched)
+        named = self._tokens_named(watched)
         if named != trainer.ledger.merged * self.scenario.ranks:
             self.problem(
-                "I2",
-                f"{watched.process.me}: the log names {named} tokens, the rank counts "
-                f"{trainer.ledger.merged} as merged",
+                f"I2: {watched.me}: the log names {named} tokens, the rank counts "
+                f"{trainer.ledger.merged} as merged"
             )
 
-    def _named(self, watched: Watched) -> int:
-        """Tokens of the rack that the log has merged into the versions that this rank trains on."""
-        tracks = watched.training.trainer.weights
+    def _tokens_named(self, watched: Watched) -> int:
+        """Tokens of the rack that the log names up to the versions that this rank trains on."""
+        tracks = watched.trainer.weights
         return sum(
             share.tokens
             for (member, p, version), share in self.agreement.merged.items()
@@ -311,59 +306,50 @@ class Checkers:
             and version <= tracks[p].anchor.version
         )
 
-    def _vectors(self, watched: Watched) -> None:
-        """The one-ledger identity, for carry.
-
-        Every update is in a merged offer, in e, or still in theta.
-        """
+    def _check_vectors(self, watched: Watched) -> None:
+        """I2, for carry: every update is in a merged offer, in e, or still in theta."""
         if self.scenario.alignment != "carry" or any(
-            rack == watched.process.me.rack for rack, _ in self.scenario.non_finite
+            rack == watched.me.rack for rack, _ in self.scenario.non_finite
         ):
             return
-        for fragment, track in enumerate(watched.training.trainer.weights):
+        for fragment, track in enumerate(watched.trainer.weights):
             theta_N = self._theta(watched, fragment)
             error = watched.ledgers[fragment].error(theta_N, track.anchor.values, track.residual_N)
-            if watched.training.trainer.step and error > LEDGER_MAX:
+            if watched.trainer.step and error > LEDGER_MAX:
                 self.problem(
-                    "I2",
-                    f"{watched.process.me}: the ledger of fragment {fragment} is open by "
-                    f"{error:.2e}",
+                    f"I2: {watched.me}: the ledger of fragment {fragment} is open by {error:.2e}"
                 )
 
-    def _sound(self, watched: Watched) -> None:
-        """I8: nobody ends as if all were well with weights that are no numbers."""
+    def _check_numbers(self, watched: Watched) -> None:
+        """I8: no rank ends in order with NaN or Inf in its weights, or after it was dropped."""
         if watched.training.failure is not None or not watched.training.ended:
             return
         for p in range(len(watched.ledgers)):
             if first_unsound(self._theta(watched, p)) is not None:
-                self.problem("I8", f"{watched.process.me} ends in order with NaN in fragment {p}")
+                self.problem(f"I8: {watched.me} ends in order with NaN in fragment {p}")
         known = watched.training.rank.roles.rank_machine.decided
         for record in self.agreement.records[1 : known + 1]:
             if not isinstance(record, Drop) or not record.diverged:
                 continue
             if any(ended.member == watched.process.member for ended in record.dropped):
-                self.problem("I8", f"{watched.process.me} ends in order, though {record.reason}")
+                self.problem(f"I8: {watched.me} ends in order, though {record.reason}")
 
-    def _stalls(self, watched: Watched) -> None:
-        """I5: between two applies the training thread waits at most stall_max_s for results.
-
-        In all, however many apply points pass meanwhile.
-        """
+    def _check_stalls(self, watched: Watched) -> None:
+        """I5: between two applies the training thread waits at most stall_max_s for results in all,
+        however many apply points pass."""
         stalls = watched.training.stalls
         since, watched.stalls_read = stalls[watched.stalls_read :], len(stalls)
         waited_ns = sum(waited for waited, limit in since if POLL_NS < limit <= self.stall_max_ns)
         frozen = [f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze"]
         if waited_ns > self.stall_max_ns + STALL_SLACK_NS + sum(frozen):
             self.problem(
-                "I5",
-                f"{watched.process.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit "
-                f"is {self.stall_max_ns / SECOND:.2f} s",
+                f"I5: {watched.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit is "
+                f"{self.stall_max_ns / SECOND:.2f} s"
             )
 
 
 def _sent(offer: OpenOffer) -> Tensor:
-    """What the others decode, in doubles: with feedback in the weights as the offer says, else
-    y = x - pend, x = D + e."""
+    """The decoded offer in fp64: `sent_N` with feedback in the weights, else y = D + e - pend."""
     if offer.sent_N is not None:
         return offer.sent_N.double()
     y_N = offer.delta_N.double()

@@ -1,7 +1,7 @@
-"""What may break, and what is broken at this moment.
+"""The kinds of faults, and the faults that are active now.
 
-One row of KINDS per kind of fault: the sentence that tells it, and what begins and ends it. To add
-one: a row, and where it bites a question to `Broken` (network or process) that counts in `felt`.
+KINDS has one row per kind. To add a kind, add a row, and where it applies (network or process) a
+query to `Broken` that counts in `felt`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def name_of(number: int) -> str:
 
 
 class Kind(NamedTuple):
-    """`says` is a sentence with the fields of the fault in braces; `lasts`: it has an end."""
+    """`says`: a sentence with the fields of the fault in braces. `lasts`: it has an end."""
 
     says: str
     lasts: bool = True
@@ -59,7 +59,7 @@ SPOILT = {"nan": math.nan, "huge": 1e30}
 
 
 def what(fault: Fault) -> str:
-    """What it does, without when."""
+    """The effect of a fault, without its times."""
     who = name_of(fault.a)
     if fault.kind == "crash" and fault.b >= 0:
         who = f"rank {fault.b} of {name_of(fault.a)}"
@@ -75,7 +75,7 @@ def what(fault: Fault) -> str:
 
 
 def sentence(fault: Fault, scenario: Scenario) -> str:
-    """One fault for people: when, what, how long."""
+    """A sentence about one fault: its beginning, effect and end."""
     when = f"at {fault.begin_ns / SECOND:.2f} s"
     if fault.after:
         since = f" from {fault.begin_ns / SECOND:.2f} s on" if fault.begin_ns else ""
@@ -91,7 +91,7 @@ def sentence(fault: Fault, scenario: Scenario) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What faults do to processes; the world does it."""
+    """The effects of faults on processes, which the world carries out."""
 
     crash: Callable[[Fault], None]
     restart: Callable[[Fault], None]
@@ -101,7 +101,7 @@ class Hands:
 
 
 class Broken:
-    """What is broken now. `felt` counts how often each kind made a difference."""
+    """The active faults. `felt` counts how often each kind made a difference."""
 
     def __init__(self, loop: Loop, rng: random.Random) -> None:
         self.loop, self.rng = loop, rng
@@ -140,7 +140,7 @@ class Broken:
             self._armed.append((fault, self._sent[(fault.a, fault.after)] + fault.nth))
 
     def sent(self, sender: int, message: str) -> None:
-        """A process of `sender` has sent a frame of this name: a fault may wait for just that."""
+        """A process of `sender` has sent a message of this name, which a fault may wait for."""
         if not self._armed:
             return
         self._sent[(sender, message)] += 1
@@ -191,9 +191,7 @@ class Broken:
     # -------------------------------------------------------------- questions
 
     def silent(self, a: int, b: int) -> bool:
-        """Whether nothing gets from a to b now."""
-        if not self.active:
-            return False
+        """Whether no frame gets from a to b now."""
         for fault in self.active.get("cut", ()):
             if (fault.a, fault.b) == (a, b):
                 self.felt["cut"] += 1
@@ -222,9 +220,9 @@ class Broken:
 
     def doubles(self) -> bool:
         duplicate = self.scenario.duplicate
-        found = bool(duplicate) and not self.quiet and self.rng.random() < duplicate
-        self.felt["duplicate"] += found
-        return found
+        doubled = bool(duplicate) and not self.quiet and self.rng.random() < duplicate
+        self.felt["duplicate"] += doubled
+        return doubled
 
     def delay_ns(self, a: int, b: int) -> int:
         """How long one frame or request takes from rack to rack."""
@@ -242,39 +240,34 @@ class Broken:
 
     def slower(self, rack: int) -> int:
         """Factor on the time of a step."""
-        found = self._of("slow_rack", rack)
-        return found.amount if found else 1
+        fault = self._of("slow_rack", rack)
+        return fault.amount if fault else 1
 
     def work_ns(self, rack: int) -> int:
-        """What a background job takes on top."""
-        found = self._of("slow_worker", rack)
-        return self.rng.randint(0, found.amount) if found else 0
+        """Extra time of a background job."""
+        fault = self._of("slow_worker", rack)
+        return self.rng.randint(0, fault.amount) if fault else 0
 
     def flips(self, kind: str, rack: int) -> bool:
         """Whether one bit of this transfer or frame is wrong."""
-        if kind not in self.active:
-            return False
-        found = next((f for f in self.active[kind] if f.a == rack), None)
-        if found is None or self.rng.randrange(100) >= found.amount:
+        fault = next((f for f in self.active.get(kind, ()) if f.a == rack), None)
+        if fault is None or self.rng.randrange(100) >= fault.amount:
             return False
         self.felt[kind] += 1
         return True
 
     def spoils(self, rack: int) -> float | None:
-        """What the elements of its payloads become behind its own check; None: they stay."""
+        """The value that its payloads have in place of every element; None: they are intact."""
         for kind, value in SPOILT.items():
             if self._of(kind, rack):
                 return value
         return None
 
     def _of(self, kind: str, rack: int) -> Fault | None:
-        if kind not in self.active:
-            return None
-        found = next((fault for fault in self.active[kind] if fault.a == rack), None)
-        self.felt[kind] += found is not None
-        return found
+        first = next((fault for fault in self.active.get(kind, ()) if fault.a == rack), None)
+        if first is not None:
+            self.felt[kind] += 1
+        return first
 
     def _between(self, kind: str, a: int, b: int) -> list[Fault]:
-        if kind not in self.active:
-            return []
-        return [f for f in self.active[kind] if f.a < 0 or {f.a, f.b} == {a, b}]
+        return [f for f in self.active.get(kind, ()) if f.a < 0 or {f.a, f.b} == {a, b}]

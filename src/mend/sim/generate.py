@@ -1,10 +1,10 @@
-"""Draws a scenario from one seed. The only use of chance besides the run itself.
+"""Draws a scenario from one seed. Besides the run itself this is the only use of chance.
 
-Drawn are scenarios, not single events. Each seed enables its own few kinds of faults with its own
-intensity (swarm testing, Groce et al. 2012: with all of them always on, most runs look alike), in
-small rosters and short runs, and now and then a plot: a story of several faults that uniform chance
-would hardly ever tell, such as a coordinator that dies right behind its n-th message. Some seeds
-are a story as a whole, with a job long enough for it: see `sagas` and `returns`.
+Each seed enables a few kinds of faults with its own intensity (swarm testing, Groce et al. 2012:
+with all kinds always on, most runs look alike), in small rosters and short runs. Some seeds have a
+plot: a sequence of faults that uniform chance would hardly ever draw, such as a coordinator that
+dies right after its n-th message. In some seeds the whole job is made for such a sequence: see
+`scripted_faults`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from mend.consensus.log import RECORDS_KEPT
 from mend.coordination.round import SLICED_MIN
 from mend.fragment.apply import Alignment
 from mend.sim.faults import SPOILT
-from mend.sim.returns import lost, returns
 from mend.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
-from mend.sim.scripted_faults import saga
-from mend.sim.slow_story import slowed, together
+from mend.sim.scripted_faults import PATIENCE_NS, scripted, together
 from mend.types import MS, SECOND
 
 ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
 
 MESSAGES = ("Hello", "Report", "Report", "Orders", "Orders", "Prepare", "Vote")
-"""Behind the n-th of which a fault may begin."""
+"""A fault may begin right after the n-th message of such a name."""
 
 SWARM = (
     "cut", "cut", "partition", "partition", "lossy", "shuffle", "slow_link", "freeze", "freeze",
     "slow_rack", "slow_worker", "flip_bytes", "flip_frames", "clock_jump", "clock_drift",
     "crash", "crash", "restart", "restart",
 )  # fmt: skip
-"""Kinds, as often as they are to be drawn."""
+"""Kinds of faults, repeated by their weight."""
 
 AMOUNTS: dict[str, tuple[int, ...]] = {
     "lossy": (30, 60, 90),
@@ -58,29 +56,25 @@ AT_RACKS = ("slow_rack", "slow_worker", "flip_bytes")
 """The witness does not train, work or serve."""
 
 LOCKSTEP_SURVIVES_NOT = ("crash", "restart")
-"""In lockstep every rack waits for every other: a rack that is gone ends the job, as promised."""
+"""In lockstep every rack waits for every other, so that a lost rack ends the job, as promised."""
 
 LOSSY = ("bfloat16", "int8", "int4", "e3m0", "topk")
 VARYING = ("powersgd-1", "sparse")
-"""Codecs whose offers say their sizes; the first has a state."""
-
-PATIENCE_NS = 20 * SECOND
-"""What a patient job adds to the time that all racks need for their training."""
-
+"""Codecs whose offers carry their sizes; the first has a state."""
 
 SHARDED_SHARE = 0.5
-"""Of the seeds in which racks can merge a slice each: those in which they do."""
+"""Share of sharded jobs, among the seeds whose racks can merge a slice each."""
 
 CUT_SHARE, RESUMED_SHARE, PAUSED_SHARE = 0.06, 0.03, 0.06
-"""Of all seeds: those whose scripts make a checkpoint, go on from one, or pause."""
+"""Shares of all seeds whose scripts make a checkpoint, resume one, or pause."""
 
 CARRIES_SHARE, MOMENTS_SHARE, VALIDATES_SHARE = 0.06, 0.04, 0.03
-"""Those whose optimizers have a state that joiners get, have moments that racks average, and whose
-slow racks are validated."""
+"""Shares of all seeds whose optimizers have a state that joining racks copy, or moments that racks
+average, and whose slow racks are validated."""
 
 PAUSES = (300 * MS, 2_500 * MS, 6 * SECOND)
-"""Shorter than a silence, longer than one, and longer than a rack keeps its vote without a word: a
-rack that only evaluates is not silent."""
+"""Shorter than a silence, longer than one, and longer than a silent rack keeps its vote: a rack
+that only evaluates is not silent."""
 
 
 def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
@@ -94,14 +88,15 @@ def draw(seed: int, fixed: Mapping[str, Any] | None = None) -> Scenario:
 
 
 def _shards(scenario: Scenario) -> bool:
-    """Whether racks merge a slice each, where that can be. Of chance of its own."""
+    """Draw whether racks merge a slice each, where they can, from a generator of its own."""
     may = scenario.racks >= SLICED_MIN and scenario.merge == "mean"
     rng = random.Random(f"how racks exchange {scenario.seed}")
     return may and cut_numel(codec_named(scenario.payload)) > 0 and rng.random() < SHARDED_SHARE
 
 
 def _script(scenario: Scenario) -> dict[str, object]:
-    """What scripts do besides training. Of chance of its own: the other seeds stay as they are."""
+    """Draw what scripts do besides training, from a generator of its own, so that the other seeds
+    stay as they are."""
     rng, changes = random.Random(f"what users do besides {scenario.seed}"), dict[str, object]()
     if rng.random() < CUT_SHARE:
         changes["cut_step"] = rng.randint(2, min(scenario.steps))
@@ -115,14 +110,13 @@ def _script(scenario: Scenario) -> dict[str, object]:
     if rng.random() < MOMENTS_SHARE and not scenario.non_finite:  # which would stay in the moments
         period = scenario.period_steps
         changes["moments"] = rng.choice(((period,), (period, 2 * period), (0, period)))
-    # What is done about a slow rack goes by the cause.
+    # Mitigation depends on the cause, which validation finds.
     changes["validates"] = rng.random() < VALIDATES_SHARE or scenario.acts
     return changes
 
 
 def _drawn(seed: int, fixed: Mapping[str, Any] | None) -> Scenario:
-    story = None if fixed else returns(seed) or saga(seed) or lost(seed) or slowed(seed)
-    if story is not None:
+    if not fixed and (story := scripted(seed)):
         return story
     rng = random.Random(seed)
     scenario = _workload(seed, rng)
@@ -201,7 +195,7 @@ def _payload(seed: int, drawn: str) -> str:
 
 
 def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scenario:
-    """With what is fixed; steps and speeds for as many racks and as long a period as there are."""
+    """Set the fixed fields, and draw steps and speeds that fit the racks and the period."""
     racks = fixed.get("racks", scenario.racks)
     period = fixed.get("period_steps", scenario.period_steps)
     longest = max((period, *fixed.get("moments", ())))
@@ -214,13 +208,9 @@ def _fit(scenario: Scenario, fixed: dict[str, Any], rng: random.Random) -> Scena
     return dataclasses.replace(scenario, **fixed)
 
 
-def _targets(scenario: Scenario) -> list[int]:
-    return [*range(scenario.racks), *([WITNESS_TARGET] if scenario.witness else [])]
-
-
 def _fault(kind: str, scenario: Scenario, rng: random.Random) -> Fault:
-    """One fault of a kind. Some wait for a message instead of a time."""
-    length_ns, targets = scenario.length_ns, _targets(scenario)
+    """Draw a fault of a kind. Some faults wait for a message instead of a time."""
+    length_ns, targets = scenario.length_ns, scenario.targets
     begin_ns = rng.randint(0, length_ns)
     end_ns = begin_ns + rng.randint(50 * MS, max(3 * SECOND, length_ns // 2))
     amount = rng.choice(AMOUNTS.get(kind, (0,)))
@@ -243,8 +233,7 @@ def _fault(kind: str, scenario: Scenario, rng: random.Random) -> Fault:
 
 
 def _spoilt(scenario: Scenario) -> list[Fault]:
-    """In one seed of twenty a rack offers no numbers. Of chance of its own: the other seeds stay as
-    they are."""
+    """In one seed of twenty a rack offers NaN or huge values; from a generator of its own."""
     rng = random.Random(scenario.seed ^ 0xBAD)
     if rng.random() >= 0.05:
         return []
@@ -254,7 +243,7 @@ def _spoilt(scenario: Scenario) -> list[Fault]:
 
 
 def _kept(seed: int) -> int:
-    """In one seed of five logs are so short that who is behind gets snapshots."""
+    """In one seed of five logs are so short that a rack that lags gets snapshots."""
     rng = random.Random(seed ^ 0x5A)
     return 3 if rng.random() < 0.2 else RECORDS_KEPT
 
@@ -272,13 +261,9 @@ def _plot(scenario: Scenario, rng: random.Random) -> list[Fault]:
     return plot(scenario, rng)
 
 
-def _first_coordinator(scenario: Scenario) -> int:
-    return WITNESS_TARGET if scenario.witness else 0
-
-
 def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
-    """The coordinator goes right behind one of its orders; its successor perhaps soon after."""
-    head = _first_coordinator(scenario)
+    """The coordinator fails right after one of its orders; its successor perhaps soon after."""
+    head = scenario.founder
     kind = rng.choice(("crash", "crash", "restart", "restart", "freeze"))
     length_ns = rng.randint(500 * MS, 4 * SECOND)
     after = rng.choice(("Orders", "Orders", "Report" if head == 0 else "Orders"))
@@ -293,8 +278,8 @@ def _beheaded(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 
 def _quarrel(scenario: Scenario, rng: random.Random) -> list[Fault]:
-    """One partition after the other, each another way, with hardly any time between."""
-    targets, faults, now_ns = _targets(scenario), [], rng.randint(0, scenario.length_ns // 2)
+    """Several different partitions, with hardly any time between them."""
+    targets, faults, now_ns = scenario.targets, [], rng.randint(0, scenario.length_ns // 2)
     for _ in range(rng.randint(2, 4)):
         racks = tuple(sorted(rng.sample(targets, rng.randint(1, max(1, len(targets) - 1)))))
         length_ns = rng.randint(300 * MS, 3_500 * MS)
@@ -304,8 +289,8 @@ def _quarrel(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 
 def _deaf(scenario: Scenario, rng: random.Random) -> list[Fault]:
-    """Right behind one message the sender is heard no more, or hears no more."""
-    targets = _targets(scenario)
+    """Right after one message its sender becomes mute, or is cut off."""
+    targets = scenario.targets
     a = rng.choice(targets)
     after, nth = rng.choice(MESSAGES), rng.randint(1, 40)
     length_ns = rng.randint(200 * MS, 4 * SECOND)
@@ -316,7 +301,7 @@ def _deaf(scenario: Scenario, rng: random.Random) -> list[Fault]:
 
 def _comings_and_goings(scenario: Scenario, rng: random.Random) -> list[Fault]:
     """Racks are started again one after the other, some twice."""
-    targets, faults, now_ns = _targets(scenario), [], rng.randint(0, scenario.length_ns)
+    targets, faults, now_ns = scenario.targets, [], rng.randint(0, scenario.length_ns)
     for _ in range(rng.randint(2, 3)):
         length_ns = rng.randint(50 * MS, 3 * SECOND)
         faults.append(Fault("restart", now_ns, now_ns + length_ns, rng.choice(targets)))
@@ -340,4 +325,4 @@ def _laggard(scenario: Scenario, rng: random.Random) -> list[Fault]:
 Plot = Callable[[Scenario, random.Random], list[Fault]]
 PLOTS: tuple[Plot, ...] = (_beheaded, _beheaded, _quarrel, _deaf, _comings_and_goings, _laggard)
 CALM_PLOTS: tuple[Plot, ...] = (_quarrel, _deaf, _laggard)
-"""Without a rack or a witness that goes for ever."""
+"""Plots without the permanent loss of a rack or the witness."""

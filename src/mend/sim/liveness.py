@@ -1,7 +1,7 @@
-"""I4, how a job must end: nobody hangs, and where a quorum can go on, it did.
+"""Checks I4, how a job must end: no rank hangs, and where a quorum can go on, it has gone on.
 
-Where all racks live again, in whatever life, the job must go on too: whoever starts a rack again
-has seen its former life end.
+Where all racks are alive at the end, in whatever life, the job must go on too, as a restart attests
+the end of the former life.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from mend.errors import Diverged, GaveUp, Refused, StartTimeout
 from mend.sim.agreement import is_held, is_quorum, is_seated
 from mend.sim.faults import SPOILT, target
-from mend.sim.returns import VOTES_NS
 from mend.sim.scenario import SHUTDOWN_NS
+from mend.sim.scripted_faults import VOTES_NS
 from mend.types import SECOND, WITNESS, Peer
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from mend.sim.world import World
 
 CONVERGED_NS = 15 * SECOND
-"""From the moment when nothing is broken any more and all have trained, to the end of the job."""
+"""Limit from the end of all faults and of all training to the end of the job."""
 
 FOUND_NS = 9 * SECOND
-"""Until a lost quorum is noticed, those that are left have begun anew, and all have joined."""
+"""Time to notice a lost quorum, to begin a new lineage, and for all to join it."""
 
 
 def verdict(world: World, finished: bool) -> list[str]:
-    """What is wrong with the way this job ended, in sentences."""
+    """The problems of the way this job ended, as sentences."""
     problems = []
     if not finished:
         stuck = [p for p, t in world.trainings.items() if not t.ended and not t.process.dead]
@@ -46,16 +46,15 @@ def verdict(world: World, finished: bool) -> list[str]:
 
 
 def _may_diverge(world: World) -> set[int]:
-    """Racks whose weights or payloads are spoilt on purpose."""
+    """Racks whose weights or payloads the scenario spoils."""
     scenario = world.scenario
     spoilt = {fault.a for fault in scenario.faults if fault.kind in SPOILT}
     return spoilt | {rack for rack, _ in scenario.non_finite}
 
 
 def all_back(world: World) -> bool:
-    """Whether every rack lives at the end or was retired, some of them started again while the
-    others trained, and all had the time to find each other. Then nothing excuses a job that
-    does not go on."""
+    """Whether every rack is alive or retired at the end, some were started again while the others
+    trained, and all had the time to find each other. Then the job must have gone on."""
     scenario = world.scenario
     patient = scenario.quiet_ns > 0 and scenario.shutdown_ns > SHUTDOWN_NS
     retired = {fault.a for fault in scenario.faults if fault.kind == "retire"}
@@ -97,7 +96,7 @@ def _not_back(world: World) -> list[str]:
 
 
 def _excused(world: World, peer: Peer, training: Training) -> bool:
-    """Failures that are no fault of the job: it could not begin, or not end, as things were."""
+    """Whether the faults of the scenario explain this failure."""
     if isinstance(training.failure, Diverged):
         return peer.rack in _may_diverge(world)
     if isinstance(training.failure, Refused):  # it came back when the job was over
@@ -108,10 +107,10 @@ def _excused(world: World, peer: Peer, training: Training) -> bool:
 
 
 def _must_converge(world: World) -> bool:
-    """Whether the racks that are left can decide, and were given the time to.
+    """Whether the surviving racks can decide, and had the time for it.
 
-    They are a quorum of the newest roster, and enough of them for K. Whose bytes a quorum would
-    need, and cannot have, loses its vote.
+    They are a quorum of the newest roster, and enough for K. A rack whose bytes a quorum needs and
+    cannot have loses its vote.
     """
     scenario, rosters = world.scenario, world.checkers.agreement.rosters
     broken = bool(scenario.faults) or scenario.loss > 0
@@ -150,8 +149,8 @@ def _not_converged(world: World) -> list[str]:
         if open_ and patient:
             problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
     if len(set(versions.values())) > 1 and (patient or _even(world)):
-        told = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
-        problems.append(f"the racks ended at different versions: {told}")
+        ends = "; ".join(f"{_names([peer])} at {v}" for peer, v in versions.items())
+        problems.append(f"the racks ended at different versions: {ends}")
     # Also of racks that the others missed once: they wait for them as long as these train.
     still = [training for training in world.trainings.values() if not training.process.dead]
     trained_ns = max((training.trained_ns for training in still), default=0)
@@ -163,7 +162,7 @@ def _not_converged(world: World) -> list[str]:
 
 
 def _left_behind(world: World, training: Training) -> bool:
-    """The others missed it and ended the job, as they may; it keeps its work in its own weights."""
+    """Whether the others missed this rack and ended the job, as they may; it keeps its work."""
     rack = training.process.me.rack
     missed = any(
         kind == "rack-silent" and fields["peer"] == rack
@@ -174,8 +173,8 @@ def _left_behind(world: World, training: Training) -> bool:
 
 
 def _even(world: World) -> bool:
-    """All racks train equally long, and none pauses for as long as the others wait for it at their
-    end: then nobody runs out of patience with the others."""
+    """Whether all racks train equally long, and no rack pauses longer than the others wait at their
+    end: then no wait times out."""
     scenario = world.scenario
     apart_ns = max(scenario.paused_ns) - min(scenario.paused_ns)
     equal = len(set(scenario.steps)) == 1 and len(set(scenario.step_ns)) == 1

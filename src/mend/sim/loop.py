@@ -1,4 +1,4 @@
-"""A virtual clock and what is due on it. Equal times run in the order of asking."""
+"""A virtual clock with a queue of jobs. Jobs of equal times run in the order of their calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVENTS_MAX = 2_000_000
 
 
 class Loop:
-    """now_ns only moves when an event is taken; a run is as long as its events, not its seconds."""
+    """`now_ns` only moves when a job is taken from the queue, so idle time costs nothing."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -22,7 +22,7 @@ class Loop:
         heapq.heappush(self._queue, (max(due_ns, self.now_ns), self._serial, job))
 
     def run(self, until: Callable[[], bool], limit_ns: int) -> bool:
-        """Until `until()`; False when the time or the events ran out."""
+        """Run until `until()`; False when the time or the limit of events is reached."""
         while self._queue and not until():
             due_ns, _, job = heapq.heappop(self._queue)
             if due_ns > limit_ns or self.taken > EVENTS_MAX:

@@ -1,4 +1,5 @@
-"""An optimizer's state that tells of how many steps, and of which, it is."""
+"""Optimizers of simulated ranks: one whose moments racks average, and one whose state depends on
+the steps that it has made."""
 
 from __future__ import annotations
 
@@ -6,14 +7,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+BETAS = (0.5, 0.75)
 _MODULUS = 2**31 - 1
 
 
+class Adam:
+    """Adam's moments of the updates that the simulation adds to the weights in place of
+    gradients."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "betas": BETAS}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self, updates: Sequence[Tensor]) -> None:
+        for parameter, update in zip(self.param_groups[0]["params"], updates, strict=True):
+            usual = {"exp_avg": torch.zeros_like(update), "exp_avg_sq": torch.zeros_like(update)}
+            state = self.state.setdefault(parameter, usual)
+            for order, (moment, beta) in enumerate(zip(state.values(), BETAS, strict=True), 1):
+                # A script that repairs its weights repairs these, too.
+                moment.nan_to_num_(0.0).mul_(beta).add_(update**order, alpha=1 - beta)
+
+
 class Moments:
-    """What a simulated script trains with besides the weights: one number for each of its ranks,
-    which every step changes, whatever was trained."""
+    """An optimizer state of one number per rank, which every step changes in a known way."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], rank: int) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters)}]
@@ -24,7 +43,7 @@ class Moments:
         self.trail = (self.trail * 3 + number) % _MODULUS
 
     def fits(self, steps: int) -> bool:
-        """Whether it is what a rank has that has made so many steps, or has gone on from one."""
+        """Whether the state is that of a rank after so many steps, its own or copied ones."""
         return int(self.trail) == self._expected(steps)
 
     def _expected(self, steps: int) -> int:

@@ -1,7 +1,5 @@
-"""Frames and pulls between simulated processes.
-
-Loses, doubles, delays, cuts and spoils as `faults` says.
-"""
+"""Frames and pulls between simulated processes, with the losses, duplicates, delays, cuts and wrong
+bits of `faults`."""
 
 from __future__ import annotations
 
@@ -24,16 +22,16 @@ if TYPE_CHECKING:
 
 STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
-"""One frame in so many is really encoded and decoded; all of them would be the cost of a seed."""
+"""One frame in so many is really encoded and decoded; for all of them it would cost too much."""
 
 STREAMS_ONE_IN = 4
-"""In one scenario of so many states travel as patches, as they do between real processes."""
+"""In one scenario of so many, states travel as patches, as they do between real processes."""
 
 INSIDE_NS = MS // 10
-"""From a process to another of its rack."""
+"""Delay between two processes of a rack."""
 
 EARLY_FRAMES_MAX = 64
-"""That wait for a process at an address, as many as the live transport keeps for a peer."""
+"""Frames that wait for a process at an address; the live transport keeps as many for a peer."""
 
 
 def broken_waits(broken: Broken, address: str) -> bool:
@@ -57,13 +55,13 @@ class Network:
         self.frames = 0
         self.streams = scenario.seed % STREAMS_ONE_IN == 0
         self.unread = 0
-        """Patches of states that had not come."""
+        """Patches of states that had not arrived."""
         self.missed: list[str] = []
-        """Frames with a wrong bit that were taken for good; there must be none."""
+        """Frames with a wrong bit that were read as a message; there must be none."""
 
     def send(self, sender: int, address: str, envelope: Envelope, kind: str) -> None:
-        """`kind`: of the message, which a fault may wait for. Frames inside a rack arrive late at
-        most; between racks anything may happen to them."""
+        """`kind`: the name of the message, which a fault may wait for. Frames inside a rack arrive
+        after INSIDE_NS; the faults apply to frames between racks."""
         receiver = self.where.get(address)
         here = target(sender)
         if receiver is not None:
@@ -82,12 +80,17 @@ class Network:
         self.kept.setdefault(address, deque(maxlen=EARLY_FRAMES_MAX)).append(envelope)
 
     def enter(self, process: Process) -> None:
-        """A process listens, and hears first what waited for its former life."""
+        """A process listens, and first hears the frames that waited for its former life."""
         self.where[process.address] = process
         self.lanes[process.lane] = process
         for envelope in self.kept.pop(process.address, ()):
             self.broken.felt["stale"] += 1
             self._deliver(process, envelope, INSIDE_NS)
+
+    def leave(self, process: Process) -> None:
+        """A process stops listening."""
+        self.where.pop(process.address, None)
+        self.lanes.pop(process.lane, None)
 
     def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
         broken = self.broken
@@ -108,7 +111,7 @@ class Network:
         self.loop.at(self.loop.now_ns + delay_ns, arrive)
 
     def _survives_a_flip(self, envelope: Envelope) -> bool:
-        """One bit of the frame is wrong. Whoever takes it for a message has not looked."""
+        """Flip one bit of the frame, which the decoder must refuse."""
         frame = bytearray(wire.encode(envelope))
         bit = self.rng.randrange(8 * len(frame))
         frame[bit // 8] ^= 1 << bit % 8
@@ -131,8 +134,8 @@ class Network:
     ) -> None:
         """Ask the holders one after another, as the lane does; a cut link costs a stall timeout.
 
-        As there, a payload is compared with its checksum, a state (without one) by its reader. A
-        slice has the digests of its chunks alone, which show what changes on the way.
+        A payload is compared with its checksum, a state (without a checksum) is verified by its
+        reader. A slice has only the digests of its chunks, which show changes on the way.
         """
         broken, here = self.broken, target(asker.me.rack)
 
@@ -174,7 +177,7 @@ class Network:
         extent: Extent | None,
         holder: int,
     ) -> Exception | None:
-        """The bytes that a holder serves, or why they are not there."""
+        """Copy the bytes that a holder serves, or say why not."""
         if view is None:
             return PayloadGone("gone")
         offset, total = extent or Extent(0, len(into))

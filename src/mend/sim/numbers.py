@@ -1,34 +1,26 @@
-"""A rack whose memory goes wrong between its own check and its checksum."""
+"""Numerics of a rack whose memory is corrupted between its own check and its checksum."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend.codec import Codec, LayoutCodec
+from mend.codec import Codec
 from mend.engine.numerics import Numerics
 from mend.engine.offers import Encoded
-from mend.merge import Merge
-from mend.outer import OuterOptimizer
 from mend.transport.bulk_wire import checksum_of
 
 
 class Spoiler(Numerics):
-    """`spoils` is asked at every encode what the payload's elements become; None: they stay."""
+    """Calls `spoils` at every encode for the value of all elements of the payload; None: unchanged.
+    `rules`, `options`: those of Numerics."""
 
-    def __init__(
-        self,
-        spoils: Callable[[], float | None],
-        codec: Codec | LayoutCodec,
-        merge: Merge,
-        outer: OuterOptimizer,
-        max_age: int,
-        in_weights: bool,
-    ) -> None:
-        super().__init__(codec, merge, outer, max_age=max_age, in_weights=in_weights)
+    def __init__(self, spoils: Callable[[], float | None], *rules: Any, **options: Any) -> None:
+        super().__init__(*rules, **options)
         self._spoils = spoils
 
     def encode(

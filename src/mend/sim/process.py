@@ -1,12 +1,9 @@
-"""A process without threads.
-
-An edge for the machines, and a training loop under the virtual clock.
-"""
+"""A process without threads: its host interface and its training loop, under a virtual clock."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -14,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mend.consensus.records import Mark, Record, Snapshot
-from mend.coordination.events import Event
+from mend.coordination.events import Effect, Event
 from mend.coordination.ladder import taken_of
+from mend.coordination.machines import Parts
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -29,10 +27,10 @@ from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
 from mend.sim.loop import Loop
-from mend.sim.moments import Moments
+from mend.sim.moments import Adam, Moments
 from mend.sim.network import Network
-from mend.sim.optimizer import Adam
-from mend.sim.tape import MemoryTape
+from mend.sim.scenario import Scenario
+from mend.trace.format import Entry, Gap, read_record, record_of_entry
 from mend.types import MS, SECOND, Address, Extent, Member, Peer
 
 T = TypeVar("T")
@@ -42,12 +40,40 @@ THREAD_HOP_NS = MS // 20
 LINGER_NS = 5 * SECOND
 """How long a process that coordinates stays after its script, as `LiveRank.close` does."""
 
+START_NS = 30 * SECOND
+CUT_NS = 20 * SECOND
+"""How long a simulated script waits for the others in a checkpoint."""
+
+
+class MemoryTape:
+    """The tape of a process as encoded records, so that reading it parses them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.records: list[bytes] = []
+
+    def put(
+        self,
+        machine: str,
+        now_ns: int,
+        event: Event,
+        effects: Sequence[Effect],
+        error: str = "",
+    ) -> None:
+        self.records.append(record_of_entry(machine, now_ns, event, effects, error))
+
+    def entries(self) -> Iterator[Entry | Gap]:
+        for number, record in enumerate(self.records, start=1):
+            entry = read_record(record, number)
+            assert isinstance(entry, Entry | Gap)
+            yield entry
+
 
 class Process:
     """HostInterface under a virtual clock.
 
-    `clock_ns` is what its own clock is ahead, `drift_ppm` how much it runs too fast since
-    `drifts_ns`: nobody may compare clocks.
+    Each process has a clock of its own: `clock_ns` ahead of the world's, and `drift_ppm` too fast
+    since `drifts_ns`.
     """
 
     def __init__(
@@ -68,12 +94,12 @@ class Process:
         self.frozen_until_ns = 0
         self.notes: list[tuple[str, dict[str, object]]] = []
         self.noted_ns: list[int] = []
-        """When, in the world's time; `notes` itself is compared between runs."""
+        """Times of the notes by the world's clock; `notes` itself is compared between runs."""
         self.tape: MemoryTape | None = None
         self.tell: Callable[[str], None] | None = None
-        self.watch: Callable[[Process, str, dict[str, object]], None] | None = None
+        self.on_note: Callable[[Process, str, dict[str, object]], None] | None = None
         self.trainer: Training | None = None
-        self.looked: Callable[[Process], None] | None = None
+        self.on_event: Callable[[Process], None] | None = None
         self._alarm_ns: int | None = None
         self._worker_free_ns = 0
 
@@ -86,33 +112,31 @@ class Process:
 
     def crash(self) -> None:
         self.dead = True
-        self.network.where.pop(self.address, None)
-        self.network.lanes.pop(self.lane, None)
+        self.network.leave(self)
 
     def jump(self, ahead_ns: int) -> None:
-        """The clock jumps; a sleeper notices at once, as its timer would."""
+        """The clock jumps ahead, which wakes a sleeping process if its timer is due."""
         self.clock_ns += ahead_ns
         self._alarm_ns = None
         self._arm()
 
     def drift(self, ppm: int) -> None:
-        """From now on the clock gains so many millionths."""
+        """From now on the clock runs `ppm` millionths too fast."""
         self.clock_ns = self.now_ns() - self.loop.now_ns
         self.drifts_ns, self.drift_ppm = self.loop.now_ns, ppm
 
     def stop(self) -> None:
-        """The script has ended: say farewell, close, hear nothing more."""
+        """The script has ended: say farewell and close."""
         rank = self.trainer.rank if self.trainer is not None else None
         if rank is not None and rank.roles.leader is not None:
             effect = rank.roles.leader.farewell()
             if effect.to != self.me:
                 self.send(effect.to, effect.body)
         self.stopped = True
-        self.network.where.pop(self.address, None)
-        self.network.lanes.pop(self.lane, None)
+        self.network.leave(self)
 
     def give_up(self) -> None:
-        """The script has failed: say farewell, and be gone."""
+        """The script has failed: say farewell and die."""
         self.stop()
         self.crash()
 
@@ -120,7 +144,7 @@ class Process:
         return self.loop.now_ns < self.frozen_until_ns
 
     def later(self, delay_ns: int, job: Callable[[], None]) -> None:
-        """Run in this process; a frozen one runs it when it thaws, a dead one never."""
+        """Run a job in this process after a delay, or when it thaws; a dead one never runs it."""
         self.loop.at(self.loop.now_ns + delay_ns, partial(self._run, job))
 
     def _ended(self) -> bool:
@@ -129,7 +153,7 @@ class Process:
     def _run(self, job: Callable[[], None]) -> None:
         if self._ended():
             return
-        if self.loop.now_ns < self.frozen_until_ns:
+        if self.frozen():
             self.broken.felt["freeze"] += 1
             self.loop.at(self.frozen_until_ns, partial(self._run, job))
             return
@@ -139,8 +163,8 @@ class Process:
         self._arm()
         if self.trainer is not None:
             self.trainer.look()
-        if self.looked is not None:
-            self.looked(self)
+        if self.on_event is not None:
+            self.on_event(self)
 
     def receive(self, envelope: Envelope) -> None:
         self._run(partial(self._hear, envelope))
@@ -157,7 +181,7 @@ class Process:
 
     def _arm(self) -> None:
         due_ns = self.host.deadline_ns() if self.host is not None else None
-        if due_ns is None or self.dead or self.stopped:
+        if due_ns is None or self._ended():
             return
         alarm_ns = due_ns - self.clock_ns
         if self.drift_ppm:
@@ -165,15 +189,14 @@ class Process:
             alarm_ns = self.drifts_ns + -(-ran_ns * 1_000_000 // (1_000_000 + self.drift_ppm))
         if self._alarm_ns is not None and self.loop.now_ns < self._alarm_ns <= alarm_ns:
             return
-        self._alarm_ns = max(alarm_ns, self.loop.now_ns)
-        mine = self._alarm_ns
+        self._alarm_ns = armed_ns = max(alarm_ns, self.loop.now_ns)
 
         def ring() -> None:
-            if self._alarm_ns == mine and self.host is not None:
+            if self._alarm_ns == armed_ns and self.host is not None:
                 self._alarm_ns = None
                 self.host.tick()
 
-        self.later(self._alarm_ns - self.loop.now_ns, ring)
+        self.later(armed_ns - self.loop.now_ns, ring)
 
     # -------------------------------------------------------------- HostInterface
 
@@ -232,38 +255,52 @@ class Process:
         if self.tell is not None:
             who = f"rack={self.me.rack} rank={self.me.rank}"
             self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {kind} {fields}")
-        if self.watch is not None:
-            self.watch(self, kind, fields)
+        if self.on_note is not None:
+            self.on_note(self, kind, fields)
 
     def finished(self) -> None:
         """A simulated process stops when its script has ended; see `Training`."""
 
 
 class WatchedState(PublishedState):
-    """Tells which records the training thread is shown, in which order."""
+    """Reports the records that the training thread is shown, in order, to the checks."""
 
     def __init__(self, fragments: int, process: Process, agreement: Agreement) -> None:
         super().__init__(fragments)
         self._process, self._agreement = process, agreement
 
     def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
-        self._agreement.told(self._process, record)
+        self._agreement.check_record(self._process, record)
         super().told(record, outer)
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._agreement.restored(self._process, snapshot)
+        self._agreement.check_snapshot(self._process, snapshot)
         super().restore(snapshot)
+
+
+Asked = AgreeMin | Share | Spread
 
 
 def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) -> list[Tensor]:
     return [take(shares[rank].slice_N, shares[rank].holding.owned, slots) for rank in team]
 
 
-Asked = AgreeMin | Share | Spread
+def _results(requests: Sequence[Asked]) -> Sequence[object]:
+    """What each rank gets, in the order of ranks."""
+    assert len(set(map(type, requests))) == 1, f"ranks of a rack are out of step: {requests}"
+    if shares := [request for request in requests if isinstance(request, Share)]:
+        return [put_together(s.holding, s.slice_N, partial(_slices, shares)) for s in shares]
+    spread = [request.data_B for request in requests if isinstance(request, Spread)]
+    for data_B in spread:
+        data_B.copy_(spread[0])
+    lists = [request.values for request in requests if isinstance(request, AgreeMin)]
+    assert len(set(map(len, lists))) <= 1, "ranks agree about different fragments"
+    least = [min(column) for column in zip(*lists, strict=True)]
+    return [least if lists else None] * len(requests)
 
 
 class Collective:
-    """The in-rack collectives: everybody's answer is ready when everybody has asked."""
+    """The in-rack collectives: all ranks get their answers when all have asked."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -271,40 +308,18 @@ class Collective:
 
     @cached_property
     def beside(self) -> Collective:
-        """Those of the ranks' threads that write checkpoints."""
+        """The collectives of the threads that write checkpoints."""
         return Collective(self.ranks)
 
     def ask(self, rank: int, request: Asked, answer: Callable[[object], None]) -> None:
         self.asked[rank] = (request, answer)
         if len(self.asked) < self.ranks:
             return
-        requests = [self.asked[rank][0] for rank in range(self.ranks)]
-        answers = [self.asked[rank][1] for rank in range(self.ranks)]
+        requests, answers = zip(*(self.asked[rank] for rank in range(self.ranks)), strict=True)
         self.asked = {}
-        assert len({type(request) for request in requests}) == 1, (
-            f"ranks of a rack are out of step: {requests}"
-        )
-        spread = [request.data_B for request in requests if isinstance(request, Spread)]
-        for data_B in spread:
-            data_B.copy_(spread[0])
-        if spread:
-            for give in answers:
-                give(None)
-            return
-        lists = [request.values for request in requests if isinstance(request, AgreeMin)]
-        shares = [request for request in requests if isinstance(request, Share)]
-        if lists:
-            assert len({len(values) for values in lists}) == 1, (
-                "ranks agree about different fragments"
-            )
-            least = [min(column) for column in zip(*lists, strict=True)]
-            for give in answers:
-                give(least)
-            return
         # All before the first is given: a rank that goes on uses its slice's memory again.
-        held = [put_together(s.holding, s.slice_N, partial(_slices, shares)) for s in shares]
-        for give, held_N in zip(answers, held, strict=True):
-            give(held_N)
+        for give, result in zip(answers, _results(requests), strict=True):
+            give(result)
 
 
 class Training:
@@ -317,22 +332,21 @@ class Training:
         trainer: Trainer,
         collective: Collective,
         parameters: Sequence[nn.Parameter],
+        scenario: Scenario,
         *,
-        steps: int,
-        step_ns: int,
-        start_ns: int,
         update: Callable[[int], Sequence[Tensor]],
         tokens: Callable[[int], int],
         watch: Callable[[str, Training], None],
+        begin_again: Callable[[Training], None],
     ) -> None:
+        """`begin_again`: what `mend_init` does where the job is lost."""
         self.process, self.rank, self.trainer, self.collective = process, rank, trainer, collective
-        self.parameters, self.steps, self.step_ns, self.start_ns = (
-            parameters,
-            steps,
-            step_ns,
-            start_ns,
-        )
+        self.parameters, self.scenario, number = parameters, scenario, process.me.rack
         self._update, self._tokens, self._watch = update, tokens, watch
+        self._begin_again = begin_again
+        self._steps, self._step_ns = scenario.steps[number], scenario.step_ns[number]
+        self._pauses = {step: ns for rack, step, ns in scenario.pauses if rack == number}
+        self._cut_step = scenario.cut_step
         self.doing: Doing | None = None
         self.began = False
         self.ended = False
@@ -343,20 +357,13 @@ class Training:
         self.stalls: list[tuple[int, int]] = []
         self._wait: tuple[Wait, int, int] | None = None
         self._closing = False
-        self.pauses: dict[int, int] = {}
-        """step -> ns that the script does something else behind it."""
-        self.cut_step = 0
-        """Behind it the script makes a checkpoint; 0: none."""
-        self.cut_limit_ns = self.cut_writes_ns = 0
         self._writing: Doing | None = None
         """What the thread that writes it is at."""
         trainer.life.writes = lambda: self._writing is not None
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
-        self.batch = self._taken = 0
-        """Micro-batches of a step, whose number the script asks for; 0: it does not ask."""
-        self.begin_again: Callable[[Training], None] = lambda lost: None
-        """What `mend_init` does where the job is lost."""
+        self._taken = 0
+        """Micro-batches of this step; 0: the script does not ask how many to take."""
         self.moments: Moments | None = None
         """The state of its optimizer, where ranks have one."""
         views = [track.moments for track in trainer.tracks if track.moments is not None]
@@ -373,11 +380,11 @@ class Training:
         self.process.later(THREAD_HOP_NS, lambda: self.rank.give_state(to, step, data_B))
 
     def look(self) -> None:
-        """After anything happened in this process: may the training thread go on?"""
+        """After each event of this process: let the training thread go on if it can."""
         published = self.rank.published
         if not self.began:
             self.began = True
-            self._drive(self.trainer.begin(2 * self.start_ns))
+            self._drive(self.trainer.begin(2 * START_NS))
         elif self._wait is not None:
             wait, _, _ = self._wait
             if published.failure is not None or wait.ready():
@@ -424,39 +431,37 @@ class Training:
             self._wake()
 
     def _next(self) -> None:
-        """What the script does when the current call returned."""
-        if self._writing is not None and self.trainer.step >= self.steps:
+        """The next action of the script after a call has returned."""
+        if self._writing is not None and self.trainer.step >= self._steps:
             self.process.later(POLL_NS, self._next)  # the end waits for a checkpoint
         elif self._closing:
             self.ended, self.ended_ns = True, self.process.loop.now_ns
             coordinator = self.rank.roles.coordinator
             coordinates = coordinator is not None and coordinator.proposer.leading
             self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
-        elif pause_ns := self.pauses.pop(self.trainer.step, 0):
+        elif pause_ns := self._pauses.pop(self.trainer.step, 0):
             self.process.later(pause_ns, self._next)
-        elif 0 < self.cut_step <= self.trainer.step:
-            self.cut_step = 0
+        elif 0 < self._cut_step <= self.trainer.step:
+            self._cut_step = 0
             self._drive(self._cut())
-        elif self.trainer.step < self.steps:
+        elif self.trainer.step < self._steps:
             slower = self.process.broken.slower(target(self.process.me.rack))
-            self.trainer.batch, self._taken = (
-                self.batch,
-                taken_of(self.batch, self.trainer.batch_pct),
-            )
-            part_ns = self.step_ns * self._taken // self.batch if self.batch else self.step_ns
+            batch = self.trainer.batch = self.scenario.batch
+            self._taken = taken_of(batch, self.trainer.batch_pct)
+            part_ns = self._step_ns * self._taken // batch if batch else self._step_ns
             self.process.later(slower * part_ns, self._step)
         else:
             self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
 
     def _cut(self) -> Doing:
-        """A checkpoint, but for the files. One that is not made does not stop the script."""
+        """Make a checkpoint without its files. A failure does not stop the script."""
         try:
-            mark = yield from self.trainer.cut("cut", self.cut_limit_ns)
+            mark = yield from self.trainer.cut("cut", CUT_NS)
             self.cut_of = (mark.lineage, mark.number)
             self._watch("cut", self)
             writing = self._write(mark)
-            if self.cut_writes_ns:
+            if self.scenario.cut_writes_ns:
                 self._writing = writing
                 self._write_on(None)
             else:
@@ -466,14 +471,14 @@ class Training:
 
     def _write(self, mark: Mark) -> Doing:
         offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
-        yield from self.trainer.cut_encoded(mark, offers, self.cut_limit_ns)
-        if self.cut_writes_ns:
-            yield Wait(lambda: False, self.cut_writes_ns)
-        yield from self.trainer.cut_written(mark, self.cut_limit_ns)
+        yield from self.trainer.cut_encoded(mark, offers, CUT_NS)
+        if self.scenario.cut_writes_ns:
+            yield Wait(lambda: False, self.scenario.cut_writes_ns)
+        yield from self.trainer.cut_written(mark, CUT_NS)
         self._watch("written", self)
 
     def _write_on(self, answer: object) -> None:
-        """As `CheckpointWriter` does beside the training thread."""
+        """Continue the checkpoint as `CheckpointWriter` does, beside the training thread."""
         assert self._writing is not None
         try:
             request = self._writing.send(answer)
@@ -519,10 +524,10 @@ class Training:
         self.failure = error
         self.ended = True
         self.doing = None
-        if isinstance(error, Diverged):  # the script ends; nobody counts on it any more
+        if isinstance(error, Diverged):  # the script ends
             self.process.later(THREAD_HOP_NS, self.process.give_up)
         elif isinstance(error, JobLost | Evicted):
-            self.begin_again(self)
+            self._begin_again(self)
 
     # -------------------------------------------------------------- hooks of the trainer
 

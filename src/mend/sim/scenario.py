@@ -1,12 +1,12 @@
-"""Everything that a run depends on, as one value: topology, workload, faults.
+"""Everything that a simulated run depends on, as one value: topology, workload, faults.
 
-`draw` makes one of a seed, `World` offers the calls that write one by hand.
+`draw` makes a scenario from a seed; `World` has calls to write one by hand.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from mend.consensus.log import RECORDS_KEPT
@@ -16,7 +16,7 @@ from mend.fragment.apply import Alignment
 from mend.types import MS, SECOND
 
 WITNESS_TARGET = 99
-"""The witness, where a fault names a rack."""
+"""The number of the witness in faults, which otherwise name racks."""
 
 FOR_EVER = 1 << 62
 
@@ -25,10 +25,11 @@ SHUTDOWN_NS = 4 * SECOND
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """From begin_ns until end_ns. `mend.sim.faults.KINDS` says what each kind does with the rest.
+    """A fault from begin_ns until end_ns. `mend.sim.faults.KINDS` describes the kinds and what they
+    do with the other fields.
 
     With `after` the fault waits for the n-th message of that name that rack `a` sends from begin_ns
-    on, begins right behind it, and lasts as long as it would have.
+    on, begins right after it, and lasts for end_ns - begin_ns.
     """
 
     kind: str
@@ -62,7 +63,7 @@ class Scenario:
     grace_ns: int = -1
     """-1: adaptive."""
     expected: tuple[int, ...] = ()
-    """Racks that a round waits for; empty: for all that are live."""
+    """Racks that a round waits for; empty: all that are live."""
     lockstep: bool = False
     overlapped: bool = True
     alignment: Alignment = "carry"
@@ -78,41 +79,40 @@ class Scenario:
     byte_ns: int = 0
     non_finite: tuple[tuple[int, int], ...] = ()
     """(rack, step) whose update is NaN for one step and repaired at the next."""
-    faults: tuple[Fault, ...] = field(default=())
+    faults: tuple[Fault, ...] = ()
     merge: str = "mean"
     quiet_ns: int = 0
-    """From here on nothing is broken any more, but what crashed stays down; 0: no such time."""
+    """Time at which all faults end, except crashes; 0: no such time."""
     records_kept: int = RECORDS_KEPT
-    """Decided records a replica keeps; who is further behind gets a snapshot."""
+    """Decided records that a replica keeps; a rack that is further behind gets a snapshot."""
     first: int = 0
-    """Version of every fragment that the job begins with, from a checkpoint; 0: from none."""
+    """Version of every fragment in the checkpoint that the job resumes; 0: no checkpoint."""
     cut_step: int = 0
-    """Step behind which every rack makes a checkpoint; 0: none."""
+    """Step after which every rack makes a checkpoint; 0: no checkpoint."""
     cut_writes_ns: int = 0
-    """How long its files take, while the rack trains on; 0: no time, and the rack waits."""
+    """Time that its files take while the rack trains on; 0: no time, and the rack waits."""
     pauses: tuple[tuple[int, int, int], ...] = ()
-    """(rack, step, ns): behind that step its script does something else, such as an evaluation."""
+    """(rack, step, ns): after that step the script pauses, as for an evaluation."""
     carries: bool = False
-    """Ranks have an optimizer with a state, which a rack that joins gets."""
+    """Ranks have an optimizer with a state, which a joining rack copies."""
     moments: tuple[int, ...] = ()
-    """Periods of the optimizer's first and second moments, which the racks average; 0 or empty:
-    they do not."""
+    """Periods of averaging the optimizer's first and second moments; 0 or empty: never."""
     validates: bool = False
     """Slow racks are validated by a micro-benchmark."""
     acts: bool = False
     """Slow racks are mitigated."""
     evicts: bool = False
-    """Slow racks may be evicted as well; they are started again."""
+    """Slow racks may be evicted, and are then started again."""
     restart_ns: int = 500 * MS
-    """What starting a rack again takes."""
+    """Time to start a rack again."""
     gone: bool = False
-    """Nobody starts a rack again that was evicted."""
+    """Evicted racks are not started again."""
     batch: int = 0
-    """Micro-batches of a step, of which scripts ask how many to take; 0: they do not ask."""
+    """Micro-batches of a step, for scripts that ask how many to take; 0: they do not ask."""
     sharded: bool = False
-    """Racks merge a slice each, where enough are in a round."""
+    """Racks merge a slice each in rounds with enough members."""
     shutdown_ns: int = SHUTDOWN_NS
-    """How long a rack that has trained waits until its work is merged and the others are done."""
+    """Limit for the wait after training until the work is merged and the others are done."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "step_ns"):
@@ -120,13 +120,22 @@ class Scenario:
             if count != self.racks:
                 text = f"{count} values for {self.racks} racks"
                 raise ConfigError(name, getattr(self, name), text, "Give one per rack.")
-        there = {-1, *range(self.racks), *([WITNESS_TARGET] if self.witness else [])}
         for fault in self.faults:
             named = {fault.a, *fault.racks, *([fault.b] if fault.kind != "crash" else [])}
-            if absent := sorted(named - there):
+            if absent := sorted(named - {-1, *self.targets}):
                 text = f"{self.racks} racks, {'a' if self.witness else 'no'} witness, no {absent}"
                 remedy = "Name racks that there are; the witness is mend.sim.WITNESS."
                 raise ConfigError("faults", fault, text, remedy)
+
+    @property
+    def targets(self) -> list[int]:
+        """What a fault may name: the racks, then the witness."""
+        return [*range(self.racks), *([WITNESS_TARGET] if self.witness else [])]
+
+    @property
+    def founder(self) -> int:
+        """The target that coordinates at first."""
+        return WITNESS_TARGET if self.witness else 0
 
     @property
     def moment_periods(self) -> dict[int, int]:
@@ -135,23 +144,23 @@ class Scenario:
 
     @property
     def length_ns(self) -> int:
-        """How long the slowest rack trains, with its pauses, if nothing holds it up."""
+        """Training time of the slowest rack with its pauses, if nothing delays it."""
         works = zip(self.steps, self.step_ns, self.paused_ns, strict=True)
         return max(n * ns + more for n, ns, more in works)
 
     @property
     def paused_ns(self) -> tuple[int, ...]:
-        """Of every rack, how long its script does something else."""
+        """The pauses of every rack, added up."""
         racks = range(self.racks)
-        return tuple(sum(ns for who, _, ns in self.pauses if who == rack) for rack in racks)
+        return tuple(sum(ns for of, _, ns in self.pauses if of == rack) for rack in racks)
 
     def shape(self, fragment: int) -> tuple[int, ...]:
-        """Of the fragment's one tensor: a matrix for a codec that sends those of low rank."""
+        """Shape of the fragment's one tensor: a matrix for a codec of low rank."""
         rows = self.numel + fragment
         return (rows, 4) if self.payload.startswith("powersgd") else (rows,)
 
     def end_of(self, fault: Fault) -> int:
-        """When a fault ends at the latest: faults of a duration end at the quiet time."""
+        """The end of a fault, which is at the latest the quiet time."""
         return min(fault.end_ns, self.quiet_ns) if self.quiet_ns else fault.end_ns
 
     def without(self, *, faults: tuple[Fault, ...]) -> Scenario:
@@ -159,16 +168,16 @@ class Scenario:
 
 
 OFFERS_BEFORE = 5
-"""Of every rack and fragment, in a job that a simulated one goes on from."""
+"""Offers of every rack and fragment before the checkpoint that a job resumes."""
 
 
 def rounds_before(first: int) -> int:
-    """That a checkpoint of this version has behind it: not all of them were complete."""
+    """Rounds, some incomplete, that are merged in a checkpoint of this version."""
     return first * WHOLE - WHOLE // 2 if first else 0
 
 
 def calm(**changes: Any) -> Scenario:
-    """A job in which nothing is broken; one number for `steps` or `step_ns` is for all racks."""
+    """A job without faults; one number for `steps` or `step_ns` is for all racks."""
     racks = changes.get("racks", 2)
     for name, usual in (("steps", 24), ("step_ns", 50 * MS)):
         given = changes.get(name, usual)
@@ -176,27 +185,16 @@ def calm(**changes: Any) -> Scenario:
     return Scenario(**changes)
 
 
-def python_of(scenario: Scenario) -> str:
-    """The expression that makes this scenario; what is as in the default is left out."""
-    usual = Scenario()
-    parts = []
-    for each in dataclasses.fields(Scenario):
-        value = getattr(scenario, each.name)
-        if value != getattr(usual, each.name):
-            text = _fault_tuple(value) if each.name == "faults" else repr(value)
-            parts.append(f"{each.name}={text}")
-    return f"Scenario({', '.join(parts)})"
-
-
-def _fault_tuple(faults: tuple[Fault, ...]) -> str:
-    inner = [
-        "Fault("
-        + ", ".join(
-            f"{each.name}={getattr(fault, each.name)!r}"
-            for each in dataclasses.fields(Fault)
-            if each.default is dataclasses.MISSING or getattr(fault, each.name) != each.default
-        )
-        + ")"
-        for fault in faults
-    ]
-    return f"({', '.join(inner)}{',' if len(inner) == 1 else ''})"
+def python_of(value: Scenario | Fault) -> str:
+    """The expression that makes this value, without the fields that have their defaults."""
+    arguments = []
+    for field in dataclasses.fields(value):
+        argument = getattr(value, field.name)
+        if argument == field.default:
+            continue
+        text = repr(argument)
+        if field.name == "faults":
+            comma = "," if len(argument) == 1 else ""
+            text = f"({', '.join(map(python_of, argument))}{comma})"
+        arguments.append(f"{field.name}={text}")
+    return f"{type(value).__name__}({', '.join(arguments)})"

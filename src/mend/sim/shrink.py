@@ -1,7 +1,7 @@
-"""A scenario that breaks an invariant -> a smaller one that breaks the same.
+"""Shrinks a scenario that breaks an invariant to a smaller one that breaks the same.
 
-Greedy: of all ways to make it simpler the first that still breaks is kept, and all are tried again,
-until none is left. Simpler means less to read: fewer faults first, then fewer of everything.
+The search is greedy: it keeps the first simpler scenario that still breaks, and starts again, until
+no simpler one breaks. Simpler means shorter to read: first fewer faults, then less of everything.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ RUNS_MAX = 400
 
 
 def problems_of(scenario: Scenario, *, first: bool = False) -> list[str]:
-    """What breaks; an exception of the simulated code is a problem like any other. `first`: end
-    the run as soon as something has; the first problem of the list is the same."""
+    """The problems of a run; an exception of the simulated code is one, too. `first`: end the run
+    at the first problem."""
     try:
         return World(scenario).run(first=first).problems
     except Exception as error:
@@ -37,8 +37,7 @@ def shrink(
     run: Callable[[Scenario], list[str]] = problems_of,
     runs_max: int = RUNS_MAX,
 ) -> Scenario:
-    """`problems`: what breaks in `scenario`, if it is known; nothing broken: it comes back as it
-    is."""
+    """`problems`: those of `scenario`, if they are known. Without any it is returned unchanged."""
     wanted = {kind_of(problem) for problem in (run(scenario) if problems is None else problems)}
     runs, smaller = 0, bool(wanted)
     while smaller:
@@ -124,7 +123,7 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _shorter_faults(scenario: Scenario) -> Iterator[Scenario]:
-    """Half as long, at a rounder time, or at a time instead of behind a message."""
+    """Half as long, at a rounder time, or at a time instead of after a message."""
     for i, fault in enumerate(scenario.faults):
         length_ns = fault.end_ns - fault.begin_ns
         options = []

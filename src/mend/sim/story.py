@@ -1,4 +1,4 @@
-"""A run in sentences: what was set up, what happened when, what broke."""
+"""Describes a run in sentences: the job, the events in order, and the problems."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from mend.sim.world import SimulationReport, World
 
 LINES_MAX = 60
-"""Of what happened; more is cut in the middle."""
+"""Limit on the lines about events; more are cut in the middle."""
 
 PROBLEMS_MAX = 6
 
 
 def setup(scenario: Scenario) -> str:
-    """The job in a few sentences, and below it what is to break."""
+    """The job in a few sentences, and its faults."""
     s = scenario
     ranks = "one rank each" if s.ranks == 1 else f"{s.ranks} ranks each"
     witness = "with a witness" if s.witness else "without a witness"
@@ -50,7 +50,7 @@ def setup(scenario: Scenario) -> str:
 
 
 def happened(world: World) -> list[str]:
-    """What befell the job, in order of time; equal events of several ranks or fragments as one."""
+    """The events of the job in order of time; equal events of several ranks or fragments once."""
     events = [(when_ns, text) for when_ns, text in world.broken.told]
     read: dict[str, int] = {}
     processes = [*world.past, *world.processes()]
@@ -71,7 +71,7 @@ def happened(world: World) -> list[str]:
 
 
 def _event(me: Peer, kind: str, fields: dict[str, Any]) -> str:
-    """A note as a sentence; empty for what would only be noise."""
+    """A note as a sentence; empty for notes that would only be noise."""
     who = name_of(target(me.rack))
     leads = me.rank == 0
     match kind:
@@ -85,8 +85,8 @@ def _event(me: Peer, kind: str, fields: dict[str, Any]) -> str:
         case "left-alone":
             return f"{who} leaves alone: {'; '.join(fields['why']) or 'no reason known'}"
         case _:
-            told = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
-            return f"{who}: {kind.replace('-', ' ')}" + (f" ({told})" if told else "")
+            text = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
+            return f"{who}: {kind.replace('-', ' ')}" + (f" ({text})" if text else "")
 
 
 def _commit(fields: dict[str, Any]) -> str:
@@ -101,7 +101,7 @@ def _commit(fields: dict[str, Any]) -> str:
 
 
 def tell(world: World, report: SimulationReport) -> str:
-    """The whole story of a run, its end and how to have it again."""
+    """The whole story of a run, its end, and the code that repeats it."""
     seconds = report.virtual_ns / SECOND
     end = [f"After {seconds:.2f} virtual seconds and {report.commits} commits:"]
     problems = list(dict.fromkeys(report.problems))
@@ -119,7 +119,7 @@ def tell(world: World, report: SimulationReport) -> str:
 
 
 def _each(values: tuple[int, ...] | list[int]) -> str:
-    """One number where all are equal."""
+    """One number if all are equal, else all of them."""
     return str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
 
 

@@ -1,6 +1,6 @@
-"""Builds a job from a scenario, runs it to its end, checks the invariants on the way.
+"""Builds a job from a scenario, runs it to its end, and checks the invariants meanwhile.
 
-World(7).run()                                         what seed 7 draws
+World(7).run()                                         the scenario of seed 7
 World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0).run()
 """
 
@@ -47,11 +47,18 @@ from mend.sim.checkers import Checkers
 from mend.sim.faults import Broken, Hands, target
 from mend.sim.generate import draw
 from mend.sim.loop import Loop
-from mend.sim.moments import Moments
+from mend.sim.moments import Adam, Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
-from mend.sim.optimizer import Adam
-from mend.sim.process import THREAD_HOP_NS, Collective, Process, Training, WatchedState
+from mend.sim.process import (
+    START_NS,
+    THREAD_HOP_NS,
+    Collective,
+    MemoryTape,
+    Process,
+    Training,
+    WatchedState,
+)
 from mend.sim.scenario import (
     FOR_EVER,
     OFFERS_BEFORE,
@@ -62,19 +69,17 @@ from mend.sim.scenario import (
     rounds_before,
 )
 from mend.sim.scenario_builder import Writer
-from mend.sim.tape import MemoryTape
 from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
 
 HEARTBEAT_MS = 250
 """Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
 
 DETECT_NS = 2 * SECOND
-START_NS = 30 * SECOND
 STALL_NS = 1 * SECOND
 GIVE_UP_NS = 60 * SECOND
 EVICT_NS = 8 * SECOND
 RETIRES_NS = 10 * SECOND
-"""How long a person's word is repeated."""
+"""How long `mend retire` repeats its message."""
 
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
@@ -86,12 +91,8 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
-CUT_NS = 20 * SECOND
-"""How long a simulated script waits for the others in a checkpoint."""
-
-
 def _progress(tracks: Sequence[FragmentState]) -> Progress:
-    """Of a checkpoint right behind a merge of everything."""
+    """The progress in a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
             t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
@@ -103,7 +104,7 @@ def _progress(tracks: Sequence[FragmentState]) -> Progress:
 
 @dataclass
 class SimulationReport:
-    """What a run came to. `problems` is empty when every invariant held."""
+    """The result of a run. `problems` is empty when every invariant held."""
 
     scenario: Scenario
     problems: list[str] = field(default_factory=list)
@@ -117,10 +118,10 @@ class SimulationReport:
 
 
 class World(Writer):
-    """One job. `run()` returns the report; nothing outside the scenario decides anything.
+    """One job, which depends on its scenario alone. `run()` returns the report.
 
-    What: a seed, of which the scenario is drawn, or a scenario. Without it, and with fields of
-    Scenario instead, a calm job to which faults are added by the calls of `Writer`.
+    `what`: a seed to draw the scenario from, or a scenario. Without it, `fields` of Scenario make a
+    calm job, to which the calls of `Writer` add faults.
     """
 
     def __init__(
@@ -139,12 +140,17 @@ class World(Writer):
         self.network = Network(self.loop, self.scenario, self.rng, self.broken)
         self.checkers = Checkers(self.scenario, STALL_NS)
         self.trainings: dict[Peer, Training] = {}
-        """Of every rack in its newest life."""
+        """The ranks of every rack in its newest life."""
         self.past: list[Process] = []
         self.witness: Process | None = None
         self.away: set[int] = set()
         """Targets that died and are to be started again."""
-        self._build()
+        self._founder = Peer(WITNESS if self.scenario.witness else 0, 0)
+        """The first coordinator."""
+        if self.scenario.witness:
+            self._build_witness()
+        for rack in range(self.scenario.racks):
+            self._build_rack(rack)
 
     def run(self, *, first: bool = False) -> SimulationReport:
         """To the end of every live training loop, then the verdict. `first`: or to the first
@@ -174,7 +180,7 @@ class World(Writer):
         return report
 
     def _run_loop(self, until: Callable[[], bool], limit_ns: int) -> tuple[bool, str]:
-        """Whether all ended; and how the simulated code fell over, if it did."""
+        """Whether all ended, and the exception of the simulated code, if there was one."""
         collecting = gc.isenabled()
         gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
         try:
@@ -200,17 +206,6 @@ class World(Writer):
 
     # -------------------------------------------------------------- building
 
-    def _build(self) -> None:
-        if self.scenario.witness:
-            self._build_witness()
-        for rack in range(self.scenario.racks):
-            self._build_rack(rack)
-
-    @property
-    def _founder(self) -> Peer:
-        """Who coordinates at first."""
-        return Peer(WITNESS, 0) if self.scenario.witness else Peer(0, 0)
-
     def _coordinates(self, me: Peer) -> CoordinatorParts:
         options = CoordinatorOptions(
             self.scenario.racks, HEARTBEAT_MS * MS, DETECT_NS, first=me == self._founder
@@ -220,14 +215,10 @@ class World(Writer):
     def _build_witness(self) -> None:
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
-        made_of = Parts(
-            me,
-            member,
-            coordinator=self._coordinates(me),
-            records_kept=self.scenario.records_kept,
-        )
+        kept = self.scenario.records_kept
+        made_of = Parts(me, member, coordinator=self._coordinates(me), records_kept=kept)
         tape = self._tape(self.witness, made_of)
-        self.witness.watch = self.checkers.noted
+        self.witness.on_note = self.checkers.check_note
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
         self.checkers.enter_process(self.witness)
 
@@ -239,30 +230,27 @@ class World(Writer):
             for rank in range(scenario.ranks)
         ]
         collective = Collective(scenario.ranks)
-        parts = [self._rank_parts(rack, rank) for rank in range(scenario.ranks)]
-        genesis = [[track.anchor for track in tracks] for _, tracks in parts]
-        policy = self._policy(len(parts[0][1]))
-        for rank, process in enumerate(processes):
-            parameters, tracks = parts[rank]
-            own = tuple(anchor.digest for anchor in genesis[rank])
+        models = [self._model(rack, rank) for rank in range(scenario.ranks)]
+        digests = [tuple(track.anchor.digest for track in tracks) for _, tracks in models]
+        policy = self._policy(len(digests[0]))
+        for process, (parameters, tracks), own in zip(processes, models, digests, strict=True):
             resume = self._resume(tracks)
             rank_machine = RankParts(self._rank_options(), own, resume.versions if resume else ())
             made_of = Parts(process.me, member, rank_machine)
-            if rank == 0:
+            if process.me.rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
-                digests = tuple(tuple(g[p].digest for g in genesis) for p in range(len(tracks)))
-                hello = Hello(seat, policy, (("model", "sim"),), digests, resume=resume)
+                by_fragment = tuple(zip(*digests, strict=True))
+                hello = Hello(seat, policy, (("model", "sim"),), by_fragment, resume=resume)
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
-                coordinates = self._coordinates(process.me)
-                kept = self.scenario.records_kept
+                coordinates, kept = self._coordinates(process.me), scenario.records_kept
                 made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
-            self._start(process, processes, made_of, parameters, tracks, policy, collective)
+            self._connect(process, processes)
+            self._start(process, made_of, parameters, tracks, policy, collective)
 
     def _start(
         self,
         process: Process,
-        rack: Sequence[Process],
         made_of: Parts,
         parameters: list[nn.Parameter],
         tracks: list[FragmentState],
@@ -276,7 +264,9 @@ class World(Writer):
         trainer = EvictableTrainer(
             process.member,
             policy,
-            self._step_options(),
+            StepOptions(
+                scenario.overlapped, scenario.alignment, 0.5, GIVE_UP_NS, scenario.shutdown_ns
+            ),
             tracks,
             published,
             now_ns=process.now_ns,
@@ -304,24 +294,19 @@ class World(Writer):
             trainer,
             collective,
             parameters,
-            steps=scenario.steps[number],
-            step_ns=scenario.step_ns[number],
-            start_ns=START_NS,
+            scenario,
             update=partial(self._update, number, updates=self._updates(number)),
             tokens=lambda step: 1 + (step * 7 + number) % 5,
             watch=self.checkers.watch,
+            begin_again=self._begin_again,
         )
         self._prepare(training, tracks)
         held.append(training)
         process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
-        process.watch = self.checkers.noted
-        self._connect(process, rack)
+        process.on_note = self.checkers.check_note
         process.start(rank)
         self.checkers.enter_process(process)
-
-    def _product_ns(self, process: Process) -> int:
-        return MS * self.broken.slower(target(process.me.rack))
 
     def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
         process.tape = MemoryTape(made_of) if self.record else None
@@ -337,7 +322,7 @@ class World(Writer):
     def _leaders(self, but: int) -> tuple[Peer, ...]:
         return tuple(Peer(rack, 0) for rack in range(self.scenario.racks) if rack != but)
 
-    def _rank_parts(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
+    def _model(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
         scenario = self.scenario
         whose = 0 if scenario.first else rack  # racks that resume have one anchor
         generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
@@ -358,29 +343,24 @@ class World(Writer):
             track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
         return list(model), tracks
 
-    def _moments(self) -> tuple[MomentFragments, ...]:
-        periods = self.scenario.moment_periods.values()
-        return tuple(MomentFragments(self.scenario.fragments, period) for period in periods)
-
     def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
-        process, training.begin_again = training.process, self._begin_again
+        process = training.process
         training.trainer.life.started_ns -= self.scenario.restart_ns
         if self.scenario.validates:
-            product_ns = partial(self._product_ns, process)
-            benchmark = MicroBenchmark(process.now_ns, training.post, product_ns, None)
+            benchmark = MicroBenchmark(
+                process.now_ns,
+                training.post,
+                lambda: MS * self.broken.slower(target(process.me.rack)),
+                None,
+            )
             training.rank.benchmark = training.trainer.benchmark = benchmark
         if self.scenario.carries:
             training.carry(Moments(training.parameters, process.me.rank), process.note)
-        training.cut_step, training.cut_limit_ns = self.scenario.cut_step, CUT_NS
-        training.cut_writes_ns = self.scenario.cut_writes_ns
-        training.batch = self.scenario.batch
-        rack = process.me.rack
-        training.pauses = {step: ns for who, step, ns in self.scenario.pauses if who == rack}
         if self.scenario.first:
             training.trainer.resume(_progress(tracks), ())
 
     def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
-        """What a rack says of the checkpoint that it has read."""
+        """What a rack reports of the checkpoint that it has read."""
         first = self.scenario.first
         if not first:
             return None
@@ -397,10 +377,10 @@ class World(Writer):
         return [[rows[i] for rows in table] for i in range(UPDATES)]
 
     def _update(self, rack: int, step: int, updates: list[list[Tensor]]) -> Sequence[Tensor]:
-        found = updates[step % UPDATES]
+        changes = updates[step % UPDATES]
         if (rack, step) in self.scenario.non_finite:
-            return [torch.full_like(change, float("nan")) for change in found]
-        return found
+            return [torch.full_like(change, float("nan")) for change in changes]
+        return changes
 
     def _numerics(self, rack: int = -1) -> Numerics:
         scenario = self.scenario
@@ -408,9 +388,14 @@ class World(Writer):
             0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
         )
         codec = codec_named(scenario.payload)
-        in_weights = keeps_in_weights(codec, scenario.alignment)
-        rules = codec, MERGES[scenario.merge](), outer, scenario.max_age, in_weights
-        return Spoiler(partial(self.broken.spoils, rack), *rules)
+        return Spoiler(
+            partial(self.broken.spoils, rack),
+            codec,
+            MERGES[scenario.merge](),
+            outer,
+            max_age=scenario.max_age,
+            in_weights=keeps_in_weights(codec, scenario.alignment),
+        )
 
     def _rank_options(self) -> RankOptions:
         sums = self._numerics().measuring is not None
@@ -434,15 +419,11 @@ class World(Writer):
             EVICT_NS,
             restart_attests=True,
             expected=s.expected,
-            moments=self._moments(),
+            moments=tuple(MomentFragments(s.fragments, p) for p in s.moment_periods.values()),
             acts=s.acts,
             evicts=s.evicts,
             sharded=s.sharded,
         )
-
-    def _step_options(self) -> StepOptions:
-        s = self.scenario
-        return StepOptions(s.overlapped, s.alignment, 0.5, GIVE_UP_NS, s.shutdown_ns)
 
     # -------------------------------------------------------------- breaking
 
@@ -450,7 +431,7 @@ class World(Writer):
         return [p for p in self.processes() if target(p.me.rack) == rack]
 
     def _crash(self, fault: Fault) -> None:
-        """A whole rack, or one rank; whoever started the rack then ends the others."""
+        """Kill a whole rack, or one rank; the launcher of the rack then ends the others."""
         if fault.kind == "restart":
             self.away.add(fault.a)
         for process in self._processes_of(fault.a):
@@ -466,7 +447,7 @@ class World(Writer):
         if not process.dead and not process.stopped:
             process.crash()
             self.broken.felt[kind] += 1
-            self.checkers.died(process)
+            self.checkers.agreement.check_survivors()
 
     def _restart(self, fault: Fault) -> None:
         """A new process with a new incarnation and no memory. One that ended stays so."""
@@ -519,7 +500,7 @@ class World(Writer):
                 process.drift(fault.amount if begins else 0)
 
     def _retire(self, fault: Fault) -> None:
-        """As `mend retire` does it: everybody is told, for a while, of whoever is dead now."""
+        """Tell all processes for a while that a dead rack is retired, as `mend retire` does."""
         for process in self._processes_of(fault.a):
             if process.dead and process.me.rank == 0:
                 self.broken.felt["retire"] += 1
@@ -530,14 +511,10 @@ class World(Writer):
     def _say_retired(self, gone: Member) -> None:
         for process in self.processes():
             if process.host is not None and process.me.rank == 0:
-                process.later(
-                    0,
-                    partial(
-                        process.host.heard, Peer(PERSON, 0), 0, Retire(gone.rack, life_of(gone))
-                    ),
-                )
+                retire = Retire(gone.rack, life_of(gone))
+                process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, retire))
 
     def processes(self) -> list[Process]:
-        """Of every rack and the witness in their newest lives."""
-        found = [training.process for training in self.trainings.values()]
-        return found + ([self.witness] if self.witness else [])
+        """The processes of every rack and the witness in their newest lives."""
+        processes = [training.process for training in self.trainings.values()]
+        return processes + ([self.witness] if self.witness else [])

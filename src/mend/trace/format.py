@@ -1,17 +1,17 @@
 """The byte format of a tape: the events that machines were given, and their effects.
 
-A file is a line of chunks, each behind a head with its length and checksums; together they are one
-zlib stream, so that a heartbeat that repeats the last one costs a few bytes. Inflated, a chunk is a
-row of records, each behind its length. The first record of a file is the `Header`.
+A file is a sequence of chunks, each with a head that has its length and checksums. All chunks are
+one zlib stream, so that a heartbeat that repeats the last one costs a few bytes. An inflated chunk
+is a sequence of records, each preceded by its length. The first record of a file is the `Header`.
 
     file    MAGIC, version | chunk | chunk | ...
     chunk   number, deflated bytes, raw bytes, xxh3 of the deflated, xxh32 of this head | deflated
-    record  bytes | msgpack: a Header, then entries and gaps, of a later file behind a Base
+    record  bytes | msgpack: a Header, then entries and gaps, of a later file after a Base
 
 A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
 
-Events and effects are written as they are, under the names of their classes; a field that is new
-needs no change here.
+Events and effects are written as they are, under the names of their classes; a new field needs no
+change here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mend.errors import TapeError
 MAGIC = b"mendtape"
 VERSION = 5
 LEVEL = 6
-"""Of zlib: its cost is a few percent of a core at a thousand events a second."""
+"""The zlib level: it costs a few percent of a core at a thousand events a second."""
 
 CHUNK_RAW_BYTES = 1 << 20
 """A writer ends a chunk when it holds this much."""
@@ -55,12 +55,9 @@ _LENGTH = Layout("!I")
 FILE_BYTES = _FILE.size
 HEAD_BYTES = _HEAD.size + _CHECK.size
 
-EVENTS: dict[str, Any] = {kind.__name__: kind for kind in Event.__subclasses__()}
-EFFECTS: dict[str, Any] = {kind.__name__: kind for kind in Effect.__subclasses__()}
-
 
 class Header(Struct, frozen=True, kw_only=True):
-    """What a tape was made by and from. The same in every file of a tape but for `segment`."""
+    """The process that wrote a tape. Equal in every file of a tape except for `segment`."""
 
     format: int = VERSION
     job: str
@@ -77,7 +74,7 @@ class Header(Struct, frozen=True, kw_only=True):
     moments: int = 0
     """How many of the last fragments are of the optimizer's moments."""
     wall_ns: int = 0
-    """Time of day at `mono_ns` of the clock that all times on the tape are of."""
+    """Time of day at `mono_ns` of the monotonic clock, which all times on the tape are of."""
     mono_ns: int = 0
     segment: int = 0
 
@@ -99,8 +96,8 @@ class Gap(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Base(Struct, frozen=True, array_like=True, tag=4):
-    """All that the machines knew when this file began, as `trace.state` writes it. What follows can
-    be replayed from here, once the files before are gone."""
+    """The state of the machines when this file began, as `trace.state` writes it. A replay can
+    begin here when the earlier files are gone."""
 
     state: bytes
 
@@ -135,8 +132,14 @@ class Entry:
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap | Base)
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
-    kind: msgspec.msgpack.Decoder(kind) for kind in (*EVENTS.values(), *EFFECTS.values())
+Decoders = dict[str, msgspec.msgpack.Decoder[Any]]
+"""By the name of a class."""
+
+_EVENTS: Decoders = {
+    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in Event.__subclasses__()
+}
+_EFFECTS: Decoders = {
+    kind.__name__: msgspec.msgpack.Decoder(kind) for kind in Effect.__subclasses__()
 }
 _BAD = (msgspec.DecodeError, ValueError, RecursionError, OverflowError, StructError, KeyError)
 
@@ -144,8 +147,8 @@ _BAD = (msgspec.DecodeError, ValueError, RecursionError, OverflowError, StructEr
 # ------------------------------------------------------------------ records
 
 
-def record_of_header(header: Header) -> bytes:
-    return _encoder.encode(_Bound(header))
+def record_of(part: Header | Gap | Base) -> bytes:
+    return _encoder.encode(_Bound(part) if isinstance(part, Header) else part)
 
 
 def record_of_entry(
@@ -155,14 +158,6 @@ def record_of_entry(
     return _encoder.encode([1, machine, now_ns, type(event).__name__, event, answered, error])
 
 
-def record_of_gap(gap: Gap) -> bytes:
-    return _encoder.encode(gap)
-
-
-def record_of_base(base: Base) -> bytes:
-    return _encoder.encode(base)
-
-
 def answer_of(effect: Effect) -> Answer:
     """As it would be on the tape."""
     return Answer(type(effect).__name__, _encoder.encode(effect))
@@ -170,34 +165,34 @@ def answer_of(effect: Effect) -> Answer:
 
 def effect_of(answer: Answer) -> Effect:
     """Raises TapeError."""
-    found: Effect = _typed(EFFECTS, answer.name, answer.data)
-    return found
+    effect: Effect = _typed(_EFFECTS, answer.name, answer.data)
+    return effect
 
 
 def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
     """`number`: what an entry is called. Raises TapeError, never anything else."""
     try:
-        found = _decoder.decode(record)
+        decoded = _decoder.decode(record)
     except _BAD as error:
         raise TapeError(f"record {number} is not of this format: {error}") from error
-    if isinstance(found, _Bound):
-        return found.header
-    if isinstance(found, Gap | Base):
-        return found
-    assert isinstance(found, _Given)
+    if isinstance(decoded, _Bound):
+        return decoded.header
+    if isinstance(decoded, Gap | Base):
+        return decoded
+    assert isinstance(decoded, _Given)
     try:
-        event: Event = _typed(EVENTS, found.event_name, found.event)
+        event: Event = _typed(_EVENTS, decoded.event_name, decoded.event)
     except TapeError as error:
-        raise TapeError(f"event {number} of machine {found.machine}: {error}") from error
-    answers = tuple(Answer(name, bytes(raw)) for name, raw in found.effects)
-    return Entry(number, found.machine, found.now_ns, event, answers, found.error)
+        raise TapeError(f"event {number} of machine {decoded.machine}: {error}") from error
+    answers = tuple(Answer(name, bytes(raw)) for name, raw in decoded.effects)
+    return Entry(number, decoded.machine, decoded.now_ns, event, answers, decoded.error)
 
 
-def _typed(kinds: dict[str, Any], name: str, data: bytes | msgspec.Raw) -> Any:
-    if name not in kinds:
+def _typed(decoders: Decoders, name: str, data: bytes | msgspec.Raw) -> Any:
+    if name not in decoders:
         raise TapeError(f"{name!r} is unknown to this mend; read the tape with the one it is of")
     try:
-        return _decoders[kinds[name]].decode(data)
+        return decoders[name].decode(data)
     except _BAD as error:
         raise TapeError(
             f"{name} does not fit this mend ({error}); read the tape with the one it is of"
@@ -223,7 +218,7 @@ class Packer:
         self._number = 0
 
     def chunk(self, records: Sequence[bytes]) -> bytes:
-        """At most CHUNK_BYTES_MAX in all; whoever calls sees to that."""
+        """The caller keeps the records below CHUNK_BYTES_MAX in all."""
         raw = b"".join(part for record in records for part in (_LENGTH.pack(len(record)), record))
         deflated = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         head = self._head(self._number, len(raw), deflated)
@@ -231,7 +226,7 @@ class Packer:
         return head + deflated
 
     def end(self) -> bytes:
-        """Says that nothing is missing behind it."""
+        """The empty chunk that marks a complete tape."""
         return self._head(self._number | LAST, 0, b"")
 
     def _head(self, number: int, raw_bytes: int, deflated: bytes) -> bytes:
@@ -247,7 +242,7 @@ class Unpacker:
         self._inflate = zlib.decompressobj()
 
     def records(self, head: Head, deflated: bytes) -> Iterator[bytes]:
-        """Never more than the head says, which `read_head` has bounded. Raises TapeError."""
+        """Inflates at most the bytes in the head, which `read_head` limits. Raises TapeError."""
         try:
             raw = self._inflate.decompress(deflated, head.raw + 1)
         except zlib.error as error:
@@ -269,7 +264,7 @@ def file_begin() -> bytes:
 
 
 def check_begin(begin: bytes) -> None:
-    """Raises TapeError for what is no tape, or one of another format."""
+    """Raises TapeError if it is no tape, or one of another format."""
     if len(begin) < FILE_BYTES or begin[: len(MAGIC)] != MAGIC:
         raise TapeError("it does not begin like a tape of mend")
     version = _FILE.unpack(begin)[1]

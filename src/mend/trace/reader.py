@@ -1,7 +1,7 @@
 """Reads and checks tape files. Trusts no length and no byte.
 
-What a killed process or a machine that went down leaves at the end of a file is cut, and told;
-anything else that is not as it was written raises TapeError.
+An incomplete tail, which a killed process or machine leaves, is cut and reported; any other damage
+raises TapeError.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _NAME = re.compile(r"tape-rack(\d+)-rank(\d+)(?:-life(\d+))?(?:\.(\d+))?\.mend")
 
 @dataclass(frozen=True)
 class TapeFile:
-    """One file of a tape, checked. `stop`: where its whole chunks end."""
+    """One checked file of a tape. `stop`: the offset at which its complete chunks end."""
 
     path: Path
     stop: int
     chunks: int
-    """That of the header is the first."""
+    """Number of chunks; the first one has the header."""
     ended: bool
 
 
 @dataclass(frozen=True)
 class RecordedTape:
-    """A tape that was read. Files were checked already; `entries` may be called again."""
+    """A tape whose files were checked. `entries` may be called repeatedly."""
 
     path: Path
     """Its first file."""
     header: Header
-    """Of the first file that is left."""
+    """The header of the first file that still exists."""
     files: tuple[TapeFile, ...]
     lost: str
-    """What the end of the tape lost, in words; empty: nothing."""
+    """A sentence about a lost tail; empty: nothing is lost."""
     whole: bool
     """Closed in order."""
 
@@ -51,22 +51,22 @@ class RecordedTape:
         return sum(file.stop for file in self.files)
 
     def entries(self) -> Iterator[Entry | Gap]:
-        """All there are, in the order in which they were handled. Raises TapeError."""
+        """All entries, in the order in which they were handled. Raises TapeError."""
         number = 0
         for file in self.files:
             for record in _records(file):
-                found = form.read_record(record, number + 1)
-                if isinstance(found, Gap):
-                    number += found.count
-                    yield found
-                elif isinstance(found, Entry):
+                entry = form.read_record(record, number + 1)
+                if isinstance(entry, Gap):
+                    number += entry.count
+                    yield entry
+                elif isinstance(entry, Entry):
                     number += 1
-                    yield found
+                    yield entry
 
 
 def read_tape(path: Path) -> RecordedTape:
-    """`path`: any file of it. A tail that was cut is told in `lost`; anything else that is not as
-    it was written raises TapeError."""
+    """`path`: any file of the tape. A cut tail is reported in `lost`; any other damage raises
+    TapeError."""
     paths = _files_of(path)
     headers: list[Header] = []
     files: list[TapeFile] = []
@@ -84,7 +84,7 @@ def read_tape(path: Path) -> RecordedTape:
 
 
 def read_header(path: Path) -> Header:
-    """Of one file, whatever follows. Raises TapeError."""
+    """Read the header of one file and nothing else. Raises TapeError."""
     with _naming(path), path.open("rb") as file:
         form.check_begin(file.read(form.FILE_BYTES))
         return _header_in(*_next_chunk(file, 0, form.FILE_BYTES))
@@ -92,7 +92,7 @@ def read_header(path: Path) -> Header:
 
 def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
     """The state of the machines where a replay can begin, and the tape from there on. The state is
-    empty where that is the tape's own beginning. Raises TapeError where there is none."""
+    empty at the beginning of the job. Raises TapeError if no replay can begin anywhere."""
     if not tape.header.segment:
         return b"", tape
     for place, file in enumerate(tape.files):
@@ -107,8 +107,8 @@ def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
 
 
 def tapes_in(paths: Sequence[Path]) -> list[Path]:
-    """The first file of each tape that is meant; a folder means all in it. Raises TapeError."""
-    found: dict[tuple[Path, str], Path] = {}
+    """The first file of each tape; a folder stands for all tapes in it. Raises TapeError."""
+    firsts: dict[tuple[Path, str], Path] = {}
     for path in paths:
         if not path.exists():
             raise TapeError(f"{path}: there is no such file or folder")
@@ -118,27 +118,27 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
             raise TapeError(f"{path}: no tape in there; was the job given a diagnostics_dir?")
         for each in inside:
             first = _files_of(each)[0]
-            found.setdefault((first.parent, first.name), first)
-    return list(found.values())
+            firsts.setdefault((first.parent, first.name), first)
+    return list(firsts.values())
 
 
 def _files_of(path: Path) -> list[Path]:
-    """All files of the tape that this one is of, in order."""
+    """All files of the tape that has this file, in order."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
-    mine = named.groups()[:3]
-    found = []
-    for each in path.parent.glob(f"tape-rack{mine[0]}-rank{mine[1]}*.mend"):
+    own = named.groups()[:3]
+    numbered = []
+    for each in path.parent.glob(f"tape-rack{own[0]}-rank{own[1]}*.mend"):
         other = _NAME.fullmatch(each.name)
-        if other is not None and other.groups()[:3] == mine:
-            found.append((int(other[4] or 0), each))
-    return [each for _, each in sorted(found)] or [path]
+        if other is not None and other.groups()[:3] == own:
+            numbered.append((int(other[4] or 0), each))
+    return [each for _, each in sorted(numbered)] or [path]
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Puts the file's name before what is wrong with it."""
+    """Puts the file's name before the text of an error."""
     try:
         yield
     except (TapeError, OSError) as error:
@@ -146,27 +146,27 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _checked(path: Path) -> tuple[Header, TapeFile, str]:
-    """The header, how far the file is as it was written, and what was lost behind that."""
+    """The header, the intact part of the file, and a sentence about the lost rest."""
     with path.open("rb") as file:
         form.check_begin(file.read(form.FILE_BYTES))
         header, stop, lost = None, form.FILE_BYTES, ""
         for number in itertools.count():
-            found, lost = _next_chunk(file, number, stop)
-            header = header or _header_in(found, lost)
-            if found is None or found[0].last:
+            chunk, lost = _next_chunk(file, number, stop)
+            header = header or _header_in(chunk, lost)
+            if chunk is None or chunk[0].last:
                 break
-            stop += form.HEAD_BYTES + found[0].deflated
-        ended = found is not None
+            stop += form.HEAD_BYTES + chunk[0].deflated
+        ended = chunk is not None
         if ended and file.read(1):
             raise TapeError(f"there is more behind its end (at byte {stop})")
     assert header is not None, "the first chunk has it"
     return header, TapeFile(path, stop, number, ended), lost
 
 
-def _header_in(found: tuple[Head, bytes] | None, lost: str) -> Header:
+def _header_in(chunk: tuple[Head, bytes] | None, lost: str) -> Header:
     """Of the first chunk of a file. Raises TapeError."""
     header: Header | Entry | Gap | Base | None = None
-    for record in Unpacker().records(*found) if found and not found[0].last else ():
+    for record in Unpacker().records(*chunk) if chunk and not chunk[0].last else ():
         header = form.read_record(record, 0)
     if isinstance(header, Header):
         return header
@@ -174,8 +174,8 @@ def _header_in(found: tuple[Head, bytes] | None, lost: str) -> Header:
 
 
 def _next_chunk(file: BinaryIO, number: int, place: int) -> tuple[tuple[Head, bytes] | None, str]:
-    """The chunk and "", or None and what is lost: it has not been written to its end. A machine
-    that went down may leave zeros there. Raises TapeError for what is otherwise than written."""
+    """The chunk and "", or None and a sentence about an incomplete chunk. After a crash of the
+    machine a tail may consist of zeros. Raises TapeError for any other damage."""
     data = file.read(form.HEAD_BYTES)
     if len(data) < form.HEAD_BYTES:
         return None, _cut(len(data), place) if data else ""
@@ -198,7 +198,7 @@ def _next_chunk(file: BinaryIO, number: int, place: int) -> tuple[tuple[Head, by
 
 
 def _rest(file: BinaryIO) -> tuple[int, bool]:
-    """How many bytes follow, and whether there is anything but zeros among them."""
+    """The number of bytes that follow, and whether any of them is not zero."""
     count, anything = 0, False
     while piece := file.read(1 << 20):
         count, anything = count + len(piece), anything or any(piece)
@@ -210,17 +210,17 @@ def _cut(count: int, place: int) -> str:
 
 
 def _records(file: TapeFile) -> Iterator[bytes]:
-    """Records of a file that was checked, without the header."""
+    """The records of a checked file, without the header."""
     unpacker = Unpacker()
     place = form.FILE_BYTES
     with _naming(file.path), file.path.open("rb") as opened:
         opened.seek(place)
         for number in range(file.chunks):
-            found, lost = _next_chunk(opened, number, place)
-            if found is None:
+            chunk, lost = _next_chunk(opened, number, place)
+            if chunk is None:
                 raise TapeError(f"it changed while it was read ({lost})")
-            place += form.HEAD_BYTES + found[0].deflated
-            records = unpacker.records(*found)
+            place += form.HEAD_BYTES + chunk[0].deflated
+            records = unpacker.records(*chunk)
             if number == 0:  # the header, which is known
                 next(records)
             yield from records

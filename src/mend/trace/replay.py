@@ -20,7 +20,7 @@ TEXT_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first event whose effects came out otherwise. `where`: the field, as far as one says."""
+    """The first event whose effects differ. `where`: the path to the field that differs."""
 
     entry: Entry
     where: str
@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """How far a tape was replayed. `gap`: where it stopped, as what follows cannot be compared."""
+    """The extent of a replay. `gap`: where it stopped, as later events cannot be compared."""
 
     events: int = 0
     effects: int = 0
@@ -44,10 +44,10 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
     that is not the beginning. Raises TapeError for a tape that names a machine that the header does
     not, and for a state that does not fit."""
     machines = decode_state(base) if base else machines_of(parts).named()
-    found, rounds = Replayed(), set()
+    result, rounds = Replayed(), set()
     for entry in entries:
         if isinstance(entry, Gap):
-            found.gap = entry
+            result.gap = entry
             break
         machine = machines.get(entry.machine)
         if machine is None:
@@ -58,14 +58,14 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
             came = machine.handle(entry.event, entry.now_ns)
         except Exception as raised:  # a machine's bug is on the tape, too
             error = said(raised)
-        found.events, found.effects = found.events + 1, found.effects + len(came)
+        result.events, result.effects = result.events + 1, result.effects + len(came)
         answers = tuple(answer_of(effect) for effect in came)
         if answers != entry.answers or error != entry.error:
-            found.difference = _difference(entry, answers, error)
+            result.difference = _difference(entry, answers, error)
             break
         rounds |= _committed(came)
-    found.rounds = len(rounds)
-    return found
+    result.rounds = len(rounds)
+    return result
 
 
 def said(error: Exception) -> str:
@@ -74,14 +74,14 @@ def said(error: Exception) -> str:
 
 
 def _committed(effects: list[Effect]) -> set[tuple[object, object]]:
-    """(fragment, version) that a learner was told of, or that a coordinator says to be decided."""
-    found: set[tuple[object, object]] = set()
+    """(fragment, version) that a rank reads as committed, or that a coordinator has decided."""
+    versions: set[tuple[object, object]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):
-            found.add((effect.record.fragment, effect.record.version))
+            versions.add((effect.record.fragment, effect.record.version))
         elif isinstance(effect, Note) and effect.kind == "decided":
-            found.add((effect.fields["fragment"], effect.fields["version"]))
-    return found
+            versions.add((effect.fields["fragment"], effect.fields["version"]))
+    return versions
 
 
 def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Difference:
@@ -100,7 +100,7 @@ def _difference(entry: Entry, came: tuple[Answer, ...], error: str) -> Differenc
 
 
 def first_difference(old: object, new: object, where: str) -> tuple[str, object, object]:
-    """The innermost place where two values differ: its path, and both sides of it."""
+    """The path to the innermost difference of two values, and both values there."""
     pairs: list[tuple[str, object, object]] = []
     if type(old) is type(new):
         if isinstance(old, Struct):

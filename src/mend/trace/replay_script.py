@@ -1,7 +1,7 @@
-"""The script of a replay: what the tapes of a job say its training must do again.
+"""The script of a replay of training, made from the tapes of a job.
 
-Per rank the acts of its training thread, in order; for all the decided merges, as far as the tapes
-have everything that they are made of. Pure: entries of tapes in, a script out.
+It has the acts of each rank's training thread, in order, and the decided merges as far as the tapes
+contain all their inputs. Pure: entries of tapes in, a script out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What all ranks of a rack have in common."""
+        """The fields that are equal on all ranks of a rack."""
         return self.kind, self.step, self.fragment, self.number
 
     def __str__(self) -> str:
@@ -68,9 +68,9 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one life of a rack does. In the replay it is a rack of its own, whose number, its
-    *seat*, is its place in the script. `ends`: its script went to its end; else it stops after its
-    last act."""
+    """The acts of one life of a rack. In the replay it is a rack of its own, whose number, its
+    *seat*, is its place in the script. `ends`: its training ended in order; otherwise the replay
+    stops after its last act."""
 
     rack: int
     acts: tuple[tuple[Act, ...], ...]
@@ -82,7 +82,7 @@ class Part(msgspec.Struct, frozen=True):
     first: tuple[int, ...] = ()
     """Of a life that joined the running job: the versions that it began with. Empty: a founder."""
     batches: tuple[tuple[int, int], ...] = ()
-    """(step, percent): of its micro-batches the rack takes so many behind that step."""
+    """(step, percent): the share of its micro-batches that the rack takes after that step."""
 
     @property
     def title(self) -> str:
@@ -90,7 +90,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class GivenState(msgspec.Struct, frozen=True, array_like=True):
-    """The training state that one life, at `step`, has given to another. `donor`, `to`: seats."""
+    """A copy of training state from one life to another at `step`. `donor`, `to`: seats."""
 
     donor: int
     to: int
@@ -102,7 +102,8 @@ class GivenState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplayScript(msgspec.Struct, frozen=True):
-    """`facts`: what all racks had in common, as (key, value). `omitted`: sentences."""
+    """`facts`: the (key, value) pairs that all racks shared. `omitted`: sentences about lost
+    parts."""
 
     job: str
     facts: tuple[tuple[str, str], ...]
@@ -117,8 +118,7 @@ class ReplayScript(msgspec.Struct, frozen=True):
     omitted: tuple[str, ...]
     given: tuple[GivenState, ...] = ()
     mirrors: tuple[GivenState, ...] = ()
-    """What a life has had of scope rack behind a capture, and another one of its rack has begun
-    with."""
+    """State of scope rack that one life had after a capture and a later life of its rack loaded."""
 
     def part(self, seat: int) -> Part | None:
         return self.parts[seat] if 0 <= seat < len(self.parts) else None
@@ -149,7 +149,7 @@ def decode_script(data: bytes) -> ReplayScript:
 
 
 class Taken(NamedTuple):
-    """The training state of `donor` behind `step`, for a rack that joins."""
+    """The training state of `donor` after `step`, for a rack that joins."""
 
     donor: Member
     step: int
@@ -158,16 +158,16 @@ class Taken(NamedTuple):
 
 @dataclass
 class Recital:
-    """What the tape of one rank tells."""
+    """The contents of one rank's tape."""
 
     header: Header
     whole: bool
-    """Closed in order, and nothing of it lost."""
+    """The tape was closed in order and has no gap."""
     acts: list[Act] = field(default_factory=list)
     captures: dict[tuple[int, int], int] = field(default_factory=dict)
     """(fragment, seq) -> place in `acts`."""
     records: dict[int, Record] = field(default_factory=dict)
-    """By their place in the log, counted from 0. Those that a snapshot stood for are not here."""
+    """By their place in the log, counted from 0, without those that a snapshot replaced."""
     decided: int = 0
     """Records of the log up to the newest one."""
     sums: list[tuple[int, int, str, bytes]] = field(default_factory=list)
@@ -176,13 +176,13 @@ class Recital:
     gave: set[tuple[Member, int, str]] = field(default_factory=set)
     """As a donor: (rack that joined, step, digest)."""
     pulled: Taken | None = None
-    """What came of a donor last."""
+    """The last state that came from a donor."""
     copied: Taken | None = None
-    """What this rank has gone on from; None: from nothing."""
+    """The state that this rank has continued from; None: it has copied none."""
     mirrored: Taken | None = None
-    """What it has gone on from of scope rack, of a former life of its rack."""
+    """The state of scope rack that it has loaded from a former life of its rack."""
     batches: list[tuple[int, int]] = field(default_factory=list)
-    """(step, percent): of its micro-batches it takes so many behind that step."""
+    """(step, percent): the share of its micro-batches that it takes after that step."""
     left: bool = False
     """Its script called mend_shutdown."""
 
@@ -193,31 +193,31 @@ class Recital:
 
 def recite(header: Header, whole: bool, entries: Iterable[Entry | Gap]) -> Recital:
     """Read the tape of one rank, up to its first gap."""
-    found = Recital(header, whole)
+    recital = Recital(header, whole)
     for entry in entries:
         if isinstance(entry, Gap):
-            found.whole = False
+            recital.whole = False
             break
         if entry.machine != "rank":
             continue
-        _listen(entry.event, found)
+        _listen(entry.event, recital)
         if any(answer.name in ("RecordCommitted", "Restored") for answer in entry.answers):
             for effect in entry.effects:
-                _note_decided(effect, found)
-    return found
+                _note_decided(effect, recital)
+    return recital
 
 
-def _note_decided(effect: ev.Effect, found: Recital) -> None:
+def _note_decided(effect: ev.Effect, recital: Recital) -> None:
     match effect:
         case ev.Restored(snapshot):
-            found.decided = snapshot.index
+            recital.decided = snapshot.index
         case ev.RecordCommitted(record):
-            found.records[found.decided] = record
-            found.decided += 1
+            recital.records[recital.decided] = record
+            recital.decided += 1
 
 
 def act_of(event: ev.Event) -> Act | None:
-    """What a training thread tells of as done; None: the event is about something else."""
+    """The act that a training thread reports with this event; None: the event reports none."""
     match event:
         case ev.Captured(p, seq, base, step, tokens, steps, closing):
             return Act(CAPTURED, step, p, seq, base, tokens, steps, closing=closing)
@@ -228,39 +228,40 @@ def act_of(event: ev.Event) -> Act | None:
     return None
 
 
-def _listen(event: ev.Event, found: Recital) -> None:
+def _listen(event: ev.Event, recital: Recital) -> None:
     if (act := act_of(event)) is not None:
         if act.kind == CAPTURED:
-            found.captures[act.fragment, act.number] = len(found.acts)
-        found.acts.append(act)
+            recital.captures[act.fragment, act.number] = len(recital.acts)
+        recital.acts.append(act)
     match event:
         case ev.Encoded(p, seq, checksum, declined):
             if declined:
-                found.declined.add((p, seq))
-            if (place := found.captures.get((p, seq))) is not None:
-                act = msgspec.structs.replace(found.acts[place], checksum=checksum)
-                found.acts[place] = act
+                recital.declined.add((p, seq))
+            if (place := recital.captures.get((p, seq))) is not None:
+                act = msgspec.structs.replace(recital.acts[place], checksum=checksum)
+                recital.acts[place] = act
         case ev.Merged(p, version, _, digest, _, tensors) if tensors:
-            found.sums.append((p, version, digest, tensors))
+            recital.sums.append((p, version, digest, tensors))
         case ev.Leaving(now):
             # A script that ends says so first; one that was evicted leaves at once, in a step.
-            found.left = found.left or not now
+            recital.left = recital.left or not now
         case ev.BatchSet(step, batch_pct):
-            found.batches.append((step, batch_pct))
+            recital.batches.append((step, batch_pct))
         case _:
-            _listen_to_copies(event, found)
+            _listen_to_copies(event, recital)
 
 
-def _listen_to_copies(event: ev.Event, found: Recital) -> None:
+def _listen_to_copies(event: ev.Event, recital: Recital) -> None:
     match event:
         case ev.StateTaken(to, step, _, digest, "") if digest:
-            found.gave.add((to, step, digest))
+            recital.gave.add((to, step, digest))
         case ev.StateCopied(donor, step, digest, ""):
-            found.pulled = Taken(donor, step, digest)
-        case ev.Progress(step, 0) if found.pulled is not None and step == found.pulled.step:
-            found.copied = found.copied or found.pulled  # `Trainer` says so, once it has loaded it
+            recital.pulled = Taken(donor, step, digest)
+        case ev.Progress(step, 0) if recital.pulled is not None and step == recital.pulled.step:
+            # `Trainer` reports it once it has loaded the state.
+            recital.copied = recital.copied or recital.pulled
         case ev.RackStateLoaded(owner, step, digest):
-            found.mirrored = Taken(owner, step, digest)
+            recital.mirrored = Taken(owner, step, digest)
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ class Life:
     founder: bool
     ranks: list[Recital]
     acts: list[list[Act]]
-    """Per rank, as far as all their tapes go."""
+    """Per rank, up to the end of the shortest tape."""
 
     @property
     def member(self) -> Member:
@@ -292,7 +293,7 @@ class Life:
         return self.ranks[0].mirrored
 
     def first(self, genesis: Genesis) -> tuple[int, ...]:
-        """The versions that it began with."""
+        """The versions that this life began with."""
         begun = {act.fragment: act.number for act in self.acts[0] if act.step == 0}
         return tuple(begun.get(p, version) for p, version in enumerate(genesis.first()))
 
@@ -347,16 +348,16 @@ def script_of(tapes: Sequence[Recital]) -> ReplayScript:
 def _given(
     cast: Sequence[Life], seats: Mapping[Member, int], of: Callable[[Recital], Taken | None]
 ) -> Iterator[GivenState]:
-    """What lives have gone on from."""
+    """The states that lives have copied."""
     for seat, life in enumerate(cast):
         if (taken := of(life.ranks[0])) is not None:
-            digests = tuple(found.digest for tape in life.ranks if (found := of(tape)))
+            digests = tuple(copied.digest for tape in life.ranks if (copied := of(tape)))
             donor = taken.donor
             yield GivenState(seats[donor], seat, donor.rack, taken.step, digests)
 
 
 def _log_of(tapes: Sequence[Recital]) -> list[Record]:
-    """The longest, up to where a new lineage undoes what others still have. Raises TapeError."""
+    """The longest log, up to a new lineage that undoes records of another. Raises TapeError."""
     log = max((_unbroken(tape) for tape in tapes), key=len, default=[])
     if not log or not isinstance(log[0], Genesis):
         raise TapeError("on these tapes no job has begun")
@@ -386,13 +387,13 @@ def _lives_of(
 ) -> list[Life]:
     """The founders, and of those that joined later the ones that can be replayed. Raises
     TapeError."""
-    found = {(tape.member, tape.header.rank): tape for tape in tapes}
+    by_rank = {(tape.member, tape.header.rank): tape for tape in tapes}
     founders = {seat.member for seat in genesis.roster}
     lowest, numbers, lives = min(founders).rack, dict[int, int](), list[Life]()
     for seat in _seats_in(log):
         member, rack = seat.member, seat.member.rack
         numbers[rack] = number = numbers.get(rack, 0) + 1
-        ranks = [found.get((member, rank)) for rank in range(len(seat.lanes))]
+        ranks = [by_rank.get((member, rank)) for rank in range(len(seat.lanes))]
         here = [tape for tape in ranks if tape is not None]
         founder = member in founders
         if founder and len(here) < len(ranks):
@@ -409,13 +410,13 @@ def _lives_of(
 
 def _seats_in(log: Sequence[Record]) -> list[Seat]:
     """Of every member once, in the order in which they joined."""
-    found: dict[Member, Seat] = {}
+    seats_of: dict[Member, Seat] = {}
     for record in log:
         if isinstance(record, Genesis | Roster):
             seats = record.roster if isinstance(record, Genesis) else record.members
             for seat in seats:
-                found.setdefault(seat.member, seat)
-    return list(found.values())
+                seats_of.setdefault(seat.member, seat)
+    return list(seats_of.values())
 
 
 def _why_not(life: Life, lowest: int) -> str:
@@ -433,8 +434,7 @@ def _why_not(life: Life, lowest: int) -> str:
 def _seated(
     records: Sequence[Record], log: Sequence[Record], seats: Mapping[Member, int]
 ) -> Iterator[Record]:
-    """The Commits and Drops of the log that are kept, of which there are as many, with seats in
-    the place of racks."""
+    """The first Commits and Drops of the log, as many as are kept, with seats in place of racks."""
     current, left = dict[int, int](), len(records)
 
     def seated(member: Member) -> Member:
@@ -442,8 +442,8 @@ def _seated(
 
     for record in log:
         if isinstance(record, Genesis | Roster):
-            there = record.roster if isinstance(record, Genesis) else record.members
-            current |= {s.member.rack: seats[s.member] for s in there if s.member in seats}
+            members = record.roster if isinstance(record, Genesis) else record.members
+            current |= {s.member.rack: seats[s.member] for s in members if s.member in seats}
         if not left or not isinstance(record, Commit | Drop):
             continue
         left -= 1
@@ -463,7 +463,7 @@ def _facts(life: Life) -> tuple[tuple[str, str], ...]:
 
 
 def _in_common(ranks: Sequence[Recital]) -> list[list[Act]]:
-    """The acts of every rank of a rack, as far as all of their tapes go. They act together."""
+    """The acts of the ranks of a rack, which act together, up to the end of the shortest tape."""
     length = 0
     for row in zip(*(tape.acts for tape in ranks), strict=False):
         if len({act.key for act in row}) > 1:
@@ -474,20 +474,19 @@ def _in_common(ranks: Sequence[Recital]) -> list[list[Act]]:
 
 
 def _sums(records: Sequence[Record], racks: Iterable[Sequence[Recital]]) -> tuple[Sums, ...]:
-    """Those that are of the decided bits."""
+    """The sums that belong to decided versions."""
     digests = {(r.fragment, r.version): r.digests for r in records if isinstance(r, Commit)}
-    found: dict[tuple[int, int, int], bytes] = {}
+    digests_of: dict[tuple[int, int, int], bytes] = {}
     for ranks in racks:
         for rank, tape in enumerate(ranks):
             for fragment, version, digest, tensors in tape.sums:
                 if digests.get((fragment, version), ())[rank : rank + 1] == (digest,):
-                    found.setdefault((fragment, version, rank), tensors)
-    return tuple(Sums(*key, found[key]) for key in sorted(found))
+                    digests_of.setdefault((fragment, version, rank), tensors)
+    return tuple(Sums(*key, digests_of[key]) for key in sorted(digests_of))
 
 
 class _Cut:
-    """The longest beginning of the log, and of every life's acts, that need nothing beyond each
-    other."""
+    """The longest prefixes of the log and of every life's acts that depend only on each other."""
 
     def __init__(self, genesis: Genesis, log: Sequence[Record], lives: Sequence[Life]) -> None:
         self._genesis, self._log, self._why = genesis, log, ""
@@ -500,7 +499,7 @@ class _Cut:
             self._cut_log()
             self._cut_acts()
             self._cut_lives()
-        self.omitted += self._told()
+        self.omitted += self._omissions()
 
     def ends(self, life: Life) -> bool:
         whole = all(tape.whole and tape.left for tape in life.ranks)
@@ -552,7 +551,7 @@ class _Cut:
                     break
 
     def _cut_lives(self) -> None:
-        """Those that cannot begin any more."""
+        """Remove a life that cannot begin."""
         for life in self.lives:
             why = "" if life.founder else self._why_it_cannot_begin(life)
             if why:
@@ -593,14 +592,14 @@ class _Cut:
             return f"{owner.title} is not replayed up to step {mirror.step}, which it went on from"
         return ""
 
-    def _told(self) -> list[str]:
+    def _omissions(self) -> list[str]:
         kept = sum(isinstance(record, Commit) for record in self.records)
-        found = []
+        sentences = []
         if self._why:
-            found.append(f"what came behind round {kept} is left out: {self._why}")
+            sentences.append(f"what came behind round {kept} is left out: {self._why}")
         for life in sorted(self.lives, key=lambda life: (life.member.rack, life.number)):
             if not self.ends(life):
                 last = life.acts[0][: self.lengths[life.member]][-1:]
                 where = f"step {last[0].step}" if last else "its first step"
-                found.append(f"{life.title} is replayed up to {where}")
-        return found
+                sentences.append(f"{life.title} is replayed up to {where}")
+        return sentences

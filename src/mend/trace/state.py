@@ -1,9 +1,9 @@
-"""The state of a process's machines as bytes, and back: a replay can begin from it.
+"""Encodes the state of a process's machines, from which a replay can begin, and decodes it.
 
-Machines are made of plain values: numbers, text, containers, enums, and objects of the rooms that
-decide. Each is written with its class, so nothing is listed here and a field that is new needs no
-change. Objects and containers that several hold stay one. Reading makes objects of `ROOMS` only,
-sets their fields, and calls nothing of them.
+Machines consist of plain values: numbers, text, containers, enums, and objects of the rooms that
+decide. Each is written with its class, so a new field needs no change here. Shared objects and
+containers stay shared. Decoding makes objects of `ROOMS` only, sets their fields, and calls none of
+their methods.
 """
 
 from __future__ import annotations
@@ -37,26 +37,29 @@ _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode_state(machines: Mapping[str, Machine]) -> bytes:
-    """Of all machines of a process, by name. Equal states, equal bytes. Raises TypeError for a
-    value that is none of the above."""
+    """Encode all machines of a process, by name. Equal states give equal bytes. Raises TypeError
+    for a value of another kind."""
     return _encoder.encode(_Writer().write(dict(machines)))
 
 
 def decode_state(data: bytes) -> dict[str, Machine]:
-    """Machines that decide on as those did. Raises TapeError, never anything else."""
+    """Restore the machines. Raises TapeError, never another exception."""
     try:
-        found = _Reader().read(_decoder.decode(data))
+        machines = _Reader().read(_decoder.decode(data))
     except TapeError:
         raise
     except Exception as error:  # whatever the bytes are: nothing of them is trusted
         raise TapeError(f"the state of its machines does not fit this mend: {error!r}") from error
-    if not isinstance(found, dict) or not all(hasattr(each, "handle") for each in found.values()):
-        raise TapeError(f"the state of its machines is a {type(found).__name__}")
-    return found
+    if not isinstance(machines, dict) or not all(
+        hasattr(each, "handle") for each in machines.values()
+    ):
+        raise TapeError(f"the state of its machines is a {type(machines).__name__}")
+    return machines
 
 
 class _Writer:
-    """Values as lists that begin with what they are. `seen`: id -> number of what may be shared."""
+    """Writes values as lists that begin with a mark of their kind. `seen`: id -> number of a value
+    that may be shared."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
@@ -79,7 +82,7 @@ class _Writer:
         return self._shared(value)
 
     def _shared(self, value: object) -> object:
-        """What can change, and so must be one where it was one."""
+        """A mutable value, which stays shared if it was shared."""
         if (number := self._seen.get(id(value))) is not None:
             return ["r", number]
         self._seen[id(value)] = len(self._seen)
@@ -99,7 +102,7 @@ class _Writer:
         return [mark, *(sorted(items, key=_encoder.encode) if mark in "sf" else items)]
 
     def _each(self, values: Collection[Any]) -> list[object]:
-        """A log has thousands of numbers and hashes, which are what they are."""
+        """Plain values need no conversion; a log has thousands of them."""
         kinds = set(map(type, values))
         if kinds <= _PLAIN or (kinds == {int} and -INT_MAX <= min(values) <= max(values) < INT_MAX):
             return list(values)
@@ -107,7 +110,7 @@ class _Writer:
 
 
 class _Reader:
-    """`made`: what may be shared, in the order in which it was begun."""
+    """`made`: the values that may be shared, in the order of their creation."""
 
     def __init__(self) -> None:
         self._made: list[object] = []
@@ -173,10 +176,10 @@ def _class(name: str) -> type:
     module, _, kind = name.partition(":")
     if not ROOMS.fullmatch(module):
         raise TapeError(f"{name!r} is no part of a machine's state")
-    found = getattr(importlib.import_module(module), kind)
-    if not isinstance(found, type) or found.__module__ != module:
+    value = getattr(importlib.import_module(module), kind)
+    if not isinstance(value, type) or value.__module__ != module:
         raise TapeError(f"{name!r} is no class of this mend")
-    return found
+    return value
 
 
 def _enum(name: str, member: str) -> Enum:

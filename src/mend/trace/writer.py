@@ -1,7 +1,7 @@
-"""Writes tape files, on a thread of their own. `trace.reader` reads them.
+"""Writes tape files on a thread of its own. `trace.reader` reads them.
 
-The loop only appends what a machine was given and answered to a queue: events and effects are
-frozen, so the thread encodes them later. A disk that is full or hangs loses tape, never training.
+The loop only appends events and effects to a queue. They are frozen, so the thread can encode them
+later. A disk that is full or hangs loses tape, never training.
 
 Files of one process: `tape-rack0-rank0.mend`, then `tape-rack0-rank0.1.mend` and so on, each some
 SEGMENT_BYTES and readable by itself: the later ones begin with the state of the machines, which the
@@ -35,17 +35,17 @@ from mend.trace.state import encode_state
 from mend.types import MB, VERSION
 
 FLUSH_S = 0.25
-"""How long an entry waits for others before it is written; a killed process loses at most that."""
+"""Time that an entry waits for others before it is written; a killed process loses at most that."""
 
 AT_ONCE = (Encoded, StateTaken)
-"""Written at once, with all that waits: others go on from what these are about, so that a replay
-of the job needs them although their process was killed right afterwards."""
+"""Events that are written at once, with all that waits: other racks use their results, so that a
+replay of the job needs them even if their process is killed right afterwards."""
 
 WAITING_MAX = 8_192
 """Entries that wait for a slow disk; further ones become a gap."""
 
 LOOK_S = 1.0
-"""How often it is looked whether the file is still there."""
+"""Time between two checks that the file still exists."""
 
 SEGMENT_BYTES = 64 << 20
 LIVES_MAX = 1_000
@@ -58,7 +58,7 @@ NoteTo = Callable[[str, dict[str, object]], None]
 
 
 class Tape(Protocol):
-    """What a process gives its machines' events to. Returns at once."""
+    """Receives the events of a process's machines. Returns at once."""
 
     def put(
         self,
@@ -71,7 +71,7 @@ class Tape(Protocol):
 
 
 def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) -> list[Effect]:
-    """Let the machine handle the event, and put both sides of that on the tape."""
+    """Let the machine handle the event, and put the event and the effects on the tape."""
     try:
         effects = machine.handle(event, now_ns)
     except Exception as error:
@@ -82,7 +82,7 @@ def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) 
 
 
 def header_of(job: str, parts: Parts, **more: Any) -> Header:
-    """What this process can say of itself; `more`: further fields of the header."""
+    """The header of this process's tape. `more`: further fields of it."""
     return Header(
         job=job,
         rack=parts.me.rack,
@@ -101,7 +101,7 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
 
 
 def _of_torch() -> dict[str, str]:
-    """Nothing in a process that has not loaded it: the witness has no tensor."""
+    """The version and threads of torch; empty where it is not loaded, as in a witness."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -109,12 +109,12 @@ def _of_torch() -> dict[str, str]:
 
 
 def begin(folder: Path | None, mb_max: int, header: Header, note: NoteTo) -> TapeWriter | None:
-    """A tape, where there is a folder for it and it is wanted."""
+    """A tape, if there is a folder for it and `mb_max` is not 0."""
     return TapeWriter(folder, header, mb_max * MB, note) if folder and mb_max else None
 
 
 class TapeWriter:
-    """A tape on disk. `note` says once that it stopped, or where it has a gap."""
+    """A tape on disk. `note` gets one event if it stops, and one for each gap."""
 
     def __init__(self, folder: Path, header: Header, bytes_max: int, note: NoteTo) -> None:
         self.lost = 0
@@ -125,7 +125,7 @@ class TapeWriter:
         self._missed = 0
         self._machines: Mapping[str, Machine] = {}
         self._asked = self._full = False
-        """The writer wants a base for the next file; nobody has begun to write it down."""
+        """The writer waits for the base of the next file; the loop has not encoded it yet."""
         self._stopped = self._closing = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._write, name="mend-tape", daemon=True)
@@ -160,7 +160,7 @@ class TapeWriter:
             self._waiting.append(self._base())
 
     def _base(self) -> Base:
-        """What all machines know behind the newest event; empty where that cannot be written."""
+        """The state of all machines after the newest event; empty if it cannot be encoded."""
         try:
             state = encode_state(self._machines)
             if len(state) < form.RECORD_BYTES_MAX:
@@ -230,7 +230,7 @@ class TapeWriter:
     def _record(self, item: tuple[str, int, Event, Sequence[Effect], str] | Gap) -> bytes:
         if isinstance(item, Gap):
             self._note("tape-gap", {"events": item.count, "reason": item.reason})
-            return form.record_of_gap(item)
+            return form.record_of(item)
         record = form.record_of_entry(*item)
         if len(record) <= form.RECORD_BYTES_MAX:
             return record
@@ -292,8 +292,8 @@ class _Files:
             self._append(self._packer.chunk(records))
 
     def check(self) -> None:
-        """Whether the file is still there, now and then: what is written to a removed one is lost,
-        and says so to nobody."""
+        """Check now and then that the file still exists: writes to a removed one are lost
+        silently."""
         now_s = time.monotonic()
         if self._file is None or now_s - self._looked_s < LOOK_S:
             return
@@ -313,14 +313,14 @@ class _Files:
         self._packer = Packer()
         self._sizes[self.path] = 0
         header = replace(self._header, segment=self._segment)
-        chunk = self._packer.chunk([form.record_of_header(header)])
+        chunk = self._packer.chunk([form.record_of(header)])
         self._append(form.file_begin() + chunk)
         if base.state:
-            self._append(self._packer.chunk([form.record_of_base(base)]))
+            self._append(self._packer.chunk([form.record_of(base)]))
         self._begin_bytes = self._sizes[self.path]
 
     def rotate(self, base: Base) -> None:
-        """The next file begins, with this; files that there is no room for go."""
+        """Begin the next file with this base; remove old files where there is no room."""
         self.close()
         self._segment += 1
         self.path = self._folder / f"{self._stem}.{self._segment}.mend"

@@ -1,9 +1,8 @@
-"""The bulk lane: pulls payloads over plain TCP. The loop decides and watches; threads move bytes.
+"""The bulk lane: pulls payloads over TCP. Threads move the bytes; the event loop supervises them.
 
-A fetch asks holder after holder, over a few connections at once (one stream cannot fill a long
-link). The event loop never touches payload bytes: it starts the threads, watches that verified
-bytes keep coming, and shuts the sockets when they do not, when the fetch is cancelled or when the
-lane closes.
+A fetch asks one holder after the other, over several connections at once, as one stream cannot fill
+a long link. The event loop never touches payload bytes: it starts the threads and shuts their
+sockets when no verified bytes arrive, when the fetch is cancelled, or when the lane closes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STREAMS = 4
 STREAM_BYTES_MIN = 1 << 20
 """A transfer gets one more connection per this many bytes."""
 WIDE_MAX = 8
-"""So many transfers at once take several connections; one more has one."""
+"""Transfers at once that take several connections each; further ones take one connection."""
 FETCHES_MAX = 32
 """Transfers at once; more wait their turn. Of 17 racks that merge a slice each, one pulls a payload
 and a merged slice of each other one at the same time. If these took turns, those from slow racks
@@ -47,13 +46,13 @@ WATCHES_PER_STALL = 8
 CONNECT_NS_MAX = 5 * SECOND
 
 _TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
-"""When holders failed in different ways, the first of these is what the caller hears."""
+"""When holders fail in different ways, the caller gets the first of these."""
 
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
 
 
 class BulkLane:
-    """Serves payloads to whoever asks with the job's token, and fetches them from others.
+    """Serves payloads to connections that send the job's token, and fetches payloads from others.
 
     host, ports: where to listen; an inclusive range of ports to try, None for any. advertise: the
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
@@ -265,9 +264,7 @@ class BulkLane:
                 keep = True
                 return
             except (PayloadGone, ChecksumMismatch) as error:
-                attempt.stop(
-                    error
-                )  # replies to what else was asked are on their way: not to be kept
+                attempt.stop(error)  # replies to other requests are under way: do not keep it
                 return
             except (OSError, EOFError) as error:
                 if not pooled:
@@ -364,5 +361,5 @@ def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
 def _most_telling(ends: dict[Address, TransportError], key: bytes) -> TransportError:
     """One error of the most telling kind, naming how each holder ended."""
     kind = next(kind for kind in _TELLING if any(isinstance(e, kind) for e in ends.values()))
-    told = "; ".join(str(error) for error in ends.values())
-    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {told}")
+    reasons = "; ".join(str(error) for error in ends.values())
+    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {reasons}")

@@ -10,7 +10,7 @@ reply has its header sealed in the place of the checksum, and its bytes in piece
 payload's key, the place in the payload and, by its count, the place in the connection.
 
 Where payloads are not concealed, all is the same but for their pieces: each goes as it is, with a
-seal over it behind it. The header says under a seal of which bytes they are, and their seals count
+seal over it after it. The header says under a seal of which bytes they are, and their seals count
 on from its, so that none can be left out, moved or repeated.
 """
 
@@ -72,8 +72,8 @@ class Reply(NamedTuple):
 
 
 class ReaderEnd:
-    """The end that asks. Raises EOFError when the other side ends or is no holder of this job,
-    OSError as the link does."""
+    """The reader's end of a connection. Raises EOFError when the other side ends or is no holder of
+    this job, OSError as the link does."""
 
     def __init__(self, sock: socket.socket, token: bytes, secret: Secret | None) -> None:
         self.sock = sock
@@ -103,7 +103,7 @@ class ReaderEnd:
             self.sock.sendall(request)
 
     def header(self, key: bytes, offset: int) -> Reply:
-        """Of the reply to the request for these bytes."""
+        """Read the header of the reply to the request for these bytes."""
         header = bytearray(REPLY.size)
         read_exactly(self.sock, memoryview(header))
         magic, *rest = REPLY.unpack(header)
@@ -117,8 +117,7 @@ class ReaderEnd:
         return reply
 
     def body(self, key: bytes, offset: int, digest: bytes, into: memoryview) -> bool:
-        """Fill `into`. False: the bytes are not those that were sent, and go on as they are not
-        wanted; close the connection."""
+        """Fill `into`. False: the bytes differ from those that were sent; close the connection."""
         if self._channels is None:
             read_exactly(self.sock, into)
             return bool(xxhash.xxh3_128_digest(into) == digest)
@@ -141,7 +140,7 @@ class ReaderEnd:
 
 
 class HolderEnd:
-    """The end that answers. `greeted`: the other side has shown that it is of this job."""
+    """The holder's end of a connection. `greeted`: the reader has proven that it is of this job."""
 
     def __init__(self, sock: socket.socket, token: bytes, secrets: Secrets | None) -> None:
         self.sock = sock
@@ -153,7 +152,7 @@ class HolderEnd:
         self._piece = memoryview(bytearray())
 
     def greet(self) -> bool:
-        """Read how the connection opens. False: it is none of this job's."""
+        """Read the greeting of the connection. False: it is not of this job."""
         until_ns = time.monotonic_ns() + REQUEST_NS_MAX
         hello = bytearray(HELLO.size)
         read_within(self.sock, memoryview(hello), until_ns)
@@ -175,7 +174,7 @@ class HolderEnd:
         return True
 
     def request(self, begun: bytes) -> tuple[bytes, int, int] | None:
-        """(key, offset, length) of the request that begins with `begun`. None: it is none."""
+        """(key, offset, length) of the request that begins with `begun`. None: it is invalid."""
         into = memoryview(self._request)
         into[: len(begun)] = begun
         read_within(self.sock, into[len(begun) :], time.monotonic_ns() + REQUEST_NS_MAX)
@@ -186,7 +185,7 @@ class HolderEnd:
                 self._channels[0].open(into, b"", memoryview(plain))
             except BadSeal:
                 return None
-            self.greeted = True  # nothing but this says that it has the key; it may have room now
+            self.greeted = True  # the first proof that it has the key: it may have a buffer now
             self._piece = self._piece or memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
         magic, key, offset, length = REQUEST.unpack(plain)
         return (key, offset, length) if magic == REQUEST_MAGIC else None
@@ -212,7 +211,7 @@ class HolderEnd:
             self.sock.sendall(sealed)
 
     def _send(self, first: bytes | memoryview, second: bytes | memoryview) -> None:
-        """Both, without a copy that joins them."""
+        """Send both without joining them in a copy."""
         sent = self.sock.sendmsg([first, second])
         if sent < len(first):
             self.sock.sendall(memoryview(first)[sent:])

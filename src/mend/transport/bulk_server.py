@@ -16,16 +16,16 @@ from mend.types import KEY_BYTES, MS, SECOND, Address
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
-"""How often a connection that waits for a request looks whether it has taken too long."""
+"""How often a connection that waits for a request checks its time limit."""
 
 ADMIT_NS = 5 * MS
-"""Between two connections, beyond CONNECTIONS_MAX at once: each costs a thread. Who comes faster
-waits in the kernel's queue."""
+"""Between two connections, after CONNECTIONS_MAX at once: each costs a thread. Faster ones wait in
+the kernel's queue."""
 
 JOIN_SECONDS_MAX = 0.5
 
 
-def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
+def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
     """A listening socket on the first free port of the inclusive range (None: any port).
 
     Raises AddressInUse when every port is taken, TransportError when `host` is not ours.
@@ -37,8 +37,10 @@ def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
     for port in candidates:
         sock = None
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, kind, proto, _, where = found[0]
+            addresses = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, kind, proto, _, where = addresses[0]
             sock = socket.socket(family, kind, proto)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart finds its port
             sock.bind(where)
@@ -60,9 +62,8 @@ def bound(host: str, ports: tuple[int, int] | None) -> socket.socket:
 
 
 class _Connection(HolderEnd):
-    """One accepted connection. `idle` while it waits for a request, or for the rest of one: such a
-    one may be evicted.
-    `host`: where it comes from; `leaving`: its thread is on its way out."""
+    """One accepted connection from `host`. `idle`: it waits for a request, or for the rest of one,
+    and may be evicted. `leaving`: its thread is about to end."""
 
     def __init__(
         self, sock: socket.socket, host: str, token: bytes, secrets: Secrets | None
@@ -76,9 +77,10 @@ class _Connection(HolderEnd):
 class Holder:
     """Serves byte ranges of its payloads to connections of the job.
 
-    A connection that says anything else is closed and counted in `rejected`; nothing is allocated
-    for it. With all places taken the oldest that has not shown that it is of this job makes room,
-    else one that is idle; of the host that has most of them, so that nobody takes others' places.
+    A connection that sends anything else is closed and counted in `rejected`; nothing is allocated
+    for it. When all places are taken, the oldest connection that has not proven that it is of this
+    job makes room, else an idle one; in both cases one of the host that has most of them, so that
+    no host takes the places of others.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class Holder:
         hello_bytes(token)  # checked before anything is open
         self._token, self._secrets = token, secrets
         self._stall_ns = stall_ns
-        self._listener = bound(host, ports)
+        self._listener = listen(host, ports)
         self.port: int = self._listener.getsockname()[1]
         self.bytes_sent = 0
         self.rejected = 0
@@ -149,14 +151,14 @@ class Holder:
             self._rest()
 
     def _rest(self) -> None:
-        """Of the accepting thread: a flood of connections is to be no flood of threads."""
+        """Limit the rate of new connections, each of which costs a thread."""
         now_ns = time.monotonic_ns()
         self._next_ns = max(self._next_ns, now_ns - CONNECTIONS_MAX * ADMIT_NS) + ADMIT_NS
         if self._next_ns > now_ns:
             self._closed.wait((self._next_ns - now_ns) / SECOND)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
-        """Start a thread for it, at the cost of another one when all places are taken."""
+        """Start a thread for the connection; evict another one when all places are taken."""
         connection = _Connection(sock, host, self._token, self._secrets)
         name = f"mend-lane-serve-{self.port}"
         thread = threading.Thread(target=self._converse, args=(connection,), name=name, daemon=True)
@@ -181,12 +183,10 @@ class Holder:
             tune(sock, receive_ns=LOOK_NS, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
             if connection.greet():
                 sane = self._answer_all(connection)
-        except EOFError:
-            sane = False  # half a greeting, half a request
-        except TimeoutError:
-            sane = False  # the same, for too long
+        except (EOFError, TimeoutError):
+            sane = False  # half a greeting or request, or one that takes too long
         except OSError:
-            # The link broke or the reader gave up, which is nobody's misbehaviour.
+            # The link broke or the reader gave up, which is no misbehaviour.
             sane = connection.greeted
         finally:
             with self._lock:
@@ -195,7 +195,7 @@ class Holder:
             sock.close()
 
     def _answer_all(self, connection: _Connection) -> bool:
-        """Answer requests. True at a clean end, False at the first that is not one of ours."""
+        """Answer requests. True at a clean end, False at the first invalid request."""
         limit_ns = time.monotonic_ns() + REQUEST_NS_MAX
         while True:
             connection.idle = True
@@ -215,7 +215,7 @@ class Holder:
                 return False
 
     def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
-        """One reply. False when the range does not lie inside the payload (said, then closed)."""
+        """Send one reply. False: the range is not inside the payload, so close the connection."""
         view = self._served.get(key)
         if view is None:
             connection.refuse(GONE, 0, key, offset)
@@ -223,31 +223,27 @@ class Holder:
         if offset + length > len(view):
             connection.refuse(BAD, len(view), key, offset)
             return False
-        part = view[
-            offset : offset + length
-        ]  # holds the payload until the last byte is handed over
-        with (
-            self._lock
-        ):  # before the bytes leave, so that whoever has received them finds them counted
+        part = view[offset : offset + length]  # keeps the payload alive until it is sent
+        with self._lock:  # counted before they leave, so that a reader finds them counted
             self.bytes_sent += REPLY.size + length
         connection.give(len(view), key, offset, part)
         return True
 
 
 def _least_wanted(connections: list[_Connection]) -> _Connection | None:
-    """Who makes room: the oldest stranger, else the oldest that is idle, of the host that has most
-    of these."""
+    """The connection that makes room: the oldest that is not greeted, else the oldest idle one, of
+    the host that has most of these."""
     strangers = [each for each in connections if not each.greeted]
-    found = strangers or [each for each in connections if each.idle]
-    if not found:
+    candidates = strangers or [each for each in connections if each.idle]
+    if not candidates:
         return None
-    hosts = Counter(each.host for each in found)
+    hosts = Counter(each.host for each in candidates)
     host, _ = hosts.most_common(1)[0]
-    return next(each for each in found if each.host == host)
+    return next(each for each in candidates if each.host == host)
 
 
 def advertised(host: str, advertise: str, port: int) -> Address:
-    """The address that others are told: `advertise`, or `host` where that names one machine."""
+    """The address for other racks: `advertise`, or `host` where that names one machine."""
     if not advertise and host in ("", "*", "0.0.0.0", "::"):
         remedy = "Set it to the name or address under which other racks reach this machine."
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""One payload on its way in: what is missing, what is verified, the receiving loop."""
+"""The state of one payload that is being received, and the receiving loop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ AHEAD = 3
 
 
 class Incoming:
-    """The bytes of one payload, or of an extent of it: which ranges are missing, the running
-    checksum of the rest. Ranges count from the beginning of `into`.
+    """The bytes of one payload, or of an extent of it: the missing ranges, and the running checksum
+    of the others. Ranges count from the beginning of `into`.
 
     Ranges are verified in any order (several connections share the work) and hashed in offset order
-    right behind, by whichever thread closes the gap, while the chunk is still in cache and while
+    right after, by whichever thread closes the gap, while the chunk is still in cache and while
     other threads receive. So the checksum of the whole costs no second pass at the end.
     """
 

@@ -88,8 +88,8 @@ def read_exactly(sock: socket.socket, into: memoryview) -> None:
 
 
 def read_within(sock: socket.socket, into: memoryview, until_ns: int) -> None:
-    """The same, of a socket whose receive time-out is short, until a monotonic time: whoever sends
-    a byte now and then gets no more of it. Raises TimeoutError behind it."""
+    """As `read_exactly`, for a socket with a short receive time-out, until a monotonic time: a
+    sender of single bytes cannot stretch it. Raises TimeoutError after it."""
     filled = 0
     while filled < len(into):
         if time.monotonic_ns() >= until_ns:
@@ -108,4 +108,4 @@ def shut(sock: socket.socket) -> None:
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # never connected, or closed already: nobody waits
+        return  # never connected, or closed already: no thread waits

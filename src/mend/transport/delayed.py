@@ -1,4 +1,4 @@
-"""A lane that is late on purpose. Draws the delay from the key; moves no byte."""
+"""A bulk lane with a simulated delay, drawn from the key of each payload."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Delay:
 class DelayedLane(BulkLane):
     """Each fetch ends later than it would, by a delay drawn from its key.
 
-    Offers and state copies are both delayed. The bytes are in `into` before the delay: it is the
-    news that is late.
+    Offers and state copies are both delayed. The bytes are in `into` before the delay; the return
+    of `fetch` is late.
     """
 
     def __init__(self, delay: Delay, *where: Any, **how: Any) -> None:

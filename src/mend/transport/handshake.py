@@ -1,7 +1,7 @@
-"""How long a TCP handshake takes. One socket at a time; no byte is sent.
+"""Measures the time of a TCP handshake. Opens one socket at a time and sends no data.
 
-Run as a file (`python -I handshake.py HOST TIMES`), so that nothing else of mend is imported and
-it may start inside a network namespace. Nobody has to listen: a refusal takes one round trip, too.
+Run as a file (`python -I handshake.py HOST TIMES`), so that nothing else of mend is imported and it
+may start inside a network namespace. No listener is needed: a refusal takes one round trip, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Whose address it is that somebody names, where no keys say it.
+"""Checks the addresses that peers name for themselves, in a job without keys.
 
-Whoever says hello names the address at which he is to be answered. Without keys that may be any
-address, by a mistake in a setting or on purpose, and the process that hears it connects to it. So
-an address counts only if it is of the machine that says it, as far as its connection shows, or if
-it stands in the settings of the process that hears it.
+A hello names the address at which its sender is to be answered, and the receiver connects to it.
+Without keys that may be any address, by a wrong setting or on purpose. So an address is accepted
+only if it belongs to the machine that the connection comes from, or if it is in the receiver's own
+settings.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.whereabouts import Whereabouts
 
 NAMES_MAX = 256
-"""Looked up and remembered; the oldest make room."""
+"""Names that are remembered; the oldest make room."""
 
 LOOK_AGAIN_S = 10.0
-"""Behind a look-up of the same name, whatever it has found."""
+"""Time between two look-ups of the same name."""
 
 
 class Origins:
@@ -46,7 +46,7 @@ class Origins:
         return any(self._same(_plain(each), own) for each in self._numbers(host))
 
     def _same(self, named: str, own: str) -> bool:
-        """Of one machine: of another one only if equal, of this one whichever they are."""
+        """Whether both are addresses of one machine: equal, or both of this machine."""
         return named == own or (self._here.is_here(named) and self._here.is_here(own))
 
     def _numbers(self, host: str) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Origins:
             return (str(ipaddress.ip_address(host)),)
         except ValueError:
             pass
-        found, since_s = self._names.get(host, ((), -LOOK_AGAIN_S))
+        numbers, since_s = self._names.get(host, ((), -LOOK_AGAIN_S))
         busy = self._looking is not None and self._looking.is_alive()
         if not busy and time.monotonic() - since_s >= LOOK_AGAIN_S:
             look = threading.Thread(
@@ -65,7 +65,7 @@ class Origins:
             )
             self._looking = look
             look.start()
-        return found
+        return numbers
 
     def _look_up(self, host: str) -> None:
         numbers = numbers_of(host)
@@ -84,5 +84,5 @@ def _host(address: str) -> str | None:
 
 def _plain(number: str) -> str:
     """Without the interface of a link-local address, and IPv4 where it is written as IPv6."""
-    found = ipaddress.ip_address(number.partition("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    address = ipaddress.ip_address(number.partition("%")[0])
+    return str(getattr(address, "ipv4_mapped", None) or address)

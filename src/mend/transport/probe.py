@@ -1,5 +1,7 @@
-"""Looking at the network without saying anything: names, routes, cards, and whether a port answers.
-Sends no payload; a knock opens a connection, reads a greeting and closes it."""
+"""Probes the network: names, routes, network cards, and whether a port answers.
+
+Sends no payload; `knock` opens a connection, reads a greeting and closes it.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from typing import Literal, NamedTuple
 from mend.errors import ConfigError
 
 Answer = Literal["open", "refused", "silent", "no route", "no such name"]
-"""Of a knock. silent: nothing came back in time, neither yes nor no."""
+"""The result of a knock. silent: neither an acceptance nor a refusal came in time."""
 
 GREETING = b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f"
-"""What a ZeroMQ socket says first (ZMTP 2 and later); the eight bytes between may differ."""
+"""The first bytes of a ZeroMQ socket (ZMTP 2 and later); the eight in the middle may differ."""
 
 GREETING_S = 0.5
 _SIOCGIFADDR = 0x8915
@@ -25,7 +27,7 @@ _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.E
 
 
 class Knock(NamedTuple):
-    """What a port answered. `speaks`: it greeted as a mend sideband does (as ZeroMQ)."""
+    """The answer of a port. `speaks`: it greeted as ZeroMQ, as a mend sideband does."""
 
     answer: Answer
     speaks: bool
@@ -45,10 +47,10 @@ def numbers_of(host: str) -> tuple[str, ...]:
     """The addresses that a name stands for here, in the order of the resolver; a number stands for
     itself. Empty: there is no such name."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in found))
+    return tuple(dict.fromkeys(str(where[0]).partition("%")[0] for *_, where in addresses))
 
 
 def source_to(number: str) -> str | None:
@@ -67,11 +69,11 @@ def source_to(number: str) -> str | None:
 
 def cards() -> dict[str, str | None]:
     """Network interface -> its first IPv4 address; None where it has none."""
-    found: dict[str, str | None] = {}
+    addresses: dict[str, str | None] = {}
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
-            found[name] = _number_of(asking, name)
-    return found
+            addresses[name] = _number_of(asking, name)
+    return addresses
 
 
 def _number_of(asking: socket.socket, name: str) -> str | None:

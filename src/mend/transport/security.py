@@ -1,12 +1,12 @@
-"""The keys of a job, derived from its secret, and what they seal. Opens no socket.
+"""Derives the keys of a job from its secret, and seals data with them. Opens no socket.
 
-Everything that a process needs follows from one secret that all members of a job share:
+All keys of a process follow from one secret that the members of a job share:
 
     secret --HKDF--> server key pair of every sideband           one for all, pinned by clients
                      client key pair of each process             (rack, rank), or a person's tools
                      lane secret --HKDF--> two keys per connection, with fresh random of both sides
 
-A secret proves membership, not which member: whoever holds it can derive the keys of all others.
+A secret proves membership, not identity: its owner can derive the keys of all members.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECRETS_MAX = 4
 """Secrets that a process accepts at once: the newest, and those that are being replaced."""
 
 PERSON = Peer(PERSON_RACK, 0)
-"""Whoever looks or retires a rack: `mend top`, `mend doctor`, `mend retire`, a launcher."""
+"""The peer of tools: `mend top`, `mend doctor`, `mend retire`, a launcher."""
 
 RANDOM_BYTES = 32
 TAG_BYTES = 16
@@ -62,7 +62,7 @@ class Secret:
             raise ConfigError("secret", f"<{len(secret)} bytes>", rule, remedy)
         self._secret, self.conceal = secret, conceal
         self.name = self._derive(b"name", NAME_BYTES)
-        """Says which secret a lane connection uses; gives nothing of it away."""
+        """Names the secret of a lane connection without revealing it."""
         self._lane = self._derive(b"lane")
 
     def _derive(self, purpose: bytes, length: int = _KEY_BYTES) -> bytes:
@@ -74,11 +74,11 @@ class Secret:
         return CurveKeys(zmq.curve_public(secret), secret)
 
     def server(self) -> CurveKeys:
-        """Of every sideband of the job."""
+        """The key pair of every sideband of the job."""
         return self._pair(b"sideband server")
 
     def client(self, peer: Peer) -> CurveKeys:
-        """Of one process, towards whomever it connects to."""
+        """The key pair of one process as a client."""
         return self._pair(b"sideband client " + peer.rack.to_bytes(2) + peer.rank.to_bytes(2))
 
     def lane(self, job: bytes, reader: bytes, holder: bytes) -> tuple[Channel, Channel]:
@@ -94,8 +94,8 @@ class Secret:
 
 
 class Secrets:
-    """What a process accepts: the first secret is its own, the others are being replaced or about
-    to replace it. `me`: the process that has them; `conceal`: as in Secret."""
+    """The secrets that a process accepts: the first is its own; the others are being replaced, or
+    are about to replace it. `me`: the process; `conceal`: as in Secret."""
 
     def __init__(
         self, secrets: Iterable[bytes], me: Peer = PERSON, *, conceal: bool = True
@@ -111,17 +111,17 @@ class Secrets:
         return self.all[0]
 
     def named(self, name: bytes) -> Secret | None:
-        """The one that a connection names."""
-        found = None
+        """The secret with this name."""
+        match = None
         for secret in self.all:
             if hmac.compare_digest(secret.name, name):
-                found = secret
-        return found
+                match = secret
+        return match
 
     def guests(self, ranks: int) -> dict[bytes, Peer]:
-        """Public key -> whose it is: all who may connect to this process's sideband. A leader and
-        the witness hear the leaders of all racks, the witness and people; a leader its ranks, too;
-        any other rank its leader alone."""
+        """Public key -> peer, of all clients that may connect to this process's sideband. A leader
+        and the witness accept the leaders of all racks, the witness and tools; a leader also its
+        own ranks; any other rank its leader alone."""
         rack, rank = self.me
         if rank != 0:
             peers = [Peer(rack, 0)]
@@ -132,8 +132,8 @@ class Secrets:
 
 
 class Channel:
-    """One direction of one lane connection. Both sides count what they seal and open, so that a
-    piece that is repeated, left out, moved or of another connection does not open.
+    """One direction of one lane connection. Both sides count the pieces, so that a piece that is
+    repeated, left out, moved or of another connection does not open.
 
     AES-256-GCM; the nonce is the count, and no key is used for two connections or directions.
     """
@@ -151,7 +151,7 @@ class Channel:
         self._aead.encrypt_into(self._nonce(), plain, about, into)
 
     def open(self, sealed: memoryview, about: bytes | memoryview, into: memoryview) -> None:
-        """Raises BadSeal; what is in `into` is to be thrown away then, and so is the connection."""
+        """Raises BadSeal; then `into` is invalid, and the connection must be closed."""
         try:
             self._aead.decrypt_into(self._nonce(), sealed, about, into)
         except InvalidTag:

@@ -1,8 +1,7 @@
-"""Asks the sidebands of a job for their status, from outside. No thread.
+"""Asks the sidebands of a job for their status, without a thread.
 
-One DEALER per address, and per key that is accepted. Nothing is queued up: a question that the one
-before it still waits for is not asked again, and of answers that were not read in time the newest
-few stay.
+There is one DEALER per address and accepted key. Queues stay short: a question is dropped while the
+last one has not left, and of the unread answers only ANSWERS_KEPT are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _GONE = int(zmq.EVENT_DISCONNECTED)
 
 
 class Way(Enum):
-    """How far the way to an address goes.
+    """The state of the connection to an address.
 
     CLOSED: no connection. OPEN: something listens there. LOCKED: a sideband that takes another
     key, or that has one where we have none. SPEAKS: it is a sideband, or another ZeroMQ socket.
@@ -75,19 +74,19 @@ class StatusClient:
         """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
         if address in self._watched:
             return
-        watched: list[_Watched] = []
+        opened: list[_Watched] = []
         try:
-            watched.extend(self._opened(address, keys) for keys in self._keys)
+            opened.extend(self._open(address, keys) for keys in self._keys)
         except ConfigError:
-            for each in watched:
-                each.close()
+            for watched in opened:
+                watched.close()
             raise
-        for each in watched:
-            self._poller.register(each.socket, zmq.POLLIN)
-            self._poller.register(each.monitor, zmq.POLLIN)
-        self._watched[address] = watched
+        for watched in opened:
+            self._poller.register(watched.socket, zmq.POLLIN)
+            self._poller.register(watched.monitor, zmq.POLLIN)
+        self._watched[address] = opened
 
-    def _opened(self, address: str, keys: tuple[CurveKeys, CurveKeys] | None) -> _Watched:
+    def _open(self, address: str, keys: tuple[CurveKeys, CurveKeys] | None) -> _Watched:
         socket = self._context.socket(zmq.DEALER)
         if keys is not None:
             pin(socket, *keys)
@@ -128,18 +127,18 @@ class StatusClient:
         """(address, frame) of what has come, in order per address; waits up to the limit for the
         first."""
         end = time.monotonic() + limit_s
-        found: list[tuple[str, bytes]] = []
-        while not found:
+        answers: list[tuple[str, bytes]] = []
+        while not answers:
             left_ms = max(0, int(1000 * (end - time.monotonic())))
             if not self._poller.poll(left_ms):
-                return found
+                return answers
             for address, watched in self._each():
                 self._follow(watched)
                 while readable(watched.socket):
                     frames = watched.socket.recv_multipart(zmq.DONTWAIT)
                     if len(frames) == 1:
-                        found.append((address, frames[0]))
-        return found
+                        answers.append((address, frames[0]))
+        return answers
 
     def _each(self) -> list[tuple[str, _Watched]]:
         return [(address, each) for address, ways in self._watched.items() for each in ways]
@@ -149,7 +148,7 @@ class StatusClient:
         while readable(watched.monitor):
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
             if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
-                continue  # it hangs up behind its no, and is asked again
+                continue  # it hangs up after its no, and is asked again
             ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
             watched.way = Way.LOCKED if event & HANDSHAKE_FAILED else ways.get(event, Way.CLOSED)
 

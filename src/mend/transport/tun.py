@@ -1,8 +1,7 @@
-"""The user-space device of `--link`: IP packets between TUN interfaces, late, and some lost. Owns
-the interfaces that it makes; knows nothing of what the packets say.
+"""The user-space device of `--link`: forwards IP packets with delay and loss.
 
-Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it is there in a
-few milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.
+Run as a file (`python -I tun.py ...`), so that nothing else of mend is imported: it starts in a few
+milliseconds, and forwards a packet in some 10 us. The interfaces vanish with the process.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ BITS = 8_000_000_000
 
 
 class Wire:
-    """What becomes of each packet: which one is lost, when the others arrive. Pure but for its
-    state: time is an argument, chance is drawn from the seed and the packet's number.
+    """Decides which packets are lost, and when the others arrive. Deterministic: time is an
+    argument, and chance is drawn from the seed and the packet's number.
 
-    The senders' rate is limited before packets come here (tbf); here those from several senders
-    to one receiver share its rate, too. Packets to one receiver keep their order.
+    The senders' rate is limited before packets come here (tbf); here those from several senders to
+    one receiver share its rate, too. Packets to one receiver keep their order.
     """
 
     def __init__(self, *, rate_bits: int, one_way_ns: int, loss: float, seed: int) -> None:
@@ -44,7 +43,7 @@ class Wire:
         self._free_ns: dict[int, int] = {}
         self._heap: list[tuple[int, int, int, bytes]] = []
         self.taken = self.lost = self.dropped = 0
-        """Packets that came, that were lost on purpose, that found a full queue."""
+        """Counts of packets: received, lost on purpose, dropped at a full queue."""
 
     def take(self, packet: bytes, to: int, now_ns: int) -> None:
         """A packet for interface `to` has come."""
@@ -64,13 +63,13 @@ class Wire:
         named = struct.pack("!QQ", self._seed, number)
         return int.from_bytes(hashlib.blake2b(named, digest_size=8).digest(), "big")
 
-    def arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
-        """(interface, packet) of all that are there by now, in order of arrival."""
-        found = []
+    def pop_arrived(self, now_ns: int) -> list[tuple[int, bytes]]:
+        """Remove the packets that have arrived: (interface, packet), in order of arrival."""
+        packets = []
         while self._heap and self._heap[0][0] <= now_ns:
             _, _, to, packet = heapq.heappop(self._heap)
-            found.append((to, packet))
-        return found
+            packets.append((to, packet))
+        return packets
 
     @property
     def deadline_ns(self) -> int | None:
@@ -79,7 +78,7 @@ class Wire:
 
 
 def destination(packet: bytes) -> bytes | None:
-    """Where an IPv4 packet wants to go, as 4 bytes. None: it is none (IPv6 looks for routers)."""
+    """The destination of an IPv4 packet as 4 bytes. None: it is no IPv4 packet."""
     return packet[16:20] if len(packet) >= 20 and packet[0] >> 4 == 4 else None
 
 
@@ -99,7 +98,7 @@ def forward(tuns: dict[bytes, int], wire: Wire) -> None:
         ready, _, _ = select.select(files, [], [], wait_s)
         for tun in ready:
             _take_all(tun, tuns, wire)
-        for to, packet in wire.arrived(time.monotonic_ns()):
+        for to, packet in wire.pop_arrived(time.monotonic_ns()):
             try:
                 os.write(to, packet)
             except OSError:  # its interface is down or full: a network drops such a packet, too

@@ -1,5 +1,7 @@
-"""Where this machine is: which names and addresses are its own, and what address of it a peer would
-see. Asks the resolver and the routing table; sends nothing to a peer."""
+"""The names and addresses of this machine, and the address that a peer would see.
+
+Asks the resolver and the routing table; sends nothing to a peer.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,28 @@ from collections.abc import Iterable
 from mend.transport.probe import numbers_of, source_to
 
 LOOKUP_S = 5.0
-"""All names of a question together are looked up for at most so long."""
+"""Limit for looking up all names of one call."""
 
 
 class Whereabouts:
-    """What one machine finds out about itself. Remembers what it looked up."""
+    """Looks up names and addresses, and remembers the results."""
 
     def __init__(self, limit_s: float = LOOKUP_S) -> None:
         self._limit_s = limit_s
         self._known: dict[str, tuple[str, ...]] = {}
 
     def name(self) -> str:
-        """What this machine calls itself."""
+        """The host name of this machine."""
         return socket.gethostname()
 
     def look_up(self, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """The addresses of each host, all looked up at once; () for one that has none, or none
         within the limit."""
         wanted = dict.fromkeys(hosts)
-        found: dict[str, tuple[str, ...]] = {}
+        numbers: dict[str, tuple[str, ...]] = {}
         threads = [
             threading.Thread(
-                target=lambda host=host: found.__setitem__(host, numbers_of(host)),
+                target=lambda host=host: numbers.__setitem__(host, numbers_of(host)),
                 name="mend-lookup",
                 daemon=True,  # a resolver that hangs cannot be stopped, and is not waited for
             )
@@ -45,7 +47,7 @@ class Whereabouts:
         deadline_s = time.monotonic() + self._limit_s
         for thread in threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._known.update(dict(found))
+        self._known.update(dict(numbers))
         return {host: self._known.get(host, ()) for host in wanted}
 
     def is_here(self, number: str) -> bool:

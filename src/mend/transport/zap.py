@@ -1,8 +1,8 @@
-"""Who may connect to a sideband with keys. Answers libzmq's question at each handshake.
+"""Decides who may connect to a sideband with keys: the ZAP handler (RFC 27) of libzmq.
 
-CURVE alone proves that a client has some key pair, whichever. libzmq asks over an inproc socket
-(ZAP, RFC 27) whether this one may come in, and asks nobody where nothing listens there: therefore
-the sockets of a sideband enforce their domain, and without this answer nobody gets in.
+CURVE alone proves only that a client has some key pair. At each handshake libzmq asks over an
+inproc socket whether this client may connect, and admits every client where nothing listens there.
+Therefore the sockets of a sideband enforce their domain: without an answer no client gets in.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COUNTED_MAX = 1_000
 
 ANSWERS_PER_TURN = 16
 FLOOD_REST_S = 0.01
-"""Behind so many answers in a row: strangers that knock without end cost the loop 1,600 answers a
-second, and libzmq's thread as many handshakes. The others wait in it, each in its turn."""
+"""Pause after ANSWERS_PER_TURN answers in a row: a flood of handshakes costs the loop at most 1,600
+answers a second, and libzmq's thread as many handshakes. Others wait there for their turn."""
 
 HANDSHAKE_FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _VERSION = b"1.0"
@@ -78,8 +78,8 @@ class Zap:
 
 
 class Strangers:
-    """Counts handshakes that failed at a socket that is protected: of whoever has another key, or
-    none. Up to COUNTED_MAX: each costs the loop a little, and somebody may knock without end."""
+    """Counts failed handshakes at a protected socket: clients with another key, or without one.
+    Stops at COUNTED_MAX, as each costs the loop a little."""
 
     def __init__(self, server: zmq.Socket[bytes]) -> None:
         self.count = 0
@@ -105,18 +105,18 @@ class Strangers:
 
 
 def name_of(guest: Peer) -> bytes:
-    """As libzmq hands it on with each frame, as `User-Id`."""
+    """The `User-Id` that libzmq adds to each frame of this guest."""
     return b"%d.%d" % guest
 
 
 def peer_of(name: str) -> Peer:
-    """The other way round."""
+    """The guest of a `User-Id`."""
     rack, _, rank = name.partition(".")
     return Peer(int(rack), int(rank))
 
 
 def protect(server: zmq.Socket[bytes], keys: CurveKeys) -> None:
-    """Let a socket that binds take connections only of those whom `Zap` lets in."""
+    """Make a binding socket accept only the clients that `Zap` admits."""
     server.setsockopt(zmq.CURVE_SERVER, 1)
     server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     server.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -125,7 +125,7 @@ def protect(server: zmq.Socket[bytes], keys: CurveKeys) -> None:
 
 
 def pin(client: zmq.Socket[bytes], own: CurveKeys, server: CurveKeys) -> None:
-    """Let a socket that connects talk to whoever has the server's key, and prove its own."""
+    """Make a connecting socket verify the server's key and prove its own."""
     client.setsockopt(zmq.CURVE_SERVERKEY, server.public)
     client.setsockopt(zmq.CURVE_PUBLICKEY, own.public)
     client.setsockopt(zmq.CURVE_SECRETKEY, own.secret)

@@ -7,9 +7,9 @@ says False while there is none, which is the truth. It would also drop the first
 `connect`, before the handshake is through, so these wait in a short queue that forgets the oldest;
 it is used once per address.
 
-Why no ZeroMQ heartbeats. They are answered by an I/O thread whatever the process does, and they cut
-a healthy connection when one large frame takes longer than their time-out. Death is told by the
-protocol's own heartbeats; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
+Why no ZeroMQ heartbeats. An I/O thread answers them even if the process hangs, and they cut a
+healthy connection when one large frame takes longer than their time-out. The protocol's own
+heartbeats detect death; here TCP_MAXRT and CONNECT_TIMEOUT only make sure that a healed link is
 used within about two seconds, not after the kernel's backed-off retransmissions.
 
 With secrets every connection is CURVE: the server's key is pinned, and the client's says which
@@ -36,7 +36,7 @@ from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
 
 INBOX_FRAMES_MAX = 16
-"""Per connection, before they are read. What comes behind them waits in the kernel's buffers, which
+"""Per connection, before they are read. What comes after them waits in the kernel's buffers, which
 are bounded in bytes, and then at its sender."""
 
 OUTBOX_FRAMES_MAX = 64
@@ -58,7 +58,7 @@ CURVE_BYTES = 33
 """What CURVE adds to a frame: its command's name, a nonce, flags and a seal."""
 
 REPLIES_MAX = 2
-"""Answers that wait for one stranger's connection; who does not read gets no more."""
+"""Answers that wait for one stranger's connection; further ones are dropped."""
 
 FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
 """Read ahead before the loop may run something else. A turn lasts FLOOD_REST_S, however often the
@@ -74,8 +74,8 @@ _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLO
 
 
 class Received(NamedTuple):
-    """A frame, the connection that it came over, and whose key that connection has shown; None:
-    the sideband has no keys."""
+    """A frame, the connection that it came over, and the peer whose key the connection has shown
+    (None: the sideband has no keys)."""
 
     frame: bytes
     route: bytes
@@ -89,13 +89,13 @@ class Received(NamedTuple):
 
 @dataclass(slots=True)
 class _Early:
-    """Frames to one peer from before the first connection, for whichever way opens first."""
+    """Frames for one peer that wait for the first connection."""
 
     frames: deque[bytes] = field(default_factory=deque)
     bytes_held: int = 0
 
     def hold(self, frame: bytes) -> bool:
-        """Keep a frame for the first connection, the oldest make room."""
+        """Keep a frame for the first connection; the oldest frames make room."""
         if len(frame) > EARLY_BYTES_MAX:
             return False
         self.frames.append(frame)
@@ -104,11 +104,11 @@ class _Early:
             self.bytes_held -= len(self.frames.popleft())
         return True
 
-    def taken(self) -> list[bytes]:
-        found = list(self.frames)
+    def take_all(self) -> list[bytes]:
+        frames = list(self.frames)
         self.frames.clear()
         self.bytes_held = 0
-        return found
+        return frames
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class ZmqSideband:
             self._zap = Zap(self._context, secrets.guests(ranks))
             self._ways = [(each.client(secrets.me), each.server()) for each in secrets.all]
         try:
-            self._inbox = self._bound(bind, secrets)
+            self._inbox = self._bind(bind, secrets)
         except BaseException:
             if self._zap is not None:
                 self._zap.close()
@@ -174,10 +174,10 @@ class ZmqSideband:
 
     @property
     def strangers(self) -> int:
-        """Handshakes of whoever has no key of this job."""
+        """Failed handshakes of clients without a key of this job."""
         return self._strangers.count if self._strangers is not None else 0
 
-    def _bound(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
+    def _bind(self, bind: str, secrets: Secrets | None) -> zmq.Socket[bytes]:
         where = _numeric(bind)
         inbox = self._socket(zmq.ROUTER, ipv6="[" in where)
         most = self._frame_bytes_max
@@ -282,7 +282,7 @@ class ZmqSideband:
             return
         self._loop.remove_reader(out.socket.fileno())
         out.opened = True
-        for frame in out.early.taken():
+        for frame in out.early.take_all():
             self._send_now(out, frame)
 
     def send(self, peer: Peer, frame: bytes) -> bool:
@@ -326,7 +326,7 @@ class ZmqSideband:
         return self._push(route, b"") in (0, errno.EAGAIN)
 
     def _push(self, route: bytes, frame: bytes) -> int:
-        """Returns what went wrong, 0: nothing."""
+        """Returns an errno; 0: the frame is queued."""
         wrong = 0
         try:
             self._inbox.send_multipart([route, frame], _DONTWAIT)
@@ -334,7 +334,7 @@ class ZmqSideband:
             wrong = error.errno or errno.EIO
         # Sending, even in vain, uses up the descriptor's edge of frames that came meanwhile.
         if self._armed and _events(self._inbox) & _POLLIN:
-            self._loop.call_soon(self._arrived)
+            self._loop.call_soon(self._on_readable)
         return wrong
 
     def hear(self, take: Callable[[Received], None]) -> None:
@@ -362,8 +362,8 @@ class ZmqSideband:
             raise TransportError("sideband: closed while receiving. Cancel the receiver first.")
         return self._ready.popleft()
 
-    def _keep(self, found: Received) -> None:
-        self._ready.append(found)
+    def _keep(self, received: Received) -> None:
+        self._ready.append(received)
         self._take = None
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
@@ -373,16 +373,16 @@ class ZmqSideband:
         when something is."""
         if not (self._armed or self._resting or self._closed):
             self._watch()
-            self._arrived()
+            self._on_readable()
 
-    def _arrived(self) -> None:
-        """A heartbeat costs what a wake-up of the process costs: let there be one, in which the
-        frame is read and taken, and the descriptor stays registered."""
+    def _on_readable(self) -> None:
+        """Read and handle frames in the wake-up that they cause, and keep the descriptor
+        registered: the cost of a heartbeat is mostly that of a wake-up."""
         if self._resting is not None:
             return
         self._armed = False
         if self._take is None:
-            self._unwatch()  # nobody hears: the frames stay with libzmq
+            self._unwatch()  # no receiver: the frames stay with libzmq
         elif self._read(self._take):
             self._armed = True
         else:
@@ -429,7 +429,7 @@ class ZmqSideband:
 
     def _watch(self) -> None:
         if not self._watched:
-            self._loop.add_reader(self._descriptor, self._arrived)
+            self._loop.add_reader(self._descriptor, self._on_readable)
             self._watched = True
 
     def _unwatch(self) -> None:
@@ -476,9 +476,9 @@ def _numeric(bind: str) -> str:
     if host in ("*", "") or host.startswith("["):
         return f"tcp://{host or '*'}:{port}"
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return bind  # an interface name, or nothing that bind will accept either
-    family, *_, where = min(found, key=lambda info: info[0] != socket.AF_INET)
+    family, *_, where = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     number = str(where[0])
     return f"tcp://[{number}]:{port}" if family == socket.AF_INET6 else f"tcp://{number}:{port}"

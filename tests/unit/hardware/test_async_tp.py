@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mend.hardware.async_tp import AsyncTp, Census, behind, tp_dimensions, tp_groups, why_not
+from mend.hardware.async_tp import AsyncTp, Census, tp_dimensions, tp_groups, why_not, with_census
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_fused_operations_are_counted_by_what_they_are(
 def test_the_users_own_pass_comes_first_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     census = Census()
-    chained = behind(seen.append, census)
+    chained = with_census(seen.append, census)
     looked_at = graph(torch.ops.aten.relu.default)
     for each in chained if isinstance(chained, list) else [chained]:
         each(looked_at)

@@ -42,7 +42,7 @@ def test_an_exception_and_a_gap_come_back_too() -> None:
     entry = form.read_record(form.record_of_entry(RANK_MACHINE, 1, Tick(), (), "ValueError: no"), 1)
     assert isinstance(entry, Entry)
     assert entry.error == "ValueError: no"
-    assert form.read_record(form.record_of_gap(Gap(3, "slow")), 2) == Gap(3, "slow")
+    assert form.read_record(form.record_of(Gap(3, "slow")), 2) == Gap(3, "slow")
 
 
 def test_a_note_may_hold_anything_that_can_be_said() -> None:

@@ -475,7 +475,7 @@ def test_all_ports_taken_is_said_with_its_remedy() -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as owner:
         port = owner.getsockname()[1]
         with pytest.raises(AddressInUse, match=str(port)):
-            bulk_server.bound("127.0.0.1", (port, port))
+            bulk_server.listen("127.0.0.1", (port, port))
 
 
 async def test_the_range_of_ports_is_inclusive(lane: Callable[..., BulkLane]) -> None:

@@ -28,8 +28,8 @@ def test_a_packet_arrives_after_the_delay_and_not_before() -> None:
     link = wire()
     link.take(b"first", RACK_1, now_ns=5 * MS)
     assert link.deadline_ns == 15 * MS
-    assert link.arrived(15 * MS - 1) == []
-    assert link.arrived(15 * MS) == [(RACK_1, b"first")]
+    assert link.pop_arrived(15 * MS - 1) == []
+    assert link.pop_arrived(15 * MS) == [(RACK_1, b"first")]
     assert link.deadline_ns is None
 
 
@@ -41,7 +41,7 @@ def test_two_senders_share_the_rate_of_the_one_they_send_to() -> None:
     link.take(b"elsewhere", RACK_0, now_ns=0)
     arrivals = {}
     for now_ms in range(20):
-        for to, data in link.arrived(now_ms * MS):
+        for to, data in link.pop_arrived(now_ms * MS):
             arrivals[to, data[:1]] = now_ms
     assert arrivals == {
         (RACK_1, b"\0"): 10,
@@ -55,7 +55,7 @@ def test_packets_to_one_rack_keep_their_order() -> None:
     link = wire()
     for number in range(50):
         link.take(bytes([number]), RACK_1, now_ns=number // 7)
-    assert [data[0] for _, data in link.arrived(60 * MS)] == list(range(50))
+    assert [data[0] for _, data in link.pop_arrived(60 * MS)] == list(range(50))
 
 
 def test_a_queue_that_is_full_drops() -> None:
@@ -64,7 +64,7 @@ def test_a_queue_that_is_full_drops() -> None:
     for _ in range(most + 5):
         link.take(packet(), RACK_1, now_ns=0)
     assert link.dropped == 4  # the one that would begin just at the limit is still taken
-    assert len(link.arrived(10_000 * MS)) == most + 1
+    assert len(link.pop_arrived(10_000 * MS)) == most + 1
 
 
 def test_what_is_lost_is_drawn_from_the_seed_alone() -> None:
@@ -74,7 +74,7 @@ def test_what_is_lost_is_drawn_from_the_seed_alone() -> None:
             link.take(number.to_bytes(4, "big"), RACK_1, now_ns=number)
         assert link.taken == 20_000
         assert link.dropped == 0
-        return [int.from_bytes(data, "big") for _, data in link.arrived(1000 * MS)]
+        return [int.from_bytes(data, "big") for _, data in link.pop_arrived(1000 * MS)]
 
     kept = survivors(0.03)
     assert kept == survivors(0.03)

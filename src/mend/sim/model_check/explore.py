@@ -1,4 +1,4 @@
-"""Visits every state of a small job, nearest first, until none is left or one is broken."""
+"""Visits every state of a small job breadth first, until none is left or an invariant breaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT_STATES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`frontier`: states of this depth that are not looked at yet, and those found behind them."""
+    """`frontier`: states that are not expanded yet, of this depth and the next."""
 
     states: int
     steps: int
@@ -41,26 +41,26 @@ class Found:
 
 
 class Search(Generic[S, A]):
-    """Breadth first. A state is remembered as `packed` has it, and as the step that first led to
-    it. `steps`: what can happen, always in the same order, and what comes of it: a state, or which
-    invariant it breaks."""
+    """Breadth-first search. A state is remembered in its `packed` form, with the step that first
+    led to it. `steps`: the possible actions, always in the same order, each with the state after
+    it, or the invariant that it breaks."""
 
     def __init__(self, steps: Callable[[S], Iterable[tuple[A, S | str]]]) -> None:
         self.steps = steps
         self.seen: set[Hashable] = set()
         self.parents = array("L")
         self.choices = array("H")
-        """Of each state: from which one it was found, by which of that one's steps."""
+        """The parent of each state, and the place of the step among those of the parent."""
 
     def packed(self, state: S) -> Hashable:
         return state
 
     def sentence(self, state: S, action: A, after: S | str) -> str:
-        """What happened, and what came of it."""
+        """A sentence about the step and its effect."""
         return str(action)
 
     def search(self, start: S, tell: Callable[[Progress], None], limit: int | None) -> Found:
-        """Stops behind `limit` states, if there is one."""
+        """Search from `start`. Stops after `limit` states, if there is a limit."""
         gc.disable()  # millions of tuples without a cycle: it would only walk over them
         try:
             return self._search(start, tell, limit)
@@ -133,7 +133,7 @@ class Explorer(Search[State, Action]):
         limit: int | None = None,
         start: State | None = None,
     ) -> Found:
-        """From `start` or the beginning of a job. Stops behind `limit` states, if there is one."""
+        """From `start` or the beginning of a job. Stops after `limit` states, if there is one."""
         return self.search(start or self.world.start(), tell, limit)
 
     def packed(self, state: State) -> Hashable:

@@ -1,8 +1,8 @@
-"""Votes that are taken and given, deaths, restarts and new lineages of a job that has begun.
+"""Explores changes of votes, deaths, restarts and new lineages of a job that has begun.
 
-The world of `founding` with rosters: `membership.next_roster` says what a leader proposes, for
-every set of members that may be silent. All past lives are attested dead, at once and by everybody:
-what a single process has not heard yet is a step that does not happen.
+This is the world of `founding` with rosters: `membership.next_roster` gives the proposals of a
+leader, for every set of silent members. All past lives are attested dead at once and to all
+processes; a process that has not heard of a death simply takes no step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from mend.consensus.log import Log
 from mend.consensus.quorum import quorum
 from mend.consensus.records import Lineage
 from mend.sim.model_check import founding
-from mend.sim.model_check.founding import Act, Node, Right, State, name, play
+from mend.sim.model_check.founding import Act, Node, State, name, play
 from mend.sim.model_check.membership import proposals
+from mend.sim.model_check.parts import ProposerShot
 from mend.sim.model_check.state import Broken, word
 from mend.types import WITNESS, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds(founding.Bounds):
-    """`rosters`: that leaders append."""
+    """`rosters`: the number of rosters that leaders append."""
 
     founds: int = 0
     commits: int = 0
@@ -43,7 +44,7 @@ class ModelWorld(founding.ModelWorld):
         self.problem: Callable[..., str] = cache(self._problem)
 
     def start(self) -> State:
-        """Everybody knows that the job has begun."""
+        """All nodes know that the job has begun."""
         state = super().start()
         leader = name(self.member(state, self.racks.index(self.founder.rack)))
         names = [name(Member(rack, 1)) for rack in self.racks]
@@ -66,7 +67,7 @@ class ModelWorld(founding.ModelWorld):
 
     def _copy(self, state: State, node: int) -> State:
         after = self._put(state, node, state.nodes[node]._replace(held=0))
-        return self._tell(after, node)
+        return self._report_state(after, node)
 
     def _may_stand(self, state: State, log: Log, who: Member) -> bool:
         written = log.appended
@@ -92,20 +93,22 @@ class ModelWorld(founding.ModelWorld):
         right = state.nodes[node].right
         return self._append(state._replace(used=used), node, right, self.records[number])
 
-    def _proposals(self, right: Right, held: tuple[tuple[Member, int], ...]) -> tuple[int, ...]:
+    def _proposals(
+        self, right: ProposerShot, held: tuple[tuple[Member, int], ...]
+    ) -> tuple[int, ...]:
         """Numbers of the records that this leader may append, by who is silent, and for how
         long."""
-        proposer = self._proposer(right)
+        proposer = self.proposer_of(right)
         lives = {member.rack: member for member, _ in held}
         owner = owner_of(proposer.epoch)
         ready = proposer.ready() | {lives[owner]}
-        found = proposals(proposer.log.appended, owner, lives, dict(held), ready)
-        return tuple(self.records.number(roster) for roster in found)
+        rosters = proposals(proposer.log.appended, owner, lives, dict(held), ready)
+        return tuple(self.records.number(roster) for roster in rosters)
 
     # -------------------------------------------------------------- promises, with the bytes
 
-    def _held(self, state: State, right: Right) -> tuple[tuple[Member, int], ...]:
-        return tuple(sorted({(t.sender, t.held) for t in state.told if t.epoch == right.epoch}))
+    def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...]:
+        return tuple(sorted({(t.sender, t.held) for t in state.votes if t.epoch == right.epoch}))
 
     # -------------------------------------------------------------- what must hold
 
@@ -122,19 +125,19 @@ class ModelWorld(founding.ModelWorld):
         shot = self.logs[longest]
         if lost := self._left_out(shot.records[: shot.decided]).intersection(lives):
             return f"a lineage began without {name(min(lost))}, which lives"
-        told = self.log(longest).committed
-        here = [member for member in lives if member in told.members]
+        committed = self.log(longest).committed
+        here = [member for member in lives if member in committed.members]
         holds = any(has >= 0 for member, has in zip(lives, held, strict=True) if member in here)
-        if told.begun and quorum(set(here), told.voters) and not holds:
+        if committed.begun and quorum(set(here), committed.voters) and not holds:
             return "bytes: a quorum of the roster lives, and no rack of it has version 0"
         return ""
 
     def _left_out(self, records: tuple[int, ...]) -> frozenset[Member]:
         """Who had a seat before some lineage of this list, and none in it."""
-        log, found = Log(), set[Member]()
+        log, left_out = Log(), set[Member]()
         for number in records:
             before, record = log.appended.members, self.records[number]
             log.append(record)
             if isinstance(record, Lineage):
-                found |= before - log.appended.members
-        return frozenset(found)
+                left_out |= before - log.appended.members
+        return frozenset(left_out)

@@ -52,17 +52,17 @@ class Rosters:
     def _proposed(
         self, log: int, leader: int, held: tuple[int, ...], ready: frozenset[Member]
     ) -> tuple[int, ...]:
-        """Numbers of the records that the rule proposes behind `log`, which is decided."""
+        """Numbers of the records that the rule proposes after `log`, which is decided."""
         replica = self.parts.log(log)
         if replica.last != replica.decided:
             return ()
         lives = {member.rack: member for member in self.members}
         known = dict(zip(self.members, held, strict=True))
-        found = proposals(replica.appended, leader, lives, known, ready)
-        return tuple(self.parts.records.number(roster) for roster in found)
+        rosters = proposals(replica.appended, leader, lives, known, ready)
+        return tuple(self.parts.records.number(roster) for roster in rosters)
 
     def _record(self, log: int, change: Change, held: tuple[int, ...]) -> int:
-        """Number of the record that makes this change behind `log`; NEVER if bytes might be lost
+        """Number of the record that makes this change after `log`; NEVER if bytes might be lost
         by it."""
         folded = self.parts.log(log).appended
         roster = self._proposal(folded, change)
@@ -111,13 +111,13 @@ def proposals(
     held: Mapping[Member, int],
     ready: Collection[Member],
 ) -> list[Roster]:
-    """What the leader (a rack, or the witness) would append behind `log`, by who else is silent,
+    """What the leader (a rack, or the witness) would append after `log`, by who else is silent,
     and for how long. `lives`: the newest life of each rack and of the witness; where that is not
     the one with the seat, it says hello. `held`: newest versions as far as they were reported."""
     seats = {rack: each.member for rack, each in log.seats.items()}
     seats |= {WITNESS: log.witness} if log.witness is not None else {}
     others = [rack for rack in sorted(lives) if rack != leader]
-    found: list[Roster] = []
+    rosters: list[Roster] = []
     for states in product(("live", "silent", "long"), repeat=len(others)):
         said = dict(zip(others, states, strict=True)) | {leader: "live"}
         lively = {rack for rack in lives if said[rack] == "live"}
@@ -126,8 +126,8 @@ def proposals(
         views = {}
         for rack, member in seats.items():
             long = rack not in live and said.get(rack) == "long"
-            told = report(held.get(member, -1)) if rack != WITNESS else None
-            views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, told)
+            reported = report(held.get(member, -1)) if rack != WITNESS else None
+            views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, reported)
         context = MembershipContext(
             log=log,
             views=views,
@@ -141,9 +141,9 @@ def proposals(
             returned=back.get(WITNESS),
         )
         roster = next_roster(context)
-        if roster is not None and roster.members and roster not in found:
-            found.append(roster)
-    return found
+        if roster is not None and roster.members and roster not in rosters:
+            rosters.append(roster)
+    return rosters
 
 
 def hello(member: Member) -> Hello:

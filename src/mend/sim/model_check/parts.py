@@ -1,8 +1,8 @@
 """The real Acceptor and Proposer as steps between snapshots, each step computed once.
 
-A snapshot is a small number that stands for everything its object holds. A step makes the object
-again from its snapshot, calls it, and takes a snapshot of what it has become; the same step of the
-same snapshot is answered from memory. Millions of global states share a few thousand of these.
+A snapshot is a small number that stands for the whole state of an object. A step restores the
+object from its snapshot, calls it, and takes a new snapshot; the result is cached. Millions of
+global states share a few thousand snapshots.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Table(Generic[Value]):
         self.values: list[Value] = []
 
     def number(self, value: Value) -> int:
-        found = self.numbers.setdefault(value, len(self.values))
-        if found == len(self.values):
+        index = self.numbers.setdefault(value, len(self.values))
+        if index == len(self.values):
             self.values.append(value)
-        return found
+        return index
 
     def __getitem__(self, number: int) -> Value:
         return self.values[number]
@@ -52,21 +52,24 @@ class AcceptorShot(NamedTuple):
     accepted: int
 
 
+Votes = tuple[tuple[Member, int], ...]
+"""Members with a snapshot each, of their acceptor or of its report."""
+
+
 class ProposerShot(NamedTuple):
-    """Without its ballots: whoever sent them can send them again, or they are still under way."""
+    """`acceptor_states`: the reports that it has heard; empty where these can be sent again, or are
+    still under way."""
 
     log: int
     epoch: int
     leading: bool
     opening: int
-
-
-Votes = tuple[tuple[Member, int], ...]
-"""Members with a snapshot each: of their voter, or of a ballot."""
+    acceptor_states: Votes = ()
 
 
 class Committed(NamedTuple):
-    """What a decided log says. `result`: digest of the newest version, empty for version 0."""
+    """The state that a decided log describes. `result`: digest of the newest version, empty for
+    version 0."""
 
     voters: frozenset[Member]
     seats: frozenset[Member]
@@ -74,22 +77,61 @@ class Committed(NamedTuple):
     result: str
 
 
-class Parts:
-    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+class Snapshots:
+    """Logs, votes and rights to append, as numbers and back."""
 
     def __init__(self) -> None:
         self.records: Table[Record] = Table()
         self.logs: Table[LogShot] = Table()
-        self.voters: Table[AcceptorShot] = Table()
-        self.proposers: Table[ProposerShot] = Table()
         self.acceptor_states: Table[AcceptorState] = Table()
         self.log: Callable[[int], Log] = cache(self._log)
-        self.told: Callable[[tuple[int, ...]], Committed] = cache(self._told)
+
+    def keep_log(self, log: Log) -> int:
+        records = tuple(self.records.number(record) for record in log.after(0))
+        assert len(records) == log.last, "an explored log is short enough to be seen as a whole"
+        return self.logs.number(LogShot(records, log.decided))
+
+    def _log(self, number: int) -> Log:
+        """A shared log: read it or copy it."""
+        shot = self.logs[number]
+        log = Log()
+        log.put(0, (self.records[record] for record in shot.records))
+        log.decide(shot.decided)
+        return log
+
+    def acceptor(self, shot: AcceptorShot) -> Acceptor:
+        return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
+
+    def shot_of_acceptor(self, acceptor: Acceptor) -> AcceptorShot:
+        return AcceptorShot(self.keep_log(acceptor.log), acceptor.promised, acceptor.accepted)
+
+    def proposer_of(self, shot: ProposerShot) -> Proposer:
+        proposer = Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+        proposer.acceptor_states = {
+            member: self.acceptor_states[number] for member, number in shot.acceptor_states
+        }
+        return proposer
+
+    def shot_of_proposer(self, proposer: Proposer, *, heard: bool) -> ProposerShot:
+        states = sorted(proposer.acceptor_states.items()) if heard else ()
+        numbers = tuple((member, self.acceptor_states.number(state)) for member, state in states)
+        log = self.keep_log(proposer.log)
+        return ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, numbers)
+
+
+class Parts(Snapshots):
+    """All snapshots of one exploration. Numbers of different tables are never mixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.voters: Table[AcceptorShot] = Table()
+        self.proposers: Table[ProposerShot] = Table()
+        self.committed: Callable[[tuple[int, ...]], Committed] = cache(self._committed)
         self.decided: Callable[[int], tuple[int, ...]] = cache(self._decided)
         self.addressed: Callable[[int], frozenset[Member]] = cache(self._addressed)
         self.prepare: Callable[[int, int], int] = cache(self._prepare)
         self.append: Callable[[int, int, int], tuple[int, bool]] = cache(self._append)
-        self.acceptor_state: Callable[[int], int] = cache(self._ballot)
+        self.acceptor_state: Callable[[int], int] = cache(self._acceptor_state)
         self.stand: Callable[[int, int], int] = cache(self._stand)
         self.learn: Callable[[int, Member, int], int] = cache(self._learn)
         self.win: Callable[[int, Votes], int] = cache(self._win)
@@ -99,24 +141,11 @@ class Parts:
 
     # -------------------------------------------------------------- logs
 
-    def keep_log(self, log: Log) -> int:
-        records = tuple(self.records.number(record) for record in log.after(0))
-        assert len(records) == log.last, "an explored log is short enough to be seen as a whole"
-        return self.logs.number(LogShot(records, log.decided))
-
-    def _log(self, number: int) -> Log:
-        """To be read, or copied."""
-        shot = self.logs[number]
-        log = Log()
-        log.put(0, (self.records[record] for record in shot.records))
-        log.decide(shot.decided)
-        return log
-
     def _decided(self, number: int) -> tuple[int, ...]:
         shot = self.logs[number]
         return shot.records[: shot.decided]
 
-    def _told(self, decided: tuple[int, ...]) -> Committed:
+    def _committed(self, decided: tuple[int, ...]) -> Committed:
         folded, result = LogState(), ""
         for number in decided:
             record = self.records[number]
@@ -127,7 +156,7 @@ class Parts:
         return Committed(folded.voters, seats, version, result)
 
     def _addressed(self, number: int) -> frozenset[Member]:
-        """To whom the owner of this log may have sent it: everybody who ever had a seat in it."""
+        """The members that the owner of this log may have sent it to: all that ever had a seat."""
         members: set[Member] = set()
         for record in (self.records[each] for each in self.logs[number].records):
             if isinstance(record, Genesis | Roster):
@@ -139,12 +168,10 @@ class Parts:
     # -------------------------------------------------------------- a vote
 
     def _voter(self, number: int) -> Acceptor:
-        shot = self.voters[number]
-        return Acceptor(self.log(shot.log).copy(), shot.promised, shot.accepted)
+        return self.acceptor(self.voters[number])
 
     def keep_acceptor(self, acceptor: Acceptor) -> int:
-        log = self.keep_log(acceptor.log)
-        return self.voters.number(AcceptorShot(log, acceptor.promised, acceptor.accepted))
+        return self.voters.number(self.shot_of_acceptor(acceptor))
 
     def _prepare(self, number: int, epoch: int) -> int:
         acceptor = self._voter(number)
@@ -152,7 +179,7 @@ class Parts:
         return self.keep_acceptor(acceptor)
 
     def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
-        """The log of the coordinator of `epoch`, behind what the voter is sure of. False: the
+        """The log of the coordinator of `epoch`, after what the voter is sure of. False: the
         voter refused, or found a decision contradicted."""
         acceptor, log = self._voter(number), self.log(orders)
         prev = min(acceptor.log.decided, log.last)
@@ -161,9 +188,9 @@ class Parts:
         )
         return self.keep_acceptor(acceptor), taken
 
-    def _ballot(self, number: int) -> int:
-        """As it reports to whom it follows. What a coordinator does not read is left out, so that
-        more states are one."""
+    def _acceptor_state(self, number: int) -> int:
+        """The report of an acceptor, without the fields that a coordinator does not read, so that
+        fewer states differ."""
         acceptor_state = self._voter(number).acceptor_state()
         return self.acceptor_states.number(
             replace(acceptor_state, decided=0, prev=0, chain="", records=())
@@ -172,13 +199,10 @@ class Parts:
     # -------------------------------------------------------------- the right to append
 
     def new_proposer(self, number: int) -> Proposer:
-        shot = self.proposers[number]
-        return Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+        return self.proposer_of(self.proposers[number])
 
     def keep_proposer(self, proposer: Proposer) -> int:
-        log = self.keep_log(proposer.log)
-        shot = ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening)
-        return self.proposers.number(shot)
+        return self.proposers.number(self.shot_of_proposer(proposer, heard=False))
 
     def _stand(self, acceptor: int, epoch: int) -> int:
         proposer = Proposer()
@@ -186,7 +210,7 @@ class Parts:
         return self.keep_proposer(proposer)
 
     def _learn(self, number: int, member: Member, acceptor: int) -> int:
-        """A candidate hears somebody who does not promise, but knows of decisions."""
+        """A candidate hears a member that does not promise, but knows of decisions."""
         proposer = self.new_proposer(number)
         if not proposer.hear(member, self._voter(acceptor).acceptor_state(proposer.log.decided)):
             return number
@@ -194,8 +218,8 @@ class Parts:
         return self.keep_proposer(proposer)
 
     def _win(self, number: int, promises: Votes) -> int:
-        """A candidate hears these and no others; the same number if that does not suffice. It asks
-        again where what it learns leaves a gap."""
+        """A candidate hears these promises and no others; returns `number` if they do not suffice.
+        It asks again while the log that it learns has a gap."""
         proposer, decided = self.new_proposer(number), -1
         while decided < proposer.log.decided:
             decided = proposer.log.decided
@@ -208,8 +232,8 @@ class Parts:
         return number
 
     def _count(self, number: int, acceptor_states: Votes) -> int:
-        """A coordinator hears all these. One that would depose it does not arrive: who does nothing
-        any more is the same as who is gone."""
+        """A coordinator hears all these reports. One that would depose it does not arrive: an idle
+        node equals a dead one."""
         proposer = self.new_proposer(number)
         for member, acceptor_state in acceptor_states:
             proposer.hear(member, self.acceptor_states[acceptor_state])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import number_of, owner_of
@@ -20,12 +20,12 @@ NONE = (0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is explored: all interleavings of at most so many of each.
+    """The limits of an exploration, which visits all interleavings within them.
 
-    `epochs`: times that somebody stands for a new one, won or not. `attempts`: per version and
-    epoch. `twins`: racks that are started again while their former life, cut off, still runs.
-    `votes`: members whose seat or vote one roster changes; from two on votes are also taken away
-    from members that keep their seats, the witness among them.
+    `epochs`: candidacies, won or lost. `attempts`: per version and epoch. `twins`: racks that are
+    started again while their former life, cut off, still runs. `votes`: members whose seat or vote
+    one roster changes; from two on, votes are also taken away from members that keep their seats,
+    the witness among them.
     """
 
     racks: int = 2
@@ -38,19 +38,19 @@ class Bounds:
     twins: int = 0
     votes: int = 1
     demotions: bool = False
-    """Rosters are those that `membership.next_roster` proposes, whoever is silent; nobody is
-    started again."""
+    """Rosters are those that `membership.next_roster` proposes, for every set of silent members;
+    no rack is started again."""
     demoted: int = NOBODY
-    """With `demotions`: the rack that has just lost its vote, by the first of the rosters."""
+    """With `demotions`: the rack that loses its vote by the first roster, before the start."""
     candidate: int = NOBODY
-    """The only node that stands; NOBODY: any does. With one epoch a job is the sum of these."""
+    """The only node that stands; NOBODY: any node. With one epoch a job is the sum of these."""
     first: int = 0
     """Version that the job begins with, as from a checkpoint."""
 
 
 class Node(NamedTuple):
-    """A member: its vote (NOBODY: not born yet, DEAD), whether it stands or leads, its bytes.
-    `done`: the result of `gather` is complete, a tentative."""
+    """A member. `acceptor`: its vote (NOBODY: not born yet, DEAD). `proposer`: NOBODY unless it
+    stands or leads. `held`: its version. `done`: the tentative result of `gather` is complete."""
 
     acceptor: int = NOBODY
     proposer: int = NOBODY
@@ -60,7 +60,7 @@ class Node(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Somebody who stood for an epoch. Its newest orders may arrive at any time, or never.
+    """A candidacy for an epoch. The newest orders of its owner may arrive at any time, or never.
 
     `orders`: the last log of an owner that is gone. `results`: whose result was complete and is
     not any more; that it was may still be under way. `late`: votes under way of nodes that have
@@ -83,7 +83,7 @@ class Used(NamedTuple):
 
 
 class State(NamedTuple):
-    """`decided`: the records that anybody ever decided."""
+    """`decided`: the records that any member ever decided."""
 
     nodes: tuple[Node, ...]
     terms: tuple[Term, ...]
@@ -92,7 +92,7 @@ class State(NamedTuple):
 
 
 class Action(NamedTuple):
-    """`at`: the place of a term, or the epoch that is stood for. `nodes`: who else takes part."""
+    """`at`: the place of a term, or the epoch of a candidacy. `nodes`: the other participants."""
 
     what: str
     who: int
@@ -106,11 +106,33 @@ class Broken(Exception):
 
 
 Step = tuple[Action, State | str]
-"""What happened, and what the world is now, or which invariant that breaks."""
+"""An action with the state after it, or with the invariant that it breaks."""
+
+
+S = TypeVar("S")
+A = TypeVar("A")
+
+
+def outcomes(
+    state: S, acts: Iterable[tuple[A, Callable[[], S | None]]], settle: Callable[[S], S]
+) -> Iterator[tuple[A, S | str]]:
+    """Every action that changes the state, with the state after it, or the invariant that it
+    breaks. `settle` removes what has no effect from a state, and raises Broken."""
+    for action, act in acts:
+        try:
+            after = act()
+            if after is None or after == state:
+                continue
+            after = settle(after)
+        except (Broken, AssertionError) as broken:
+            yield action, str(broken) or repr(broken)
+        else:
+            if after != state:
+                yield action, after
 
 
 class Facts:
-    """`members`: every life there can be. A second one is born by the record that seats it."""
+    """`members`: every possible life. A second life is born by the record that seats it."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds, self.parts = bounds, Parts()
@@ -134,8 +156,8 @@ class Facts:
     def vote(self, state: State, node: int) -> AcceptorShot:
         return self.parts.voters[state.nodes[node].acceptor]
 
-    def told(self, acceptor: int) -> Committed:
-        return self.parts.told(self.parts.decided(self.parts.voters[acceptor].log))
+    def committed(self, acceptor: int) -> Committed:
+        return self.parts.committed(self.parts.decided(self.parts.voters[acceptor].log))
 
     def begun(self, acceptor: int) -> bool:
         return bool(self.parts.logs[self.parts.voters[acceptor].log].records)
@@ -146,17 +168,17 @@ class Facts:
             return "the witness"
         return f"rack {member.rack}" + (", restarted," if member.incarnation > 1 else "")
 
-    def agreed(self, state: State, log: int, before: int = 0) -> State:
+    def agree(self, state: State, log: int, before: int = 0) -> State:
         """Agreement: whatever anybody decided is decided, for ever and for all."""
-        mine, all_ = self.parts.decided(log), state.decided
-        if len(mine) < before:
+        own, all_ = self.parts.decided(log), state.decided
+        if len(own) < before:
             raise Broken(f"record {before} was decided and is not any more")
-        shared = min(len(mine), len(all_))
-        if mine[:shared] != all_[:shared]:
-            index = next(i for i in range(shared) if mine[i] != all_[i])
-            both = [word(self.parts.records[records[index]]) for records in (all_, mine)]
+        shared = min(len(own), len(all_))
+        if own[:shared] != all_[:shared]:
+            index = next(i for i in range(shared) if own[i] != all_[i])
+            both = [word(self.parts.records[records[index]]) for records in (all_, own)]
             raise Broken(f"agreement: record {index + 1} is decided as {both[0]} and as {both[1]}")
-        return state._replace(decided=mine) if len(mine) > len(all_) else state
+        return state._replace(decided=own) if len(own) > len(all_) else state
 
 
 def result(gather: tuple[int, int]) -> str:
@@ -170,12 +192,12 @@ def subsets(nodes: list[int]) -> Iterator[tuple[int, ...]]:
         yield from combinations(sorted(nodes), size)
 
 
-def put(state: State, node: int, its: Node) -> State:
+def put_node(state: State, node: int, its: Node) -> State:
     nodes, terms, decided, used = state
     return State((*nodes[:node], its, *nodes[node + 1 :]), terms, decided, used)
 
 
-def changed(state: State, place: int, term: Term) -> State:
+def put_term(state: State, place: int, term: Term) -> State:
     terms = state.terms
     return state._replace(terms=(*terms[:place], term, *terms[place + 1 :]))
 

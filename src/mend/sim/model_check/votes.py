@@ -1,16 +1,16 @@
-"""Decisions in an explored job: standing, promises, orders, accepts.
+"""Decisions in an explored job: candidacies, promises, orders, accepts.
 
-The rules are those of the real Acceptor and Proposer; here is only who hears what, and when.
+The rules are those of the real Acceptor and Proposer; this module delivers the messages.
 """
 
 from __future__ import annotations
 
 from mend.consensus.epochs import epoch_of, number_of
-from mend.sim.model_check.state import NOBODY, NONE, Action, Facts, State, Term, changed, put
+from mend.sim.model_check.state import NOBODY, NONE, Action, Facts, State, Term, put_node, put_term
 
 
 class Deciding(Facts):
-    """Steps about votes. None: it cannot happen, or changes nothing."""
+    """Steps about votes. A step returns None if it is impossible, or changes nothing."""
 
     def epochs(self, state: State, node: int) -> list[int]:
         """For which it may stand: any number from its own next to one above all there are, as it
@@ -35,10 +35,10 @@ class Deciding(Facts):
     def _stand(self, state: State, action: Action) -> State:
         node, epoch = action.who, action.at
         proposer = self.parts.stand(state.nodes[node].acceptor, epoch)
-        terms = [*self.retired(state, node), Term(epoch, node)]
+        terms = [*self.end_terms(state, node), Term(epoch, node)]
         used = state.used._replace(stands=state.used.stands + 1)
         after = state._replace(terms=tuple(sorted(terms)), used=used)
-        return put(after, node, state.nodes[node]._replace(proposer=proposer))
+        return put_node(after, node, state.nodes[node]._replace(proposer=proposer))
 
     def _take_over(self, state: State, action: Action) -> State | None:
         """To stand and to win at once. Without changes of the roster it is the same as any time
@@ -47,7 +47,7 @@ class Deciding(Facts):
         place = next(i for i, t in enumerate(after.terms) if t[:2] == (action.at, action.who))
         return self._win(after, Action("win", action.who, place, action.nodes))
 
-    def retired(self, state: State, node: int) -> list[Term]:
+    def end_terms(self, state: State, node: int) -> list[Term]:
         """The terms when the one this node owns is over: what it has sent is all there will be."""
         terms = []
         for term in state.terms:
@@ -68,23 +68,23 @@ class Deciding(Facts):
             acceptor = late.get(node)
             if acceptor is None:
                 acceptor = self.parts.prepare(state.nodes[node].acceptor, term.epoch)
-                after = self.moved_on(after, node, acceptor)
-                after = put(after, node, state.nodes[node]._replace(acceptor=acceptor))
+                after = self.move_on(after, node, acceptor)
+                after = put_node(after, node, state.nodes[node]._replace(acceptor=acceptor))
             promises.append((self.members[node], acceptor))
         number = self.parts.win(owner.proposer, tuple(promises))
         if number == owner.proposer:
             return None
-        after = changed(after, place, after.terms[place]._replace(late=()))
-        after = put(after, term.owner, after.nodes[term.owner]._replace(proposer=number))
-        return self.agreed(after, self.parts.proposers[number].log)
+        after = put_term(after, place, after.terms[place]._replace(late=()))
+        after = put_node(after, term.owner, after.nodes[term.owner]._replace(proposer=number))
+        return self.agree(after, self.parts.proposers[number].log)
 
     def _learn(self, state: State, action: Action) -> State | None:
         (node,) = action.nodes
         owner, acceptor = state.nodes[action.who], state.nodes[node].acceptor
         number = self.parts.learn(owner.proposer, self.members[node], acceptor)
-        return put(state, action.who, owner._replace(proposer=number))
+        return put_node(state, action.who, owner._replace(proposer=number))
 
-    def moved_on(self, state: State, node: int, number: int) -> State:
+    def move_on(self, state: State, node: int, number: int) -> State:
         """The vote becomes `number` (DEAD: it is lost): what it has last accepted in the epoch that
         it leaves may still be under way."""
         old = self.vote(state, node)
@@ -99,7 +99,7 @@ class Deciding(Facts):
                     **dict(term.late),
                     node: self.parts.acceptor_state(state.nodes[node].acceptor),
                 }
-                state = changed(state, place, term._replace(late=tuple(sorted(late.items()))))
+                state = put_term(state, place, term._replace(late=tuple(sorted(late.items()))))
         return state
 
     def orders(self, state: State, term: Term) -> int:
@@ -119,13 +119,13 @@ class Deciding(Facts):
         if number == owner.proposer:
             return None
         log = self.parts.proposers[number].log
-        state = self.agreed(state, log)
+        state = self.agree(state, log)
         if self.parts.log(log).committed.versions[0] >= term.gather[0] > 0:
-            state = changed(state, action.at, term._replace(gather=NONE, results=()))
-        return put(state, action.who, owner._replace(proposer=number))
+            state = put_term(state, action.at, term._replace(gather=NONE, results=()))
+        return put_node(state, action.who, owner._replace(proposer=number))
 
     def propose(self, state: State, term: Term, record: int) -> State:
         owner = state.nodes[term.owner]
         number = self.parts.propose(owner.proposer, record)
-        state = self.agreed(state, self.parts.proposers[number].log)
-        return put(state, term.owner, owner._replace(proposer=number))
+        state = self.agree(state, self.parts.proposers[number].log)
+        return put_node(state, term.owner, owner._replace(proposer=number))

@@ -1,13 +1,14 @@
 """All steps that a small job can take, one at a time, without clocks.
 
-Votes and the right to append are the real objects (`explore_parts`); what surrounds them is
-reduced to what safety hangs on: who lives, which messages there may be, which rack holds which
-version. docs/model_check.md says what is left out.
+Acceptors and proposers are the real objects (`parts`). Their surroundings are reduced to the facts
+that safety depends on: the live members, the messages under way, and the version of each rack.
+docs/model_check.md lists what is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import combinations
 from operator import is_
 
@@ -31,8 +32,9 @@ from mend.sim.model_check.state import (
     Step,
     Term,
     Used,
-    changed,
-    put,
+    outcomes,
+    put_node,
+    put_term,
     result,
     subsets,
 )
@@ -41,7 +43,7 @@ from mend.types import WITNESS, Member
 
 
 class ModelWorld(Deciding):
-    """All steps, and what must hold behind each."""
+    """All steps, and what must hold after each."""
 
     def __init__(self, bounds: Bounds) -> None:
         super().__init__(bounds)
@@ -63,8 +65,8 @@ class ModelWorld(Deciding):
         }
 
     def start(self) -> State:
-        """The job has begun; or it has just decided its first roster, which only those that had to
-        accept it have heard of."""
+        """The job has begun; or, with `demoted`, it has just decided its first roster, which only
+        the members that had to accept it know."""
         state = self._begun()
         if self.bounds.demoted == NOBODY:
             return state
@@ -116,21 +118,17 @@ class ModelWorld(Deciding):
         return State(tuple(nodes), (Term(epoch, owner),), decided, Used())
 
     def steps(self, state: State) -> Iterator[Step]:
-        for action in self.possible(state):
-            try:
-                after = self.acts[action.what](state, action)
-                if after is None or after == state:
-                    continue
-                after = self._tidy(after)
-                self._keeps_bytes(after)
-            except (Broken, AssertionError) as broken:
-                yield action, str(broken) or repr(broken)
-            else:
-                if after != state:
-                    yield action, after
+        actions = self.possible(state)
+        acts = ((action, partial(self.acts[action.what], state, action)) for action in actions)
+        return outcomes(state, acts, self._settle)
+
+    def _settle(self, state: State) -> State:
+        state = self._tidy(state)
+        self._keeps_bytes(state)
+        return state
 
     def possible(self, state: State) -> Iterator[Action]:
-        """More than can happen: what has no effect is left out by `steps`."""
+        """A superset of the possible actions: `steps` leaves out those without an effect."""
         living = [node for node, its in enumerate(state.nodes) if its.acceptor >= 0]
         for node in living:
             yield from self._of_member(state, node, living)
@@ -199,23 +197,27 @@ class ModelWorld(Deciding):
             return None
         if number == its.acceptor and term.gather <= its.gather:
             return None
-        after = self.moved_on(state, node, number)
+        after = self.move_on(state, node, number)
         log = self.parts.voters[number].log
-        after = self.agreed(after, log, self.parts.logs[old.log].decided)
+        after = self.agree(after, log, self.parts.logs[old.log].decided)
         return self._read(after, node, its._replace(acceptor=number), term)
 
     def _read(self, state: State, node: int, its: Node, term: Term) -> State:
         """A rack reads what is decided, then what it is asked to gather."""
         if its.held < 0 and its.acceptor >= 0 and self.members[node].rack == WITNESS:
-            return put(state, node, its)
-        told = self.told(its.acceptor)
-        if its.gather != NONE and told.version >= its.gather[0]:
-            mine = its.done and told.version == its.gather[0] and told.result == result(its.gather)
-            its = its._replace(held=told.version if mine else its.held, gather=NONE, done=False)
-        if term.gather[0] == told.version + 1 and term.gather > its.gather:
+            return put_node(state, node, its)
+        committed = self.committed(its.acceptor)
+        if its.gather != NONE and committed.version >= its.gather[0]:
+            own = (
+                its.done
+                and committed.version == its.gather[0]
+                and committed.result == result(its.gather)
+            )
+            its = its._replace(held=committed.version if own else its.held, gather=NONE, done=False)
+        if term.gather[0] == committed.version + 1 and term.gather > its.gather:
             state = self._freed(state, node)
             its = its._replace(gather=term.gather, done=False)
-        return put(state, node, its)
+        return put_node(state, node, its)
 
     def _freed(self, state: State, node: int) -> State:
         """A tentative is gone; that it was complete may still be under way to who asked for it."""
@@ -242,57 +244,58 @@ class ModelWorld(Deciding):
         ):
             return None
         gather = (version, attempt_of(term.epoch, count))
-        return changed(state, action.at, term._replace(gather=gather, results=()))
+        return put_term(state, action.at, term._replace(gather=gather, results=()))
 
     def _merge(self, state: State, action: Action) -> State | None:
         its = state.nodes[action.who]
         if its.done or its.gather == NONE or its.held != its.gather[0] - 1:
             return None
-        return put(state, action.who, its._replace(done=True))
+        return put_node(state, action.who, its._replace(done=True))
 
     def _commit(self, state: State, action: Action) -> State | None:
         term = state.terms[action.at]
         owner = self.parts.proposer(state.nodes[term.owner].proposer)
-        told = owner.log.committed
-        if not may_commit(owner) or term.gather[0] != told.versions[0] + 1:
+        committed = owner.log.committed
+        if not may_commit(owner) or term.gather[0] != committed.versions[0] + 1:
             return None
         complete = {
             n for n, its in enumerate(state.nodes) if its.done and its.gather == term.gather
         }
         members = {self.members[node] for node in complete.union(term.results)}
-        seated = {each.member for each in told.seats.values()}
-        if not hold(members & seated, told.voters):
+        seated = {each.member for each in committed.seats.values()}
+        if not hold(members & seated, committed.voters):
             return None
         commit = Commit(0, term.gather[0], (), (), (result(term.gather),), "")
-        state = changed(state, action.at, term._replace(results=()))
+        state = put_term(state, action.at, term._replace(results=()))
         return self.propose(state, term, self.parts.records.number(commit))
 
     def _copy(self, state: State, action: Action) -> State | None:
         """From any live rack that has the version."""
         its = state.nodes[action.who]
-        version = self.told(its.acceptor).version
+        version = self.committed(its.acceptor).version
         donors = [n for n, other in enumerate(state.nodes) if other.acceptor >= 0]
         if its.held >= version or self.members[action.who].rack == WITNESS:
             return None
         if not any(state.nodes[donor].held >= version for donor in donors):
             return None
-        return put(state, action.who, its._replace(held=version))
+        return put_node(state, action.who, its._replace(held=version))
 
     def _keeps_bytes(self, state: State) -> None:
-        told = self.parts.told(state.decided)
+        committed = self.parts.committed(state.decided)
         living = [
             (m, its) for m, its in zip(self.members, state.nodes, strict=True) if its.acceptor >= 0
         ]
         for member, its in living:
-            tentative = its.done and its.gather[0] == told.version
-            if member in told.seats and (
-                its.held >= told.version or (tentative and result(its.gather) == told.result)
+            tentative = its.done and its.gather[0] == committed.version
+            if member in committed.seats and (
+                its.held >= committed.version
+                or (tentative and result(its.gather) == committed.result)
             ):
                 return
-        if told.seats and quorum({member for member, _ in living}, told.voters):
+        if committed.seats and quorum({member for member, _ in living}, committed.voters):
             raise Broken(
-                f"bytes: version {told.version} is decided and a quorum of the roster lives, but "
-                "none of its racks has it"
+                f"bytes: version {committed.version} is decided and a quorum of the roster lives, "
+                "but none of its racks has it"
             )
 
     def _changes(self, state: State, term: Term) -> Iterator[tuple[str, int]]:
@@ -377,28 +380,28 @@ class ModelWorld(Deciding):
                 former = self.members.index(Member(self.members[node].rack, 1))
                 if state.nodes[former].acceptor >= 0:
                     used = used._replace(twins=used.twins + 1)
-                state = put(state, node, Node(self.empty))
+                state = put_node(state, node, Node(self.empty))
         return self.propose(state._replace(used=used), term, record)
 
     def _crash(self, state: State, action: Action) -> State | None:
-        """At any moment; maybe right behind a promise to the candidate of term `at`."""
+        """At any moment; maybe right after a promise to the candidate of term `at`."""
         node = action.who
-        after = self.moved_on(self._freed(state, node), node, DEAD)
+        after = self.move_on(self._freed(state, node), node, DEAD)
         if action.at >= 0:
             term, acceptor = after.terms[action.at], state.nodes[node].acceptor
             promised = self.parts.prepare(acceptor, term.epoch)
             if promised == acceptor or not self.begun(acceptor):
                 return None
             late = tuple(sorted({**dict(term.late), node: promised}.items()))
-            after = changed(after, action.at, term._replace(late=late))
-        after = after._replace(terms=tuple(self.retired(after, node)))
+            after = put_term(after, action.at, term._replace(late=late))
+        after = after._replace(terms=tuple(self.end_terms(after, node)))
         used = state.used._replace(crashes=state.used.crashes + 1)
         return self.dead(after._replace(used=used), node)
 
     def dead(self, state: State, node: int) -> State:
         """A crash takes all memory. What its reports said of its bytes may still be read."""
         held = state.nodes[node].held if state.used.rosters < self.bounds.rosters else -1
-        return put(state, node, Node(DEAD, held=held))
+        return put_node(state, node, Node(DEAD, held=held))
 
     def _tidy(self, state: State) -> State:
         """Leave out messages that cannot do anything any more, so that more states are one."""

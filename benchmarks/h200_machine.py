@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,6 @@ ATTENTION = ("flash", "efficient", "math")
 """In order of speed. cuDNN's is left out: its backward pass promises no order of its sums."""
 
 SAME_TRIES = 3
-
-
-def device_of_rank() -> torch.device:
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
 
 
 def deterministic(device: torch.device, shape: qwen.Shape) -> str:

@@ -30,8 +30,9 @@ from torch.distributed.tensor import DTensor
 import mend
 from benchmarks import h200_cells, qwen
 from benchmarks._common import machine
+from benchmarks.delay_sweep.train import device_of_rank
 from benchmarks.h200_cells import CALIBRATION, Cell, Plan
-from benchmarks.h200_machine import Clock, deterministic, device_of_rank, memory, reset_memory
+from benchmarks.h200_machine import Clock, deterministic, memory, reset_memory
 from benchmarks.h200_meeting import Meeting
 from mend.tools.processes import TOKEN
 

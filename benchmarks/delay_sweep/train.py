@@ -17,12 +17,19 @@ import torch.distributed as dist
 from torch import nn
 
 import mend
-from benchmarks.h200_machine import device_of_rank
 from mend.coordination.schedule import gap_steps
 from mend.tools import demo_corpus
 from mend.tools.demo_model import SIZES, ByteGPT, Windows, loss_of
 
 LEARNING_RATE = 1e-3
+
+
+def device_of_rank() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
 def steps_of(config: mend.MendConfig, warm_up: int, rounds: int) -> int:

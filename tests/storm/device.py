@@ -65,7 +65,7 @@ class Device:
                 if file in ready:
                     self._take(place, file)
             for wire in self.wires.values():
-                for to, packet in wire.arrived(time.monotonic_ns()):
+                for to, packet in wire.pop_arrived(time.monotonic_ns()):
                     with contextlib.suppress(OSError):  # its interface is full: it is lost
                         os.write(to, packet)
 

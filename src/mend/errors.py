@@ -14,7 +14,11 @@ class ConfigError(MendError, ValueError):
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
-        super().__init__(f"{field}={value!r}: {rule}. {remedy}")
+        try:
+            text = repr(value)
+        except ValueError:  # an integer beyond sys.get_int_max_str_digits()
+            text = "a number of too many digits"
+        super().__init__(f"{field}={text}: {rule}. {remedy}")
 
 
 class UsageError(MendError, RuntimeError):

@@ -57,7 +57,9 @@ def main() -> int:
         since = time.monotonic()
         left_s = arguments.minutes * 60 if arguments.minutes else None
         until_s = since + left_s / (len(names) - place) if left_s else None
-        results.append(_run(name, getattr(arguments, name), arguments.seed, until_s))
+        results.append(
+            _run(name, getattr(arguments, name.replace("-", "_")), arguments.seed, until_s)
+        )
         if arguments.minutes:
             arguments.minutes = max(0.02, arguments.minutes - (time.monotonic() - since) / 60)
     text = table(results)

@@ -63,7 +63,7 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in fields:
-            raise _unknown(variable, text, "is", [*fields, *sorted(RESERVED)])
+            raise _unknown(variable, text, "is", [*fields, FILE, RANKS_PER_RACK])
         if text.strip():
             name = fields[variable]
             try:
@@ -116,6 +116,7 @@ def _unknown(name: str, value: object, what_is: str, names: list[str]) -> Config
         rule = f"{what_is} no setting of mend, which has keys of its own"
         remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."
         return ConfigError(name, "***", rule, remedy)
-    closest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    longer = [other for other in names if other.startswith(name)]
+    closest = get_close_matches(name, longer or names, n=1, cutoff=0.0)[0]
     rule = f"{what_is} no setting of mend"
     return ConfigError(name, value, rule, f"The closest name is {closest}.")

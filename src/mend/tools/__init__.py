@@ -18,7 +18,7 @@ from mend.tools.doctor.command import doctor_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
-from mend.tools.prefixed_output import detach_broken_streams
+from mend.tools.prefixed_output import detach_broken_streams, open_closed_streams
 from mend.tools.report.command import report_command
 from mend.tools.repro_command import HELP as REPRO_HELP
 from mend.tools.repro_command import repro_command
@@ -365,6 +365,7 @@ def explore_command(
 
 def main() -> None:
     """Entry point. An error that mend raised on purpose is one line, not a traceback."""
+    open_closed_streams()
     try:
         app()
     except MendError as error:

@@ -121,6 +121,15 @@ def _write(fd: int, data: bytes) -> bool:
     return True
 
 
+def open_closed_streams() -> None:
+    """Open the standard streams that were closed at the start (`>&-`) to nowhere: else the next
+    sockets and files get their numbers, and output goes there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # os.open takes the lowest free number.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def detach_broken_streams() -> None:
     """Point a standard stream that cannot be written any more to nowhere: what is left in it would
     fail when the program ends, and change its exit status."""

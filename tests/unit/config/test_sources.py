@@ -194,3 +194,17 @@ def test_racks_from_the_file_are_named(file: Path) -> None:
     file.write_text("racks = 2\nquorum_min_learners = 3\n")
     with pytest.raises(ConfigError, match="quorum_min_learners=3"):
         MendConfig()
+
+
+def test_an_integer_that_python_does_not_print_is_refused(file: Path) -> None:
+    """TOML takes hexadecimal integers of any length."""
+    file.write_text(f"rakcs = 0x{'f' * 5000}\n")
+    with pytest.raises(ConfigError, match=r"^rakcs=a number of too many digits: "):
+        MendConfig()
+
+
+def test_a_shortened_name_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MEND_OUTCOMES, which `mend launch` sets, would be as close."""
+    monkeypatch.setenv("MEND_QUORUM", "2")
+    with pytest.raises(ConfigError, match=r"closest name is MEND_QUORUM_MIN_LEARNERS\.$"):
+        MendConfig()

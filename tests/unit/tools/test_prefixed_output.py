@@ -98,6 +98,23 @@ def test_a_reader_that_never_comes_back_keeps_no_process_for_ever(
     os.close(theirs)
 
 
+def test_a_closed_standard_stream_is_opened_to_nowhere() -> None:
+    """What is opened next must not get its number, and with it the output."""
+    code = """if True:
+        import os, sys
+        from mend.tools.prefixed_output import open_closed_streams
+        open_closed_streams()
+        print("to nowhere")
+        sys.stdout.flush()
+        os.write(2, os.readlink("/proc/self/fd/1").encode())
+    """
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code], stderr=subprocess.PIPE,
+        text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == os.devnull
+
+
 def test_a_stream_that_nobody_reads_does_not_change_the_exit_status() -> None:
     code = """
 import sys

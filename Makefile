@@ -23,7 +23,7 @@ WHICH := not slow
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run the tests but those marked slow, five at a time
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-rest
-	CORE_EACH=1 $(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(CLOCK) --durations=10 # which rack is slow, by the clock
+	$(PYTEST) -m "$(WHICH)" $(CLOCK) --durations=10 # which rack is slow, by the clock: beside others any may be
 
 test-processes: # they wait for each other half of the time, in which the rest computes
 	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) $(CLOCK:%=--ignore=%) $(ALONE:%=--ignore=%) --durations=30

@@ -36,12 +36,6 @@ def worker() -> int | None:
     return int(name[2:]) if name.startswith("gw") else None
 
 
-if os.environ.get("CORE_EACH") and worker() is not None and hasattr(os, "sched_setaffinity"):
-    # What one worker starts is on its core: nothing that another one does makes a rack slow.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[(worker() or 0) % len(cores)]})
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here, as the process that only hands tests to the workers needs none
 

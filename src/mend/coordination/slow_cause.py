@@ -27,6 +27,10 @@ PROBES_NS = 500 * MS
 PROBE_NS_MAX = SECOND
 """A pull that takes longer counts as this long."""
 
+LANE_MARGIN_NS = 10 * MS
+"""A lane is slow only if its pull takes this much longer. A pull over loopback takes a millisecond,
+and several if a thread waits for a processor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
@@ -126,7 +130,9 @@ class CauseSearch:
         knows_input = min(before.waited_ppm, measured.waited_ppm) >= 0 and self._ratio > 1.0
         longer = self._ratio * measured.waited_ppm - before.waited_ppm
         waited = longer / 1e6 / (self._ratio - 1.0) if knows_input else 0.0
-        self.cause = cause_of(self._ratio, gemm, waited, lanes)
+        longer_by = {r: measured.lanes[r] - before.lanes[r] for r in lanes}
+        slow = {r: ratio for r, ratio in lanes.items() if longer_by[r] >= LANE_MARGIN_NS}
+        self.cause = cause_of(self._ratio, gemm, waited, slow)
         about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
         about |= {"cause": self.cause.kind}
         about |= {"link_to": self.cause.rack} if self.cause.rack >= 0 else {}

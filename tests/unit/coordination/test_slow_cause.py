@@ -70,6 +70,17 @@ def test_a_link_that_is_slow_is_named_by_its_other_end() -> None:
     assert note.fields["link_to"] == 2
 
 
+def test_a_pull_that_waited_for_a_processor_makes_no_slow_link() -> None:
+    """5 ms became 14: almost three times, but less than a scheduler takes."""
+    search = healthy()
+    (asked,) = search.begin(10.0)
+    assert isinstance(asked, Validate)
+    (note,) = measured(search, asked.number, 10 * MS, {0: 14 * MS, 2: 5 * MS})
+    assert search.cause == Cause(UNKNOWN)
+    assert isinstance(note, Note)
+    assert note.fields["lane_ratios"]["0"] == 2.8
+
+
 def test_what_comes_late_belongs_to_no_verdict() -> None:
     search = healthy()
     (asked,) = search.begin(2.0)

@@ -18,14 +18,14 @@ bench_app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    help="Measure mend on this machine: what a slow link costs, and what each part takes.",
+    help="Run benchmarks of mend on this machine: the cost of a slow link and of each part.",
 )
 bench_app.command("delay-sweep", cls=WithCommand, help=HELP)(delay_sweep_command)
 
 
 @bench_app.command("list")
 def list_command() -> None:
-    """Say which rows there are, what each measures, and which peers can do the same."""
+    """List the benchmarks, what each measures, and the peers that can do the same work."""
     Console().print(listing(ROWS))
 
 
@@ -34,33 +34,36 @@ def run_command(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]... [-- OPTIONS]", help="Rows; left out: all of them."),
+        typer.Argument(metavar="[NAME]... [-- OPTIONS]", help="Benchmarks to run; default: all."),
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Tiny sizes: does it run here? Goals are not judged."),
+        typer.Option(
+            "--quick", help="Use tiny sizes, to see whether it runs; goals are not judged."
+        ),
     ] = False,
     peers: Annotated[
-        bool, typer.Option(help="Let installed peers do the same work, each right after the row.")
+        bool, typer.Option(help="Run the same work with installed peers, after each benchmark.")
     ] = True,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all that was found here, as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write all results to this file, as JSON.")
     ] = None,
     save: Annotated[
-        bool, typer.Option("--save", help="Keep each row as benchmarks/results/NAME.json.")
+        bool, typer.Option("--save", help="Keep each result as benchmarks/results/NAME.json.")
     ] = False,
 ) -> None:
     """Run benchmarks, each in a process of its own, and print one table.
 
-    A row shows the median with least and greatest, what the machine gave to something plainer in
-    the same run (memcpy, one socket, a step without mend), the goal, and whether it was met.
-    torchft, tsugi-mend and hivemind do the same work beside it where they are installed and have
-    it; [bold]pip install -e .\\[peers][/bold] installs them.
+    A row shows the median, minimum and maximum, a baseline from the same run (memcpy, one socket,
+    a step without mend), the goal, and whether it was met. torchft, tsugi-mend and hivemind do the
+    same work where they are installed and can do it; [bold]pip install -e .\\[peers][/bold]
+    installs them.
 
-    The rows are in benchmarks/ of the source tree, which a wheel does not hold. All of them take
-    about half an hour, some gigabytes, and a machine that does nothing else.
+    The benchmarks are in benchmarks/ of the source tree, which a wheel does not hold. All of them
+    take about half an hour, some gigabytes, and a machine that does nothing else.
 
-    Exit status 0: all were measured, goals met or not; 1: a row failed to run; 2: a wrong argument.
+    Exit status 0: all ran, whether or not they met their goals; 1: a row failed
+    to run; 2: a wrong argument.
 
     [bold]Examples[/bold]
 
@@ -70,7 +73,7 @@ def run_command(
 
       mend bench run merge -- --numel 20000000 --racks 2     [dim]# options of one row[/dim]
 
-      python benchmarks/compare.py before.json after.json    [dim]# what has become worse?[/dim]
+      python benchmarks/compare.py before.json after.json    [dim]# what became worse?[/dim]
     """
     wanted = Wanted(
         tuple(names or ()), tuple(context.obj or ()), quick, peers=peers, out=out, save=save

@@ -7,7 +7,7 @@ them is ended with SIGKILL, in every repeat at another moment between two merges
 turns:
 
 two          two racks and a witness, all settings as they are by default
-two-evicting the same with evict_s 2: a silent rack loses its seat as soon as it is held for dead
+two-evicting the same with evict_s 2: a silent rack loses its seat as soon as it counts as dead
 three        three racks without a witness, default settings
 
 `measured` is the median, over the repeats of the first case named, of the seconds from the kill to
@@ -32,7 +32,7 @@ from mend.types import SECOND
 HEARTBEAT_MS = 100
 DETECT_S = detect_ns(HEARTBEAT_MS) / SECOND
 GOAL_S = DETECT_S + 1.0
-GOAL_TEXT = f"merging again within {GOAL_S:g} s, 1 s behind the time-out, as set by default"
+GOAL_TEXT = f"merging again within {GOAL_S:g} s, 1 s after the time-out, as set by default"
 GOAL = Goal(GOAL_TEXT, GOAL_S, "s")
 CASES: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "two": (2, True, {}),
@@ -57,7 +57,7 @@ def main() -> None:
         for case in cases:
             found[case].append(_kill_one(options, case, (repeat + 0.5) / options.repeats))
     first = found[cases[0]]
-    plain = limit("time-out behind which a rack is held for dead", "s", [DETECT_S])
+    plain = limit("time-out after which a rack counts as dead", "s", [DETECT_S])
     more = {"cases": {case: _summary(ones) for case, ones in found.items()}}
     times = [one["merged_s"] for one in first]
     every = max(times) <= GOAL_S and all(one["merged"] for one in first)

@@ -61,7 +61,7 @@ class Limited:
         torch.save(state, path / "script.pt")
 
     def end(self) -> mend.Status | None:
-        """The model holds the merged weights behind it."""
+        """Afterwards the model holds the merged weights."""
         return mend.mend_shutdown(self.model)
 
 

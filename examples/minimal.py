@@ -14,9 +14,10 @@ import mend
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000)
     steps = parser.parse_args().steps
 
+    torch.manual_seed(0)  # so that `mend replay` begins with the same weights
     truth = torch.randn(32, 1, generator=torch.Generator().manual_seed(0))
     model = torch.nn.Linear(32, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -34,7 +35,7 @@ def main() -> None:
             runtime.count_tokens(len(inputs))  # mend: what this rack's work weighs in the merge
             optimizer.step()  # mend captures and applies what is due in here
 
-    # Behind the `with` the model is the merged one: the same bits on every rack.
+    # After the `with` the model is the merged one: the same bits on every rack.
     status = runtime.status()
     error = (model.weight.detach().T - truth).norm() / truth.norm()
     print(

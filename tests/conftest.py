@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,28 @@ def worker() -> int | None:
     return int(name[2:]) if name.startswith("gw") else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is there behind it stays: looking through it for rubbish, now or during the tests, takes
+    seconds of each worker."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here, as the process that only hands tests to the workers needs none
 
     if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
+    if worker() is not None and not all(PROCESS_TESTS in item.path.parents for item in items):
+        from tests import kernels
+
+        kernels.load()
     for item in items:
         if PROCESS_TESTS in item.path.parents:
             item.add_marker(pytest.mark.process)

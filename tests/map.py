@@ -59,6 +59,12 @@ _TENSORS = _NUMERIC | {
     "tools",
 }
 
+TENSORS_OF_MEND = _NUMERIC | {"api", "engine", "hardware", "kernels", "mesh"}
+"""Rooms that compute beside a script, whatever its default type and device are."""
+
+MAKERS = frozenset({"arange", "as_tensor", "empty", "full", "ones", "tensor", "zeros"})
+"""Functions of torch that take those, unless they are told."""
+
 OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody
     "torch": _TENSORS,

@@ -12,10 +12,12 @@ import pytest
 from tests.map import (
     DOOR,
     FUNCTION_LINES_MAX,
+    MAKERS,
     MAY_IMPORT,
     MODULE_LINES_MAX,
     NAME_OWNERS,
     OWNERS,
+    TENSORS_OF_MEND,
 )
 
 SOURCE = Path(__file__).parent.parent / "src" / "mend"
@@ -62,6 +64,9 @@ def _of_a_node(room: str, node: ast.AST) -> Iterator[str]:
             yield from _of_a_name(room, f"{owner}.{attribute}")
         case ast.Call(func=ast.Name(id=name)):
             yield from _of_a_name(room, name)
+        case ast.Call(func=ast.Attribute(value=ast.Name("torch"), attr=maker), keywords=keywords):
+            if room in TENSORS_OF_MEND and maker in MAKERS:
+                yield from _of_a_maker(maker, {keyword.arg for keyword in keywords})
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield from _of_a_function(node)
 
@@ -98,6 +103,11 @@ def _of_a_name(room: str, name: str) -> Iterator[str]:
     if name in NAME_OWNERS and room not in NAME_OWNERS[name]:
         owners = ", ".join(sorted(NAME_OWNERS[name])) or "nobody"
         yield f"{room!r} may not use {name}, which belongs to {owners}"
+
+
+def _of_a_maker(maker: str, given: set[str | None]) -> Iterator[str]:
+    if missing := sorted({"dtype", "device"} - given):
+        yield f"torch.{maker} without {' and '.join(missing)}: it takes the script's default"
 
 
 def _of_a_function(node: Function) -> Iterator[str]:
@@ -142,6 +152,7 @@ BROKEN = {
     "types.py": ("from . import errors", "relative import"),
     "api.py": ("import requests", "no room owns"),
     "reference.py": ("from mend.types import Peer", "(it may: nothing of mend)"),
+    "engine/room.py": ('import torch\ntorch.empty(3, device="cpu")', "torch.empty without dtype"),
     "helpers/text.py": ("", "is no room"),
     "outer/long.py": ("x = 1\n" * 700, "701 lines; at most 700"),
     "outer/tall.py": ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; at most 60"),

@@ -8,28 +8,30 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-HELP = """What does a slow link cost? Delays x distributions x none, blocking,
-concurrent x seeds.
+HELP = """Measure what a slow link costs: delays x distributions x modes (none, blocking,
+concurrent) x seeds.
 
-Every cell is a job of its own, as by mend launch: [bold]none[/bold], each
-rack for itself (the most there is to get); [bold]blocking[/bold], training
-waits for each exchange; [bold]concurrent[/bold], it goes on for tau steps
-meanwhile. The three of a repeat run next to each other, in turning order;
-ratios are taken within a repeat, intervals are bootstrapped over repeats.
-Beside each figure stands what the analytic line tau x step says.
+Use it to see how much of a delay the overlap hides. Every cell is one job, as
+with mend launch, in one of three modes: [bold]none[/bold], no exchange, which
+is the upper bound; [bold]blocking[/bold], training waits for each exchange;
+[bold]concurrent[/bold], training goes on for tau steps. The three modes of a
+repeat run one after the other, in rotating order. Ratios are taken within a
+repeat; intervals are bootstrapped over repeats. The table shows the analytic
+line tau x step beside each result.
 
 Blocking and concurrent must train the same: losses and digests are compared
-bit for bit, over all delays. Exit status 1 when they differ.
+bit for bit, over all delays.
 
-[bold]Your own script[/bold] goes after [bold]--[/bold]. It says MendConfig()
-and leaves H, P, tau, delays and diagnostics_dir to MEND_*, calls
-runtime.count_tokens(n), and runtime.record(loss=loss.item()) if losses are to
-be compared. {seed} in an argument becomes the seed of the cell. Without a
-script a small GPT is trained, on steps of a fixed length.
+[bold]Your own script[/bold] goes after [bold]--[/bold]. It calls MendConfig(),
+leaves H, P, tau, delays and diagnostics_dir to MEND_*, and calls
+runtime.count_tokens(n). To compare losses, it also calls
+runtime.record(loss=loss.item()). {seed} in an argument becomes the seed of the
+cell. Without a script, the sweep trains a small GPT with steps of fixed length.
 
-Each finished cell is on disk at once: the same command goes on where Ctrl-C
-or kill -9 ended it. Table, JSON and plots are in --out, also of what is there
-so far.
+Each finished cell is on disk at once: after Ctrl-C or kill -9, the same command
+continues. --out holds table, JSON and plots, also while cells are missing.
+
+Exit status 0: equal; 1: blocking and concurrent differ; 2: a wrong argument.
 
 [bold]Examples[/bold]
 
@@ -62,26 +64,26 @@ def delay_sweep_command(
         typer.Option(metavar="NAME,...", help="constant, bimodal, long_tail; CoV 0.29."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Repeats; each draws other delays and batches.")
+        int | None, typer.Option(min=1, help="Repeats, each with its own delays and batches.")
     ] = None,
     tau: Annotated[
         str | None,
-        typer.Option(metavar="STEPS|auto", help="Overlap. auto: the least that covers a delay."),
+        typer.Option(metavar="STEPS|auto", help="Overlap; auto: the smallest that covers a delay."),
     ] = None,
     period: Annotated[int | None, typer.Option(help="H: sync_period_steps.")] = None,
-    fragments: Annotated[int | None, typer.Option(min=1, help="P.")] = None,
+    fragments: Annotated[int | None, typer.Option(min=1, help="P: fragments of the model.")] = None,
     racks: Annotated[int, typer.Option(help="Racks of every cell.")] = 2,
     nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
     warm_up: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps before those that count; tau, if that is more."),
+        typer.Option(min=1, help="Steps before the measurement; at least tau."),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=2, help="Built-in model: rounds that count.")
+        int | None, typer.Option(min=2, help="Built-in model: rounds to measure.")
     ] = None,
     step_ms: Annotated[
         float | None,
-        typer.Option(min=0, help="Built-in model: a step lasts so long; what is left, it sleeps."),
+        typer.Option(min=0, help="Built-in model: length of a step; it sleeps for the rest."),
     ] = None,
     size: Annotated[
         Literal["tiny", "small"] | None, typer.Option(help="Built-in model: 0.03M or 0.9M weights.")
@@ -91,17 +93,18 @@ def delay_sweep_command(
     ] = "auto",
     link: Annotated[
         str,
-        typer.Option(metavar="RATE,RTT[,LOSS]", help="A real link as of mend launch. Root only."),
+        typer.Option(metavar="RATE,RTT[,LOSS]", help="A real link, as in mend launch. Root only."),
     ] = "",
     env: Annotated[
-        list[str] | None, typer.Option(metavar="K=V", help="For every rank; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Environment variable of every rank; may be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where cells, table and plots go.")] = OUT,
+    out: Annotated[Path, typer.Option(help="Folder for cells, table and plots.")] = OUT,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget the sweep that is in --out.")
+        bool, typer.Option("--fresh", help="Delete the sweep in --out and start again.")
     ] = False,
     only_table: Annotated[
-        bool, typer.Option("--table", help="Run nothing: make table and plots of --out again.")
+        bool, typer.Option("--table", help="Run nothing; redraw table and plots of --out.")
     ] = False,
 ) -> None:
     """See HELP. `context.obj`: the script and its arguments after `--`, or None."""

@@ -86,7 +86,7 @@ def _own(script: Sequence[str], given: Mapping[str, Any]) -> tuple[str, ...]:
             option = name.replace("_", "-")
             raise ConfigError(option, given[name], "is for the built-in model only", remedy)
     if not script:
-        raise ConfigError("script", "", "there is none behind --", "Try: -- train.py")
+        raise ConfigError("script", "", "there is none after --", "Try: -- train.py")
     return tuple(script)
 
 

@@ -74,7 +74,7 @@ def sweep(settings: Sweep, out: Path, *, fresh: bool, console: Console) -> int:
     state = State.begin(out, settings, fresh=fresh)
     status = 0
     if state.done:
-        console.print(f"going on in {out}: {len(state.done)} cells are there", highlight=False)
+        console.print(f"continuing in {out}: {len(state.done)} cells are finished", highlight=False)
     try:
         _run_missing(state, console)
     except Stopped as stopped:
@@ -84,7 +84,7 @@ def sweep(settings: Sweep, out: Path, *, fresh: bool, console: Console) -> int:
     different = conclude(state, console)
     if not status:
         return different
-    message = f"stopped; the same command goes on behind the {len(state.done)} cells that are done"
+    message = f"stopped; the same command continues after the {len(state.done)} finished cells"
     console.print(message, highlight=False)
     return status
 
@@ -194,7 +194,7 @@ def conclude(state: State, console: Console) -> int:
     expected = len(sweep.places) * sweep.seeds * 3
     missing = expected - sum(one.cell.seed >= 0 for one in done)
     if not found:
-        console.print("no cell without exchange is done yet, so there is nothing to compare with")
+        console.print("no cell without exchange is finished yet, so there is no baseline")
         return 0
     table.show(console, sweep, found, bits)
     (out / "table.md").write_text(table.markdown(sweep, found, bits, missing), encoding="utf-8")

@@ -539,7 +539,7 @@ class Runtime:
         """See mend_shutdown."""
         if self._forked:
             raise UsageError(
-                "shutdown() in a process that was forked: the rack trains in the other"
+                "shutdown() was called in a forked process; call it in the process that trains"
             )
         if self._last is None:
             try:

@@ -93,7 +93,9 @@ def rack_mesh(
     if dist.get_rank() == 0:
         inferred = places[0].ranks_per_rack is None
         announce(len(racks.ranks), len(racks.ranks[0]), racks.source, found=inferred)
-    ranks = torch.tensor(racks.ranks).reshape(len(racks.ranks), *shape.values())
+    ranks = torch.tensor(racks.ranks, dtype=torch.int64, device="cpu").reshape(
+        len(racks.ranks), *shape.values()
+    )
     return DeviceMesh(device, ranks, mesh_dim_names=(RACK_DIM, *shape))
 
 

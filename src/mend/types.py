@@ -18,6 +18,9 @@ WITNESS = 0xFFFF
 PERSON = 0xFFFD
 """Rack number of messages from people: `mend retire` and status clients."""
 
+BUFFERS_MAX = 256
+"""Most lines of a hello about buffers."""
+
 RACKS_MAX = 64
 """Racks of a job."""
 

@@ -126,6 +126,22 @@ def test_the_size_is_the_formula_and_any_window_decodes_to_the_bits_of_the_whole
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_the_default_type_of_the_script_changes_no_bit(name: str, kind: torch.dtype) -> None:
+    codec, x = MADE[name](), noise(SIZES[-1])
+    payload = codec.encode(x.clone())
+    room = torch.full_like(x, torch.nan)
+    torch.set_default_dtype(kind)
+    try:
+        again = codec.encode(x.clone())
+        out = codec.decode(payload, 0, x.numel(), room)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(payload, again)
+    assert same(out, decoded(codec, payload, x.numel()))
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
 @pytest.mark.parametrize("numel", SIZES)
 def test_parts_that_are_cut_at_its_borders_are_the_bytes_of_the_whole(
     name: str, numel: int

@@ -159,7 +159,7 @@ def test_a_rule_of_a_users_package_is_registered_by_its_name(
     monkeypatch.setitem(MERGES, "elected", Elected)  # it is taken out again at the end
     del MERGES["elected"]
     with pytest.raises(
-        ConfigError, match=r"needs one of mean, rda \(what .* mend\.merge\.register"
+        ConfigError, match=r"needs one of mean, rda \(the names .* mend\.merge\.register"
     ):
         MendConfig(merge="elected")
     register("elected", Elected)

@@ -28,6 +28,7 @@ import signal
 import socket
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ ASKS_S = 10.0
 class End:
     """How a child ends. Wholly: as any other program. Else without what an interpreter does last,
     when threads and exit handlers are done: it takes its modules apart. Those are torch's, and a
-    fork has to copy them for that, which takes as long as all that most racks do."""
+    fork has to copy them for that, which takes as long as all that most racks do. Nor does torch
+    take back the operators that it has registered from Python, in `weakref.finalize` of the
+    nursery: three quarters of the pages that a short command copies."""
 
     def __init__(self) -> None:
         self.whole = True
@@ -50,6 +53,9 @@ class End:
         atexit.register(self._last)  # the first to be registered is the last to be called
 
     def run(self, argv: list[str]) -> None:
+        if not self.whole:
+            for each in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+                each.atexit = False  # what the child itself registers is still called
         try:
             _run(argv)
             self._code = 0
@@ -215,18 +221,17 @@ def _load() -> None:
 
     import mend.api
     import mend.engine.witness
-    import mend.kernels
     import mend.tools
     import mend.tools.coordinate
     import mend.tools.launch
+    from tests import kernels
 
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
     with contextlib.redirect_stdout(io.StringIO()):
         mend.tools.app(["version"], standalone_mode=False)
-    mend.kernels.block_kernels("topk")
-    mend.kernels.product_kernels()
+    kernels.load()
     assert callable(rendezvous.get_method_name)
     rendezvous.get_method_name = lambda depth=2: "not asked for"
     gc.collect()
@@ -244,8 +249,9 @@ OWN_PATHS = [each for each in sys.path if each not in (os.getcwd(), *_python_pat
 def _become(request: dict[str, Any], *inherited: int) -> None:
     """Leave everything of the nursery behind but its imports."""
     signal.set_wakeup_fd(-1)
-    # Python leaves Ctrl-C alone where a shell in the background has it ignored.
+    # A shell in the background has Ctrl-C ignored, and nohup a SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in request.get("ignored", ()):
         signal.signal(number, signal.SIG_IGN)

@@ -142,7 +142,8 @@ class Forked:
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and that is not told yet
+                os.kill(self.pid, number)
 
     def wait(self) -> int:
         until(lambda: self.code is not None, f"the process with {self.log} ends")
@@ -418,9 +419,7 @@ class Job:
 
         def there() -> bool:
             found[:] = [
-                event
-                for event in self.events(rack)
-                if event["kind"] == kind and wanted.items() <= event.items()
+                event for event in self.events(rack, kind=kind) if wanted.items() <= event.items()
             ]
             return bool(found)
 

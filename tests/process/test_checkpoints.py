@@ -132,7 +132,7 @@ def test_damage_is_refused_with_the_name_of_the_file(
     ("changes", "said"),
     [
         ({"sync_period_steps": 16}, "sync_period_steps was 8, is 16 here"),
-        ({"payload_dtype": "bfloat16"}, "codec was float32, is bfloat16 here"),
+        ({"payload_dtype": "bfloat16"}, "was float32, is bfloat16 here"),
     ],
 )
 def test_another_plan_is_refused(

@@ -178,7 +178,7 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
     job.event(0, "rack-silent")
 
     def digests(rack: int) -> dict[tuple[int, int], list[str]]:
-        commits = [event for event in job.events(rack) if event["kind"] == "commit"]
+        commits = job.events(rack, kind="commit")
         return {(c["fragment"], c["version"]): c["digests"] for c in commits}
 
     known = len(digests(0))

@@ -20,7 +20,7 @@ STEPS = 1_000_000
 
 
 def commits(job: Job, rack: int) -> int:
-    return len([event for event in job.events(rack) if event["kind"] == "commit"])
+    return len(job.events(rack, kind="commit"))
 
 
 @pytest.mark.parametrize(

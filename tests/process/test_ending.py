@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import weakref
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def test_racks_that_end_at_different_steps_leave_together(job: Job) -> None:
 def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     """It leaves the roster with everything merged, and the other one goes on as the only rack."""
     job = jobs(witness=True)
-    gate, hurry = job.gate(), {**CONFIG, "shutdown_timeout_s": 1}
-    job.start(0, steps=12, config=hurry)
-    job.start(1, steps=30, config={**CONFIG, "shutdown_timeout_s": 20}, at={"20": [["gate", gate]]})
+    gate, config = job.gate(), {**CONFIG, "stall_max_s": 10}
+    job.start(0, steps=12, config={**config, "shutdown_timeout_s": 1})
+    job.start(1, steps=60, config={**config, "shutdown_timeout_s": 20}, at={"20": [["gate", gate]]})
     job.ended(0, code=0)
     assert job.events(1)[-1]["kind"] != "roster"
     job.witness_event("roster", racks=[1])
@@ -57,11 +58,21 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     assert job.witness.code is None, "it stays for a minute, to tell rack 0 that the job is over"
     first, second = job.result(0), job.result(1)
     assert not first.kinds("left-alone", "kept-local"), "the log let it go"
-    assert second.status["step"] == 30
+    assert second.status["step"] == 60
     for result in (first, second):
         assert result.status["ledger"]["open"] == 0
     assert second.status["racks_merged"] == (alone := [1]), alone
     assert first.commits == second.commits[: len(first.commits)], "one history"
+    last = list(takewhile(lambda each: racks_of(each) == [1], reversed(second.commits)))
+    (told,) = second.kinds("last-rounds-alone")
+    assert told["rounds"] == len(last)
+    assert told["since_step"] == last[-1]["members"][0]["capture_step"]
+    assert told["others"] == ["rack 0 ended at its step 12"]
+    assert not first.kinds("last-rounds-alone")
+
+
+def racks_of(commit: dict[str, Any]) -> list[int]:
+    return [member["rack"] for member in commit["members"]]
 
 
 # -------------------------------------------------------------- interrupted

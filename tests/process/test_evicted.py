@@ -98,7 +98,7 @@ def test_an_evicted_rack_that_does_not_come_back_is_retired_and_then_another_is_
     Path(gates[2]).touch()
     job.ended(2, code=EVICTED_EXIT)
     where = job.witness_address
-    assert "rack 2 was evicted as it was slow: start it again" in looked(job, where)[1]
+    assert "rack 2 was evicted because it was slow: start it again" in looked(job, where)[1]
     assert "rack 2 is out; the job goes on with racks 0, 1" in said(job, "2", where)
     job.witness_event("retired", rack=2)
     assert job.witness_event("roster", reason="a person has retired rack 2")["racks"] == [0, 1]

@@ -142,7 +142,7 @@ def is_on_its_tape(job: Job, rack: int) -> bool:
         return False
     tape = read_tape(path)
     records = recite(tape.header, False, tape.entries()).records.values()
-    heard = [event for event in job.events(1 - rack) if event["kind"] == "commit"]
+    heard = job.events(1 - rack, kind="commit")
     return sum(isinstance(record, Commit) for record in records) >= len(heard) > 1
 
 

@@ -181,7 +181,11 @@ def test_a_signal_reaches_all_racks_and_nothing_is_left(
     start: Start, nursery: Nursery, number: signal.Signals
 ) -> None:
     """Forked; the test above and the next have racks that begin as a user's do."""
-    launcher = start(HANG, "--child", python=nursery.python)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
+    try:
+        launcher = start(HANG, "--child", python=nursery.python)
+    finally:
+        signal.signal(signal.SIGHUP, before)
     launcher.up()
     launcher.process.send_signal(number)
     assert launcher.end() == 128 + number

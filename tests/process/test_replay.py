@@ -163,7 +163,7 @@ def test_training_is_replayed_to_the_same_digests(
     assert status == 0, said
     rounds = len(commits)
     assert f"replay: {rounds} of {rounds} rounds, 2 racks of 1 ranks" in said
-    assert f"replayed {rounds} rounds of 2 racks: every digest is that of the tape" in said
+    assert f"replayed {rounds} rounds of 2 racks: every digest equals that on the tape" in said
     assert sorted(path.name for path in recorded.events_folder.iterdir()) == before
 
 

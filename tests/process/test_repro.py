@@ -109,7 +109,7 @@ def test_a_script_that_hangs_behind_its_last_step_is_ended(
     status, said = repro("--steps", "2", "--", str(tmp_path / "hangs.py"))
     assert status == 0
     for name in "AB":
-        assert f"repro: run {name}: ended by force, 0.2 s behind step 2, its last\n" in said
+        assert f"repro: run {name}: killed 0.2 s after step 2, its last step\n" in said
     assert said.count('hangs.py", line 10 in <module>\n') == 2
     assert said.endswith("equal: 2 steps: losses, gradients, weights, optimizer\n")
 

@@ -36,9 +36,11 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
             {"config": {**CONFIG, "outer_lr": 0.5}},
             "outer_lr is 0.5 there and not here",
         ),
+        ({"config": {**CONFIG, "overlap_steps": 1}}, ": overlap_steps is 1 there and not here"),
         (
             {"config": {**CONFIG, "stall_max_s": 0.3}},
-            "stall_max_ns is 300000000 there and not here",
+            "stall_max_s (adaptive: by overlap_steps and concurrent_outer_step) is 0.3 there and "
+            "not here. Make it alike on all racks",
         ),
         (
             {"config": {**CONFIG, "failslow_action": "act"}},
@@ -46,7 +48,7 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
         ),
         ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
     ],
-    ids=["shape", "type", "setting", "limit", "action", "version"],
+    ids=["shape", "type", "setting", "overlap", "limit", "action", "version"],
 )
 def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str
@@ -55,6 +57,13 @@ def test_a_rack_that_differs_hears_the_first_difference(
     job.start(1, **{"config": CONFIG, **other})
     assert job.ended(1) == 1
     refused(job, 1, "PlanMismatch", "rack 1 differs from rack 0", difference)
+
+
+def test_buffers_that_differ_at_the_start_are_named(job: Job) -> None:
+    """Each rack computed with another mask, and nothing said so: buffers are not exchanged."""
+    for rack, result in enumerate(job.run(config=CONFIG, model="masked", steps=4)):
+        found = result.kinds("buffers-differ")
+        assert [(e["buffer"], e["more"], e["racks"]) for e in found] == [("0.mask", 0, [1])][rack:]
 
 
 @pytest.mark.parametrize("witness", [False, True])

@@ -122,6 +122,27 @@ def test_the_end_may_come_in_inference_mode(alone: Configure) -> None:
     backward(model, 12)
 
 
+def test_the_default_type_and_device_of_a_script_are_not_those_of_mend(alone: Configure) -> None:
+    """With another default type a job with a codec ended at its first round, with another default
+    device every job ended in mend_init."""
+    found = []
+    for kind, device in ((torch.float32, "cpu"), (torch.bfloat16, "meta")):
+        model = train.build("plain", 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        config = alone(outer_step_compression_mode="int8", **LOCKSTEP)
+        torch.set_default_dtype(kind)
+        try:
+            with torch.device(device), mend.session(model, config, optimizer):
+                for step in range(1, 20):
+                    for parameter in model.parameters():
+                        parameter.grad = torch.full_like(parameter, step / 100)
+                    optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append(flat_bits(model))
+    assert found[0] == found[1]
+
+
 def test_a_skipped_step_is_no_step(alone: Configure) -> None:
     """A gradient scaler leaves a step out when a gradient is not finite."""
     model, optimizer = fresh()

@@ -135,11 +135,11 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
 
 def votes(job: Job) -> list[int]:
     """Who has one, as rack 0 decided last."""
-    return [event["votes"] for event in job.events(0) if event["kind"] == "roster"][-1]  # type: ignore[no-any-return]
+    return job.events(0, kind="roster")[-1]["votes"]  # type: ignore[no-any-return]
 
 
 def joined(job: Job, rack: int) -> list[dict[str, Any]]:
-    return [event for event in job.events(rack) if event["kind"] == "joined"]
+    return job.events(rack, kind="joined")
 
 
 @pytest.mark.parametrize("witness", [False, True])
@@ -163,7 +163,7 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
     voters = (left, WITNESS) if witness else (left,)  # on a busy machine the rack may take over
 
     def lineages() -> list[dict[str, Any]]:
-        return [e for voter in voters for e in job.events(voter) if e["kind"] == "lineage"]
+        return [e for voter in voters for e in job.events(voter, kind="lineage")]
 
     until(lambda: bool(lineages()), lambda: f"a lineage begins\n{job.stacks()}")
     assert lineages()[0]["without"] == list(lost)

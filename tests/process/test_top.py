@@ -219,7 +219,7 @@ def test_nobody_is_there(once: Once, free_port: int) -> None:
     status, text = once("--wait", "0.2", address)
     assert status == 1
     assert text.startswith("mend top  no job  nobody answers")
-    assert f"{address}: no connection: nothing listens there" in text
+    assert f"{address}: no connection: no process listens there" in text
 
 
 @pytest.mark.parametrize("observe", [True, False])

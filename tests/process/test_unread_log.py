@@ -73,7 +73,7 @@ def test_the_reader_that_is_back_is_told_how_much_it_missed(job: Job, fifo: str)
 
 
 def recorded(job: Job) -> list[dict[str, Any]]:
-    return [event for event in job.events(1) if event["kind"] == "recorded"]
+    return job.events(1, kind="recorded")
 
 
 def read(descriptor: int, into: bytearray) -> None:

@@ -123,6 +123,21 @@ def half() -> nn.Module:
     return plain().to(torch.bfloat16)
 
 
+class Masked(nn.Linear):
+    """Multiplies its weights with a constant, which is not of the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__(INPUTS, WIDTH)
+        self.register_buffer("mask", torch.rand(WIDTH, INPUTS) < 0.5, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.get_buffer("mask"), self.bias)
+
+
+def masked() -> nn.Module:
+    return nn.Sequential(Masked(), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS))
+
+
 def even() -> nn.Module:
     """Widths that tensor parallelism can halve."""
     return nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, OUTPUTS))
@@ -135,6 +150,7 @@ def broad() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied, "even": even, "broad": broad,
+    "masked": masked,
 }  # fmt: skip
 
 

@@ -528,6 +528,9 @@ ELSEWHERE = {
     "any more: the next candidate asks the witness, too, whose promise attests its former life.",
     "11b": "`pytest tests/sim/test_sharded.py`. Digests find it, and the next attempt is a mesh; a "
     "seed has to have an owner die between its own merge and those of the others.",
+    "39": "`pytest tests/unit/coordination -k 'cannot_decide_it or not_decided'`. Since racks that "
+    "fell silent a moment ago are awaited at the end, the seeds that showed it (747, 5551, 7377, "
+    "13661) are clean: their racks were dead for less than three detection times.",
     "41": "`pytest tests/sim/test_ladder.py`. It costs what a merge is worth, no invariant.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",

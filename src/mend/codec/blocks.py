@@ -65,7 +65,7 @@ class BlockCodec(ABC):
 
     def encode(self, x_N: Tensor) -> Tensor:
         numel = x_N.numel()
-        payload_B = torch.empty(self.payload_bytes(numel), dtype=torch.uint8)
+        payload_B = torch.empty(self.payload_bytes(numel), dtype=torch.uint8, device="cpu")
         rows, whole = payload_B.view(-1, self.block_bytes), numel // self.block
         if whole:
             x_bk = x_N[: whole * self.block].contiguous().view(-1, self.block)
@@ -75,7 +75,7 @@ class BlockCodec(ABC):
                 for first, last in self._strips(whole):
                     self.encode_blocks(x_bk[first:last], rows[first:last])
         if numel > whole * self.block:
-            last_k = torch.zeros(1, self.block)
+            last_k = torch.zeros(1, self.block, dtype=torch.float32, device="cpu")
             last_k[0, : numel - whole * self.block].copy_(x_N[whole * self.block :])
             self.encode_blocks(last_k, rows[whole:])
         return payload_B
@@ -102,7 +102,7 @@ class BlockCodec(ABC):
 
     def _part(self, row_c: Tensor, offset: int, numel: int) -> Tensor:
         """Some elements of one block."""
-        whole_k = torch.empty(1, self.block, device=row_c.device)
+        whole_k = torch.empty(1, self.block, device=row_c.device, dtype=torch.float32)
         self.decode_blocks(row_c[None], whole_k)
         return whole_k[0, offset : offset + numel]
 

@@ -50,7 +50,7 @@ class Closing:
         return _FP32.payload_bytes(numel) + 1
 
     def encode(self, x_N: Tensor) -> Tensor:
-        payload_B = torch.empty(self.payload_bytes(x_N.numel()), dtype=torch.uint8)
+        payload_B = torch.empty(self.payload_bytes(x_N.numel()), dtype=torch.uint8, device="cpu")
         payload_B[:-1].copy_(_FP32.encode(x_N))
         payload_B[-1] = _MARK
         return payload_B

@@ -80,7 +80,7 @@ class DeviceEncoder:
         try:
             with torch.cuda.device(device):
                 for numel in (16, 31):  # kernels differ by whether vectors divide the number
-                    anchor_N = torch.ones(numel, device=device)
+                    anchor_N = torch.ones(numel, device=device, dtype=torch.float32)
                     for residual_N in (None,) if self.in_weights else (None, anchor_N):
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()

@@ -223,7 +223,7 @@ class LowRankAt:
 
     def encode(self, x_N: Tensor) -> Tensor:
         part, side = self._part, self.version % 2
-        payload_B = torch.empty(part.size(side), dtype=torch.uint8)
+        payload_B = torch.empty(part.size(side), dtype=torch.uint8, device="cpu")
         head = _HEAD.pack(_MAGIC, self.version & 0xFFFFFFFF, self._checksum(self.version))
         payload_B[: _HEAD.size] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         scales, factors, raw = self._cut(payload_B, side)
@@ -347,7 +347,7 @@ def _whole(x_N: Tensor, each: Matrix) -> Tensor:
     values = x_N[each.begin : each.begin + each.numel]
     if each.numel == each.rows * each.cols:
         return values.view(each.rows, each.cols)
-    filled = torch.zeros(each.rows * each.cols)
+    filled = torch.zeros(each.rows * each.cols, dtype=torch.float32, device="cpu")
     filled[each.lead : each.lead + each.numel].copy_(values)
     return filled.view(each.rows, each.cols)
 
@@ -356,7 +356,7 @@ def _factor(x_mn: Tensor, basis_rk: Tensor, side: int) -> Tensor:
     """The transpose of X Q (r, m), or of X^T L (r, n), in float64. X is rounded to whole numbers of
     a common unit, so small that every sum is exact."""
     (rows, cols), rank = x_mn.shape, len(basis_rk)
-    out_rk = torch.zeros(rank, cols if side else rows, dtype=torch.float64)
+    out_rk = torch.zeros(rank, cols if side else rows, dtype=torch.float64, device="cpu")
     low, high = (float(value) for value in torch.aminmax(x_mn))
     peak = max(-low, high)
     if peak < _TINY:
@@ -373,7 +373,8 @@ def _factor(x_mn: Tensor, basis_rk: Tensor, side: int) -> Tensor:
         return out_rk.mul_(2.0**-shift)
     strips = list(_strips(rows, cols))
     height = max(bottom - top for top, bottom in strips)
-    rounds, units = torch.empty(height, cols), torch.empty(height, cols, dtype=torch.float64)
+    rounds = torch.empty(height, cols, dtype=torch.float32, device="cpu")
+    units = torch.empty(height, cols, dtype=torch.float64, device="cpu")
     for top, bottom in strips:
         part, unit = rounds[: bottom - top], units[: bottom - top]
         unit.copy_(torch.mul(x_mn[top:bottom], 2.0**shift, out=part).round_())

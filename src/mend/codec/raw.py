@@ -39,7 +39,7 @@ class RawFloat32:
 
     def encode(self, x_N: Tensor) -> Tensor:
         if x_N.numel() == 0:  # may have any stride, which a view refuses
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return x_N.contiguous().view(torch.uint8)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class RawBfloat16:
         return 2 * numel
 
     def encode(self, x_N: Tensor) -> Tensor:
-        half_N, step = torch.empty(x_N.numel(), dtype=torch.bfloat16), strip_numel()
+        half_N, step = torch.empty(x_N.numel(), dtype=torch.bfloat16, device="cpu"), strip_numel()
         for start in range(0, x_N.numel(), step):
             half_N[start : start + step].copy_(x_N[start : start + step])
         return half_N.view(torch.uint8)

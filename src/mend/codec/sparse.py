@@ -63,7 +63,8 @@ class Sparse:
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         if out.device.type != "cpu":
-            return out.copy_(self.decode(payload_B.cpu(), start, stop, torch.empty(stop - start)))
+            host_n = torch.empty(stop - start, dtype=torch.float32, device="cpu")
+            return out.copy_(self.decode(payload_B.cpu(), start, stop, host_n))
         numel, counts_K, ends = _table(payload_B)
         if not 0 <= start <= stop <= numel or ends[-1] != payload_B.numel():
             raise WireError(

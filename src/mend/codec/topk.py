@@ -2,7 +2,7 @@
 clocks, files.
 
 SparseLoCo (arXiv 2508.15706): of 4096 elements the 64 of the greatest magnitude are sent, with two
-bits each; what is left out stays behind. Their indices have 12 bits.
+bits each; the rest stays in the rack. Their indices have 12 bits.
 
 Legend: b chunks, k = 4096 elements of a chunk, c = 116 bytes of a chunk, s = 64 kept.
 """
@@ -50,7 +50,7 @@ class TopK(BlockCodec):
         _put_indices(index_bs, rows_bc[:, _LEVELS:_INDICES])
         code = great_bs.to(torch.uint8) + 2 * (kept_bs < 0).to(torch.uint8)
         quarters = code.view(-1, 4, _QUARTER)
-        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 4, 1)
+        shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device="cpu").view(1, 4, 1)
         packed = quarters << shifts
         rows_bc[:, _INDICES:].copy_((packed[:, 0] | packed[:, 1]) | (packed[:, 2] | packed[:, 3]))
 

@@ -230,6 +230,6 @@ def _seen_from(addresses: Sequence[str], here: Whereabouts) -> str:
         for number in numbers[host]:
             if source := here.source_to(number):
                 return source
-    rule = f"nothing says where others reach this rack: no way to {', '.join(hosts)} is known here"
+    rule = f"is needed: this machine has no route to {', '.join(hosts)}, so its address is unknown"
     remedy = "Set MEND_ADVERTISE_HOST to a name or an IPv4 number of this machine."
     raise ConfigError("advertise_host", None, rule, remedy)

@@ -45,7 +45,7 @@ def refusal(name: str, kind: Kind, named: Named) -> ConfigError:
     from mend.outer import OUTERS
 
     room, registered = ("merge", [*MERGES]) if name == "merge" else ("outer", [*OUTERS])
-    rule = f"needs one of {', '.join(registered)} (what is registered in this process)"
+    rule = f"needs one of {', '.join(registered)} (the names registered in this process)"
     remedy = (
         f"Change {named.origin}, or import what calls mend.{room}.register({named.value!r}, ...) "
         "before MendConfig is built."

@@ -603,9 +603,9 @@ def _compression_conflicts(c: MendConfig) -> Iterator[Conflict]:
 
 def _security_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.insecure and c.key_file is not None:
-        yield "insecure", "has nothing to say beside a key_file", "Leave one of the two out."
+        yield "insecure", "has no effect with a key_file", "Leave one of the two out."
     if not c.encrypt_payloads and c.key_file is None:
-        rule = "has nothing to say without a key_file: nothing is encrypted, or authenticated"
+        rule = "has no effect without a key_file: nothing is encrypted or authenticated"
         yield "encrypt_payloads", rule, "Set key_file, or leave it out."
 
 
@@ -619,7 +619,7 @@ def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):
         yield "exchange_plan", rule, "Use mesh, or auto."
     if c.mirror_rack_state and c.lockstep:
-        rule = "cannot be with lockstep=True, in which no rack joins a running job"
+        rule = "does not work with lockstep=True, in which no rack joins a running job"
         yield "mirror_rack_state", rule, "Leave one of the two out."
     if c.failslow_min_samples > c.failslow_window_steps:
         rule = f"must not exceed failslow_window_steps={c.failslow_window_steps}"

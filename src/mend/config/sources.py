@@ -113,7 +113,7 @@ def _unknown(name: str, value: object, what_is: str, names: list[str]) -> Config
     """The error for an unknown name. `what_is`: begins the rule. The value is hidden where it may
     be a secret of another library."""
     if name.lower().removeprefix(PREFIX.lower()).startswith(_OTHER_PROTECTION):
-        rule = f"{what_is} no setting of mend, which has keys of its own"
+        rule = f"{what_is} no setting of mend, which uses its own keys"
         remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."
         return ConfigError(name, "***", rule, remedy)
     longer = [other for other in names if other.startswith(name)]

@@ -73,6 +73,11 @@ class Follower:
         committed = self.acceptor.log.committed
         return self.member not in committed.members and self.member not in committed.former
 
+    def _may_start_over(self) -> bool:
+        """Whether it may read another log from the beginning: it has no seat in this one, whose end
+        is not decided. A job that has ended stays so."""
+        return self.homeless() and not self.acceptor.log.committed.over
+
     def _strayed(self, orders: Orders) -> bool:
         """Whether the job, whose log it began to read before it had a seat, has gone on in a
         lineage that this log does not know, or is asked about by who founds another one; then it
@@ -80,7 +85,7 @@ class Follower:
         log = self.acceptor.log
         asked = orders.decided == 0 and log.committed.begun
         strange = asked or not log.knows(orders.lineage)
-        return log.appended.begun and self.homeless() and strange
+        return log.appended.begun and self._may_start_over() and strange
 
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
@@ -112,7 +117,7 @@ class Follower:
             orders.decided,
             orders.snapshot,
         ):
-            detail = f"{peer} contradicts what is decided, behind record {orders.prev}"
+            detail = f"{peer} contradicts what is decided, after record {orders.prev}"
             effects.append(Note("fault", {"detail": detail}))
         return True
 
@@ -133,7 +138,8 @@ class Follower:
         if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
             return None
         strange = not self.acceptor.log.continues(prepare.lineage, prepare.after)
-        if strange and prepare.after > 0 and self.acceptor.log.committed.begun and self.homeless():
+        both_begun = prepare.after > 0 and self.acceptor.log.committed.begun
+        if strange and both_begun and self._may_start_over():
             self.acceptor.start_over()
         log = self.acceptor.log
         empty = log.last == 0 and prepare.after > 0

@@ -12,6 +12,7 @@ from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Refusal
 from mend.coordination.validation import (
     Difference,
+    differing,
     first_difference,
     hello_misfit,
     plan_hash,
@@ -51,6 +52,28 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
         parent=resume.lineage if resume else "",
         parent_mark=resume.number if resume else 0,
     )
+
+
+def differing_buffers(hellos: Mapping[int, Hello]) -> dict[str, object]:
+    """Fields of the warning that buffers of the founders differ; empty: they do not. A job that
+    resumes a checkpoint is not compared: what training changes differs between its racks."""
+    lowest = hellos[min(hellos)]
+    racks = dict[int, list[str]]()
+    if all(hello.resume is None for hello in hellos.values()):
+        racks = {r: differing(lowest.buffers, hellos[r].buffers) for r in sorted(hellos)}
+    racks = {rack: names for rack, names in racks.items() if names}
+    if not racks:
+        return {}
+    names = dict.fromkeys(name for found in racks.values() for name in found)
+    return {
+        "buffer": next(iter(names)),
+        "more": len(names) - 1,
+        "racks": list(racks),
+        "from_rack": lowest.seat.member.rack,
+        "effect": "buffers are not exchanged: each rack computes with its own",
+        "remedy": "make constants such as masks from one seed or file; see "
+        "docs/troubleshooting.md, Buffers differ between racks",
+    }
 
 
 @dataclass

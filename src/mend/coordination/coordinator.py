@@ -14,7 +14,12 @@ from mend.consensus.epochs import epoch_of, number_of
 from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Drop, Lineage, Offer, Policy
-from mend.coordination.admission import Admission, first_record, first_to_begin
+from mend.coordination.admission import (
+    Admission,
+    differing_buffers,
+    first_record,
+    first_to_begin,
+)
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending
@@ -466,11 +471,12 @@ class Coordinator:
         """Whether a member that does not lead may stop: the log is over, or its seat is lost."""
         committed = self.acceptor.log.committed
         if self.me.rack == WITNESS:
-            return committed.over and self.ending.may_go(committed, now_ns, confirmed=True)
-        if committed.member(self.me.rack) == self.member:
-            self.seated = True
-            return False
-        return self.seated
+            done = committed.over
+        elif committed.member(self.me.rack) == self.member:
+            self.seated, done = True, False
+        else:
+            done = self.seated or (committed.over and self.member in committed.former)
+        return done and self.ending.may_go(committed, now_ns, confirmed=True)
 
     # -------------------------------------------------------------- deciding
 
@@ -512,6 +518,8 @@ class Coordinator:
         self.proposer.append(first)
         self._new_rounds(first.policy.fragments)
         effects.append(Note("genesis", {"racks": sorted(hellos)}))
+        if unequal := differing_buffers(hellos):
+            effects.append(Note("buffers-differ", unequal))
         if (resume := first_to_begin(hellos).resume) is not None:
             lost = sorted(set(resume.racks) - hellos.keys())
             about = {"lineage": resume.lineage[:12], "checkpoint": resume.number, "without": lost}

@@ -26,7 +26,8 @@ class Ending:
     rack: int
     since_ns: int | None = None
     due_ns: int | None = None
-    """When it stops at the latest."""
+    """When it stops at the latest; None once it may, as a time that has passed would wake its
+    process for ever."""
 
     def may_go(self, log: LogState, now_ns: int, *, confirmed: bool) -> bool:
         """Whether it may stop. `log`: the decided log, with its end. `confirmed`: every member has
@@ -34,8 +35,10 @@ class Ending:
         if self.since_ns is None:
             self.since_ns = now_ns
         stays = self.rack == WITNESS and bool(missing(log))
-        self.due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
-        return now_ns >= self.due_ns or (confirmed and not stays)
+        due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
+        may = now_ns >= due_ns or (confirmed and not stays)
+        self.due_ns = None if may else due_ns
+        return may
 
 
 def missing(log: LogState) -> frozenset[int]:

@@ -101,14 +101,18 @@ def next_roster(context: MembershipContext) -> Roster | None:
 
 def _over(context: MembershipContext) -> Roster | None:
     """The job ends when every live rack is done and holds everything; not where they are a part of
-    it that can decide nothing, and the others may be in the middle of their work."""
+    it that can decide nothing, and the others may be in the middle of their work. A rack that fell
+    silent a moment ago is awaited like a live one, until one of those is in a hurry: its link may
+    only flap."""
     done = {
         rack
         for rack, report in context.reports.items()
         if report.leaving and report.idle and list(report.versions) == context.log.versions
     }
-    live = context.live & context.log.seats.keys()
-    if live and live <= done and not any(rack in live for rack, _ in context.offers):
+    live = awaited = context.live & context.log.seats.keys()
+    if not any(context.reports[rack].hurry for rack in live & done):
+        awaited = live | {rack for rack in context.log.seats if _may_be_back(context, rack)}
+    if live and awaited <= done and not any(rack in awaited for rack, _ in context.offers):
         racks = range(context.log.policy.racks) if context.log.policy is not None else ()
         lost = tuple(rack for rack in racks if rack not in live)
         why = "all racks are done"
@@ -181,6 +185,13 @@ def _lost(context: MembershipContext) -> Iterable[tuple[set[int], str]]:
 def _silent_for_long(context: MembershipContext, rack: int) -> bool:
     limit_ns = SILENT_DETECTS * context.detect_ns
     return rack not in context.live and context.now_ns - context.views[rack].lively_ns >= limit_ns
+
+
+def _may_be_back(context: MembershipContext, rack: int) -> bool:
+    """Whether it is silent, has not left, and not for long."""
+    report = context.reports.get(rack)
+    left = report is None or report.gone
+    return not (left or rack in context.live or _silent_for_long(context, rack))
 
 
 def _may_vote(context: MembershipContext, rack: int) -> bool:

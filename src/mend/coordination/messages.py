@@ -1,12 +1,14 @@
 """The messages between processes.
 
-Every message is a whole, current state, so losing one costs only time. There are four, and three
-to get in:
+Every message is a whole, current state, so losing one costs only time. Four of them drive the
+rounds, and three let a rack in:
 
     rank --RankReport--> leader --Report--> coordinator    what I have, what I wait for
     rank <--RankOrders-- leader <--Orders-- coordinator    the log, open offers, rounds in flight
     leader --Hello--> coordinator --Refusal--> leader
     leader <--Challenge-- voter                             who has its seat; a hello answers
+
+A person says `Retire` of a rack that will not come back.
 
 Between two processes a state travels as a patch of one that the receiver has confirmed; see
 `streams`. Votes are states as well: a candidate repeats `Prepare`, an acceptor answers with its
@@ -46,7 +48,7 @@ from mend.consensus.records import (
     Where,
     Word,
 )
-from mend.types import Member
+from mend.types import BUFFERS_MAX, Member
 
 CauseName = Annotated[str, Meta(max_length=32)]
 """One of the detector's; any other is shown as unknown."""
@@ -117,6 +119,8 @@ class Hello(Word, frozen=True, tag=10):
     """What the `digests` are of, where it has read a checkpoint; else of its own weights."""
     resume_step: Count = 0
     """The step at which this rack's part of the checkpoint was written."""
+    buffers: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=BUFFERS_MAX)] = ()
+    """(name, digest) of the buffers of its first rank. They may differ, and decide nothing."""
 
 
 class Challenge(Word, frozen=True, tag=18):

@@ -130,8 +130,11 @@ class CauseSearch:
         knows_input = min(before.waited_ppm, measured.waited_ppm) >= 0 and self._ratio > 1.0
         longer = self._ratio * measured.waited_ppm - before.waited_ppm
         waited = longer / 1e6 / (self._ratio - 1.0) if knows_input else 0.0
-        longer_by = {r: measured.lanes[r] - before.lanes[r] for r in lanes}
-        slow = {r: ratio for r, ratio in lanes.items() if longer_by[r] >= LANE_MARGIN_NS}
+        slow = {
+            r: ratio
+            for r, ratio in lanes.items()
+            if measured.lanes[r] - before.lanes[r] >= LANE_MARGIN_NS
+        }
         self.cause = cause_of(self._ratio, gemm, waited, slow)
         about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
         about |= {"cause": self.cause.kind}

@@ -8,7 +8,8 @@ machine ever indexes with a number from the network.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import NamedTuple
 
 from mend.consensus.epochs import count_of
@@ -39,9 +40,52 @@ from mend.coordination.messages import (
     Report,
     StateCopy,
 )
-from mend.types import Member
+from mend.types import MS, SECOND, Member
 
 Fact = tuple[str, str]
+
+_RAMP = "outer_ramp_rounds (none: by outer_start)"
+
+NAMES_OF_FACTS = {
+    "tau": "overlap_steps",
+    "ramp_rounds": _RAMP,
+    "codec": "codec (outer_step_compression_mode or payload_dtype)",
+}
+"""Fact that several settings make -> what a user may set. Other facts bear the setting's name."""
+
+POLICY_SETTINGS: dict[str, Callable[[Policy], object]] = {
+    "racks": lambda policy: policy.racks,
+    "ranks per rack": lambda policy: policy.ranks,
+    "fragments": lambda policy: policy.of_weights,
+    "quorum_min_learners": lambda policy: policy.quorum_min_learners,
+    "grace_window_ms": lambda policy: (
+        "adaptive" if policy.grace_ns < 0 else _in_unit(policy.grace_ns, MS)
+    ),
+    "lockstep": lambda policy: policy.lockstep,
+    "max_age": lambda policy: policy.max_age,
+    "sync_period_steps": lambda policy: policy.period_steps,
+    "overlap_steps": lambda policy: policy.overlap_steps,
+    _RAMP: lambda policy: policy.overlap_ramp,
+    "stall_max_s (adaptive: by overlap_steps and concurrent_outer_step)": lambda policy: _in_unit(
+        policy.stall_max_ns, SECOND
+    ),
+    "evict_s": lambda policy: _in_unit(policy.evict_ns, SECOND),
+    "restart_attests_death": lambda policy: policy.restart_attests,
+    "token_weighted_merge": lambda policy: policy.token_weighted,
+    "expected_learner_ids": lambda policy: (
+        ", ".join(f"rack-{rack}" for rack in policy.expected) or "empty"
+    ),
+    "momentum_sync_period_steps, second_moment_sync_period_steps": lambda policy: (
+        ", ".join(f"{each.period_steps} ({each.count} fragments)" for each in policy.moments)
+        or "none"
+    ),
+    "failslow_action": lambda policy: (
+        "evict" if policy.evicts else "act" if policy.acts else "detect or validate"
+    ),
+    "exchange_plan": lambda policy: "sharded" if policy.sharded else "mesh",
+}
+"""What a user may set -> its value in a policy, in the unit of the setting. Unequal policies have
+unequal values."""
 
 
 class Difference(NamedTuple):
@@ -278,14 +322,19 @@ def first_difference(lowest: Hello, other: Hello) -> Difference | None:
     """The first fact that differs, or None."""
     for name in differing(lowest.facts, other.facts):
         theirs, ours = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
-        return Difference(name, theirs, ours)
+        return Difference(NAMES_OF_FACTS.get(name, name), theirs, ours)
     return policy_difference(lowest.policy, other.policy)
 
 
 def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
-    """The first field of the policies that differs, or None."""
-    for name in lowest.__struct_fields__:
-        theirs, ours = getattr(other, name), getattr(lowest, name)
+    """The first setting by which the policies differ, or None."""
+    for name, value in POLICY_SETTINGS.items():
+        theirs, ours = str(value(other)), str(value(lowest))
         if theirs != ours:
-            return Difference(name, str(theirs), str(ours))
+            return Difference(name, theirs, ours)
     return None
+
+
+def _in_unit(value_ns: int, unit_ns: int) -> str:
+    """The exact decimal number, as unequal values must not look alike: 300 ms in seconds is 0.3."""
+    return f"{(Decimal(value_ns) / unit_ns).normalize():f}"

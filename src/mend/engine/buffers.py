@@ -63,7 +63,7 @@ class Buffers:
         """An uninitialised contiguous vector on the CPU."""
         size = numel * dtype.itemsize
         if size < POOLED_BYTES_MIN:
-            return torch.empty(numel, dtype=dtype)
+            return torch.empty(numel, dtype=dtype, device="cpu")
         block = self._fitting(size) or self._fresh(size)
         lease = np.frombuffer(block, dtype=np.uint8, count=size)
         # The finalizer's arguments keep the block alive after the lease.

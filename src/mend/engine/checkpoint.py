@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend.consensus.records import Mark
 from mend.coordination.messages import Resume
-from mend.coordination.validation import differing
+from mend.coordination.validation import NAMES_OF_FACTS, differing
 from mend.engine.checkpoint_files import (
     File,
     Manifest,
@@ -245,7 +245,7 @@ class Part:
                 for rank, digests in enumerate(self.weights_then)
             ]
         for owned, digest in then:
-            theta_N = torch.empty(owned.numel, dtype=torch.float32)
+            theta_N = torch.empty(owned.numel, dtype=torch.float32, device="cpu")
             track.view.read(owned, theta_N)
             if digest_of(theta_N, owned.numel, 0) != digest:
                 return False
@@ -408,7 +408,11 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
     was, is_ = dict(then), dict(now)
     names = (n for n in differing(then, now) if n not in free)
     return next(
-        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names), ""
+        (
+            f"{NAMES_OF_FACTS.get(n, n)} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here"
+            for n in names
+        ),
+        "",
     )
 
 

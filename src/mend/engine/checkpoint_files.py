@@ -275,7 +275,7 @@ def read_rank(folder: Path, manifest: Manifest, rank: int) -> tuple[State, dict[
         state, entries = _state(path, head)
         tensors = {}
         for name, numel in _numels(path, entries, known.size - LENGTH_BYTES - len(head)):
-            tensors[name] = torch.empty(numel, dtype=torch.float32)
+            tensors[name] = torch.empty(numel, dtype=torch.float32, device="cpu")
             into = tensors[name].view(torch.uint8).numpy().data
             for start in range(0, len(into), _READ_BYTES):
                 piece = into[start : start + _READ_BYTES]

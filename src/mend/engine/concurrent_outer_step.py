@@ -402,7 +402,7 @@ class ConcurrentOuterStep:
         if self._varies(offer.fragment) and offer.sizes:
             size = offer.sizes[self.me.rank]
         if size > most:
-            why = f"its offer has {size} bytes, {most} are the most that it can have"
+            why = f"its offer has {size} bytes; the limit is {most}"
             self.tell(ev.Fetched(*name, error=why))
             return
         payload = self.numerics.buffers.empty(size, torch.uint8)

@@ -96,7 +96,7 @@ class CudaStaging:
     def _landing(self, size: int) -> Tensor:
         """Host memory that a copy from the device does not wait for, whatever its size."""
         if size < POOLED_BYTES_MIN and self.side.device.type == "cuda":
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
         return self._buffers.empty(size, torch.uint8)
 
     def _anchor(self, fragment: int, track: FragmentState) -> Tensor:

@@ -70,7 +70,7 @@ class EvictableTrainer(Trainer):
         remedy = "start it again: it joins with the state of another rack"
         self._note("evicted", about | {"remedy": remedy})
         error = Evicted(
-            f"rack {self.member.rack} was evicted behind step {self.step}: {reason}. All "
+            f"rack {self.member.rack} was evicted after step {self.step}: {reason}. All "
             "its work is merged. Start it again, and it joins with the state of another rack "
             f"(mend launch does; the process ends with status {EVICTED_EXIT})"
         )

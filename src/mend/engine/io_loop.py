@@ -20,6 +20,7 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope, Hello, Message, Patch, Prepare, Retire, State
 from mend.coordination.streams import Streams, Unread
 from mend.engine.host import Host
+from mend.engine.pull_troubles import PullTroubles
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
 from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
@@ -102,6 +103,7 @@ class IoLoop:
         self._host: Host | None = None
         self._streams = Streams(member)
         self._origins = Origins(options.peers)
+        self._pull_troubles = PullTroubles(self.note)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -230,6 +232,7 @@ class IoLoop:
                 await self._lane.fetch(holders, key, checksum, into, extent)
             except TransportError as failure:
                 error = failure
+            self._pull_troubles.ended(holders, error, self._loop.time())
             self._guarded(lambda: done(error))
 
         self._spawn(pull())

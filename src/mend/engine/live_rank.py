@@ -52,7 +52,7 @@ from mend.engine.training_state import Replicas, TrainingState
 from mend.errors import CheckpointError, Evicted, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.statistics import digests_of_rest, in_few_words
+from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
@@ -145,6 +145,10 @@ class LiveRank:
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
         return part.compared(model.plan.parameters, model.frozen_then)
 
+    def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
+        leads = self.me.rank == 0 and self.settings.policy.racks > 1
+        return digests_of_buffers(model.plan.module) if leads and self._resumed is None else ()
+
     def _tracks(self, model: RackModel) -> list[FragmentState]:
         """The fragments at version 0, or at those of the checkpoint. With a GPU, also allocate the
         memory of the whole run."""
@@ -191,6 +195,7 @@ class LiveRank:
             sums=self.numerics.measuring is not None, started_ns=self.io_loop.now_ns(),
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
+            buffers=self._buffers_to_compare(model),
         )  # fmt: skip
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
@@ -359,6 +364,7 @@ class LiveRank:
         """Call it after `trainer.close()`, on all ranks of the rack together: wait until the other
         racks have heard the end, then stop."""
         self._note_buffers()
+        self._note_alone()
         self.group.barrier()
         coordinator = self.rank.roles.coordinator
         if coordinator is not None and coordinator.proposer.leading:
@@ -382,6 +388,13 @@ class LiveRank:
                 "buffers-changed",
                 {"buffers": in_few_words(changed), "effect": effect, "remedy": BUFFERS_PAGE},
             )
+
+    def _note_alone(self) -> None:
+        """Note that this rack has trained on long after the others had ended."""
+        with self.published.changed:
+            about = self.published.last_rounds.alone(self.me.rack)
+        if about and self.me.rank == 0:
+            self.recorder.note("last-rounds-alone", about)
 
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent; any

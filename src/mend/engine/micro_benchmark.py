@@ -60,7 +60,8 @@ def time_of_product(device: torch.device) -> int:
 
 
 def _on_cpu() -> int:
-    a, out = torch.full((SIDE_CPU, SIDE_CPU), 0.5), torch.empty(SIDE_CPU, SIDE_CPU)
+    a = torch.full((SIDE_CPU, SIDE_CPU), 0.5, dtype=torch.float32, device="cpu")
+    out = torch.empty_like(a)
     torch.mm(a, a, out=out)  # starts the threads of the pool
     begun_ns, count, took_ns = time.perf_counter_ns(), 0, 0
     while (took_ns < GEMM_NS or count < PRODUCTS_MIN) and took_ns < GEMM_NS_MAX:
@@ -79,7 +80,7 @@ def _on_cuda(device: torch.device) -> int:
     """On a stream of its own; the caller has waited for what was under way on the others."""
     stream = _stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
-        a = torch.full((SIDE_CUDA, SIDE_CUDA), 0.5, device=device)
+        a = torch.full((SIDE_CUDA, SIDE_CUDA), 0.5, device=device, dtype=torch.float32)
         out = torch.empty_like(a)
         torch.mm(a, a, out=out)
         begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -146,9 +147,9 @@ def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
 class MicroBenchmark:
     """State of one rank's training thread: what is asked for, and the wait before the forward.
 
-    The wait is the time from the end of a step, with mend's work behind it, to the first forward of
-    the next one: the loader's, and whatever else the script does there. Of several forwards in a
-    step only the first is seen.
+    The wait is the time from the end of a step, including the work of mend after it, to the first
+    forward of the next step: the time of the loader, and of whatever else the script does there. Of
+    several forwards in a step only the first is seen.
     """
 
     def __init__(

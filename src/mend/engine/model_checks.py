@@ -27,7 +27,7 @@ def check_optimizers(
     if len(missing) == len(plan.trained):
         raise UsageError(
             "the optimizer holds none of the model's parameters; make it after fully_shard (and "
-            "after what else replaces parameters), then call mend_init"
+            "after anything else that replaces parameters), then call mend_init"
         )
     if missing:
         warnings.warn(

@@ -279,7 +279,7 @@ class Numerics:
         a codec with a state needs it. Raises WireError like `merge`."""
         rule, numel = self.measuring, tensors.cuts[-1]
         assert rule is not None, f"{self.rule.name} needs no sums"
-        none = torch.empty(0)
+        none = torch.empty(0, dtype=torch.float32, device="cpu")
         codec = anchor.codec if anchor is not None else self.codecs(numel).at(none, 0)
         self._check_payloads(codec, payloads, numel)
         pieces = [
@@ -303,7 +303,9 @@ class Numerics:
         self, rule: Measuring, codec: Codec, payloads: Sequence[Tensor], begin: int, end: int
     ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
-        rooms = [torch.empty(min(size, end - begin)) for _ in payloads]
+        rooms = [
+            torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu") for _ in payloads
+        ]
         for first, last in blocks(end - begin, size):
             decoded = [
                 codec.decode(payload, begin + first, begin + last, room[: last - first])
@@ -368,7 +370,7 @@ class Numerics:
 
     def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
         """The place of the elements [begin, end) in a payload; both are of `cuts`."""
-        codec = self.codecs(end).at(torch.empty(0), 0)
+        codec = self.codecs(end).at(torch.empty(0, dtype=torch.float32, device="cpu"), 0)
         return codec.payload_bytes(begin), codec.payload_bytes(end)
 
     def merge_slice(
@@ -382,7 +384,10 @@ class Numerics:
         self._check_payloads(codec, payloads, numel)
 
         def job(begin: int, end: int) -> None:
-            rooms = [torch.empty(min(block_numel(), end - begin)) for _ in payloads]
+            rooms = [
+                torch.empty(min(block_numel(), end - begin), dtype=torch.float32, device="cpu")
+                for _ in payloads
+            ]
             for first, last in blocks(end - begin, block_numel()):
                 start, stop = begin + first, begin + last
                 decoded = [
@@ -459,7 +464,7 @@ class Numerics:
         numel, size = anchor.numel, block or block_numel()
         old = anchor.states
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
-        delta_n = torch.empty(min(size, end - begin), dtype=torch.float32)
+        delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         scratch = [torch.empty_like(delta_n) for _ in payloads]
         for start, stop, weights in _stretches(runs, begin, end, size):
             merged = delta_n[: stop - start]
@@ -519,7 +524,8 @@ class Numerics:
         numel = anchor.numel
         if first_unsound(anchor.values) is not None:
             return Unmergeable("the anchor itself holds no numbers", ())
-        room_n, codec = torch.empty(min(block_numel(), numel), dtype=torch.float32), anchor.codec
+        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32, device="cpu")
+        codec = anchor.codec
         if isinstance(codec, Varying):
             misfits = [_misfit(codec, payload, numel) for payload in payloads]
             if wrong := tuple(i for i, misfit in enumerate(misfits) if misfit):

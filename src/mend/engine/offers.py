@@ -183,7 +183,7 @@ class _Offer:
             "only an exact payload may be x itself"
         )
         size, compiled = block_numel(), self.x_N.numel() >= DELTA_NUMEL_MIN
-        scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32)
+        scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         squares = [np.empty((0, 2), np.float32)]
         for start, stop in blocks(end - begin, size):
             room_n = scratch_n[: stop - start]
@@ -218,7 +218,7 @@ class _Offer:
 
 def _rows(x_n: Tensor | None) -> np.ndarray:
     """A view as fp32 (r, ROW_NUMEL); None: no row."""
-    return torch.empty(0, ROW_NUMEL).numpy() if x_n is None else x_n.view(-1, ROW_NUMEL).numpy()
+    return np.empty((0, ROW_NUMEL), np.float32) if x_n is None else x_n.view(-1, ROW_NUMEL).numpy()
 
 
 def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
@@ -234,7 +234,7 @@ def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
     rest_n = x_n[whole * ROW_NUMEL :]
     for start, stop in blocks(rest_n.numel(), block_numel()):
         rows = -(-(stop - start) // ROW_NUMEL)
-        square_rk = torch.zeros(rows, ROW_NUMEL)
+        square_rk = torch.zeros(rows, ROW_NUMEL, dtype=torch.float32, device="cpu")
         torch.mul(rest_n[start:stop], rest_n[start:stop], out=square_rk.view(-1)[: stop - start])
         width = ROW_NUMEL
         while width > 1:

@@ -101,7 +101,7 @@ class Packing:
         """The bytes (uint8), written in one pass over the tensors: at the beginning of `room_B` if
         that is large enough, else in new memory. `each` calls all jobs that it is given."""
         if room_B is None or room_B.numel() < self.size:
-            room_B = torch.empty(self.size, dtype=torch.uint8)
+            room_B = torch.empty(self.size, dtype=torch.uint8, device="cpu")
         out_B, head = room_B[: self.size], len(self._head)
         out_B[:head] = torch.frombuffer(bytearray(self._head), dtype=torch.uint8)
         jobs = list[Callable[[], object]]()
@@ -263,5 +263,5 @@ def _sliced(data_B: Tensor, entry: Entry) -> Tensor:
     if end - begin != numel * dtype.itemsize:
         raise ValueError(f"a tensor {entry}")
     if not numel:
-        return torch.empty(entry.shape, dtype=dtype)
+        return torch.empty(entry.shape, dtype=dtype, device="cpu")
     return data_B[begin:end].view(dtype).reshape(entry.shape)

@@ -29,7 +29,7 @@ from mend.consensus.records import (
 from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.training_state import Mirror, Mirrored, Received
-from mend.engine.turnout import Turnout
+from mend.engine.turnout import LastRounds, Turnout
 from mend.errors import JobLost, MendError
 from mend.types import Member
 
@@ -103,7 +103,7 @@ class PublishedState:
         """Of the payloads of moments so far."""
         self.outer_last = (0.0, 0.0)
         """Of the newest round: the rounds that its fragment had merged before, its momentum."""
-        self.turnout = Turnout()
+        self.turnout, self.last_rounds = Turnout(), LastRounds()
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
@@ -175,6 +175,7 @@ class PublishedState:
                 self.turnout.add(self.members_last, live)
                 if outer is not None:
                     self.outer_last = outer
+                    self.last_rounds.add(record)
                     self.tokens_merged += sum(share.tokens for share in record.members)
             elif isinstance(record, Genesis):
                 self.begun, self.first = True, record.first()

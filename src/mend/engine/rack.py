@@ -88,7 +88,7 @@ class RackGroup:
         """Element-wise minimum over the ranks."""
         if self.ranks == 1:
             return list(values)
-        vector = torch.tensor(values, dtype=torch.int64)
+        vector = torch.tensor(values, dtype=torch.int64, device="cpu")
         dist.all_reduce(vector, op=dist.ReduceOp.MIN, group=self._group)
         return [int(value) for value in vector.tolist()]
 
@@ -101,14 +101,16 @@ class RackGroup:
         """The bytes of all ranks, in rank order."""
         if self.ranks == 1:
             return [mine]
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._group)
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.ranks)]
+        dist.all_gather(
+            sizes, torch.tensor([len(mine)], dtype=torch.int64, device="cpu"), group=self._group
+        )
         longest = max(int(size) for size in sizes)
         if longest > _BLOB_BYTES_MAX:
             raise UsageError(
                 f"a rank of this rack sent {longest} bytes at start; the limit is {_BLOB_BYTES_MAX}"
             )
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         rows = [torch.empty_like(padded) for _ in range(self.ranks)]
         dist.all_gather(rows, padded, group=self._group)

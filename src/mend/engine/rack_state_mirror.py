@@ -195,7 +195,7 @@ class RackStateMirrors:
         if not 0 < mirror.size <= RACK_STATE_BYTES_MAX:
             done(f"it has {mirror.size} bytes; at most {RACK_STATE_BYTES_MAX} are taken")
             return
-        data_B = torch.empty(mirror.size, dtype=torch.uint8)
+        data_B = torch.empty(mirror.size, dtype=torch.uint8, device="cpu")
 
         def landed(error: Exception | None) -> None:
             done(Mirrored(mirror, data_B) if error is None else said(error))

@@ -83,13 +83,14 @@ def parts_of(
     started_ns: int,
     script: ReplayScript | None = None,
     resumed: tuple[Resume, int] | None = None,
+    buffers: tuple[tuple[str, str], ...] = (),
 ) -> Parts:
     """The parts of one rank's machines.
 
     `settings`: completed. `ranks`: the introductions of all ranks of the rack, in rank order.
     `facts`: see `RackModel`. `sums`: whether merges need sums over the ranks first. `script`: rack
     0 decides its records again, and no process takes over. `resumed`: a checkpoint, and this rack's
-    step in it."""
+    step in it. `buffers`: see `digests_of_buffers`."""
     policy = settings.policy
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
     versions = resumed[0].versions if resumed else ()
@@ -104,6 +105,7 @@ def parts_of(
         digests=tuple(tuple(rank.digests[p] for rank in ranks) for p in range(policy.fragments)),
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,
+        buffers=buffers,
     )
     where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
     peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)

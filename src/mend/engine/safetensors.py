@@ -33,7 +33,7 @@ def head_of(about: object, entries: Mapping[str, Entry]) -> bytes:
 
 
 def length_in(first: bytes | memoryview) -> int:
-    """Of the header behind these 8 bytes. Whoever reads it has a bound for it."""
+    """Length of the header after these 8 bytes. The reader checks it against a bound."""
     return int.from_bytes(first[:LENGTH_BYTES], "little")
 
 

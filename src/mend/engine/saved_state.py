@@ -121,7 +121,7 @@ class SavedState:
             )
         self._who = mine[0]
         self._template: dict[str, Tensor] = {
-            part: torch.empty(listed[name].size, dtype=listed[name].properties.dtype)
+            part: torch.empty(listed[name].size, dtype=listed[name].properties.dtype, device="cpu")
             for name, (who, part) in split.items() if who == self._who
         }  # fmt: skip
         self._loaded: tuple[_About, dict[str, Tensor]] | None = None

@@ -6,7 +6,6 @@ thread; some microseconds per rack.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +22,7 @@ from mend.engine.training_progress import TrainingProgress
 from mend.engine.turnout import told
 from mend.status.messages import SHOWN_MAX, Doings, JobStatus, RackSeen, RankSeen, RoundSeen, short
 from mend.status.server import Note, Recent
+from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
@@ -284,7 +284,7 @@ def note_of(pace: TrainingProgress, traffic: Callable[[], tuple[int, int]], now_
 
 def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
     then, now = training.recent.span()
-    age_ns = max(0, time.time_ns() - now.step_end_ns)
+    age_ns = max(0, wall_ns() - now.step_end_ns)
     newest = leader.reports.newest
     shown = [_rank(rank, report, leader, now_ns) for rank, report in sorted(newest.items())]
     recorded = list(training.pace.recorded.items())[:RECORDED_MAX]

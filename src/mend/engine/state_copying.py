@@ -64,7 +64,7 @@ class StateCopying:
         try:
             room_B = unpooled(size)
         except OSError:
-            room_B = torch.empty(0, dtype=torch.uint8)
+            room_B = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._in_portions(room_B, Tensor.zero_, lambda: self._rank.published.make_room(room_B))
 
     def _in_portions(
@@ -100,7 +100,7 @@ class StateCopying:
         if effect.size > limit:
             end(f"it has {effect.size} bytes; at most {limit} are taken")
             return
-        data_B = torch.empty(effect.size, dtype=torch.uint8)
+        data_B = torch.empty(effect.size, dtype=torch.uint8, device="cpu")
 
         def done(error: Exception | None) -> None:
             rank.published.pulling = False

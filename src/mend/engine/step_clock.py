@@ -51,7 +51,7 @@ class StepClock:
         self.measured_step = step
 
     def worked(self, step: int, begun_ns: int) -> None:
-        """mend's work behind a step, since `begun_ns`, is over. A poll without news measures
+        """The work of mend after a step, since `begun_ns`, is over. A poll without news measures
         nothing; what it took is not training either."""
         now_ns = self._now_ns()
         self._since_ns = (

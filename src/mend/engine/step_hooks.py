@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -69,6 +69,15 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+class _Holds(NamedTuple):
+    """Which kinds of parameters an optimizer with this number of groups holds."""
+
+    groups: int
+    counted: bool
+    given: bool
+    exchanged: bool
+
+
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     """The hook, for a step inside `torch.compile`: dynamo must not trace into counting, captures
     and applies, which are not the same at each step."""
@@ -103,7 +112,7 @@ class StepHooks:
         self._given = {id(p) for each in given for p in held_by(each)}
         self._between, self._before, self._after = between, before, after
         self._take_tokens, self._found = take_tokens, found
-        self._answers = WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]]()
+        self._answers = WeakKeyDictionary[torch.optim.Optimizer, _Holds]()
         self._unfinished = False
         """Another optimizer has moved exchanged parameters since the last counted step."""
         self._inside: list[int] = []
@@ -165,8 +174,9 @@ class StepHooks:
     # -------------------------------------------------------------- a step
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._concerns(optimizer):
-            if self._given and any(id(p) in self._given for p in held_by(optimizer)):
+        holds = self._holds(optimizer)
+        if not holds.counted:
+            if holds.given:
                 self._between()
             return
         if id(optimizer) in self._inside:  # its last step raised, and so never ended
@@ -182,7 +192,7 @@ class StepHooks:
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
         if id(optimizer) not in self._inside:
             if not (self._inside or self._unfinished):
-                self._unfinished = any(id(p) in self._exchanged for p in held_by(optimizer))
+                self._unfinished = self._holds(optimizer).exchanged
             return
         del self._inside[self._inside.index(id(optimizer)) :]
         if self._inside or self.counting is Counting.MANUAL:
@@ -199,12 +209,18 @@ class StepHooks:
         self._unfinished = False
         self._after(tokens)
 
-    def _concerns(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether its step changes counted parameters. Cached until it gets another group."""
+    def _holds(self, optimizer: torch.optim.Optimizer) -> _Holds:
+        """Cached until it gets another group, as an optimizer holds thousands of parameters."""
         groups = len(optimizer.param_groups)
         known = self._answers.get(optimizer)
-        if known is None or known[0] != groups:
-            wanted = self._counted or self._exchanged
-            known = groups, any(id(p) in wanted for p in held_by(optimizer))
+        if known is None or known.groups != groups:
+            held = {id(p) for p in held_by(optimizer)}
+            counted = self._counted or self._exchanged
+            known = _Holds(
+                groups,
+                counted=not held.isdisjoint(counted),
+                given=not held.isdisjoint(self._given),
+                exchanged=not held.isdisjoint(self._exchanged),
+            )
             self._answers[optimizer] = known
-        return known[1]
+        return known

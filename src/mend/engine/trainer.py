@@ -597,8 +597,14 @@ class Trainer(TrainerRounds):
     ) -> Doing:
         """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
         fragments = list(range(len(self.tracks))) if caps is not None else []
+        begun_ns = said_ns = self._now_ns()
         while True:
-            late, over = self._now_ns() > deadline_ns, self.published.finished
+            now_ns = self._now_ns()
+            if now_ns - said_ns >= SAY_NS:
+                said_ns = now_ns
+                about = f"checkpoint {name!r} ({self._why()})"
+                self._note("waiting", {"for": about, "seconds": (now_ns - begun_ns) // SECOND})
+            late, over = now_ns > deadline_ns, self.published.finished
             passed = caps is not None and self._passed(caps)
             flags = yield from self._agree_and_apply(
                 fragments, [int(ready()), -int(late), -int(over), -int(passed)], caps
@@ -608,7 +614,7 @@ class Trainer(TrainerRounds):
             if any(flags[1:]):
                 why = "the job is over for this rack" if flags[2] else "it took too long"
                 if flags[3]:
-                    why = "this rack was overtaken by what was decided behind it"
+                    why = "later decisions overtook this rack"
                 raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
             yield Wait(ready, POLL_NS)
 

@@ -592,13 +592,15 @@ class TrainerRounds:
         """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
         if self.beside is not None:
             device = self.beside.side.device
-            out_N = torch.empty(track.owned.numel, device=device) if track.shared else None
+            numel = track.owned.numel if track.shared else 0
+            room_N = torch.empty(numel, dtype=torch.float32, device=device)
+            out_N = room_N if track.shared else None
             self.beside.realign(fragment, track, delta_N, anchor, out_N)
             if out_N is not None:
                 yield from self._write(track, fragment, out_N)
             return
         live = None if track.shared else track.view.in_place(track.owned)
-        theta_N = torch.empty(0)
+        theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
         if live is None:
             theta_N = self._buffers.empty(track.owned.numel)
             track.view.read(track.owned, theta_N)

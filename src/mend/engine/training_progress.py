@@ -7,11 +7,11 @@ event `progress` once a second. What the script wants beside it, it gives to `re
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from numbers import Real
 
 from mend.errors import UsageError
+from mend.status.wall_clock import wall_ns
 from mend.types import MS
 
 PERIOD_S = 1.0
@@ -28,7 +28,7 @@ class TrainingProgress:
         traffic: Callable[[], tuple[int, int]],
     ) -> None:
         self._note, self._traffic = note, traffic
-        self.latest = (0, 0, time.time_ns(), 0)
+        self.latest = (0, 0, wall_ns(), 0)
         """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
         self.recorded: dict[str, float | str] = {}
         """What `record` was given last."""
@@ -37,8 +37,8 @@ class TrainingProgress:
     # -------------------------------------------------------------- training thread
 
     def stepped(self, step: int, tokens: int, stall_ns: int) -> None:
-        """`step` is over, with all that mend did behind it. The first one starts the clock."""
-        self.latest = (step, tokens, time.time_ns(), stall_ns)
+        """`step` is over, with all work of mend after it. The first step starts the clock."""
+        self.latest = (step, tokens, wall_ns(), stall_ns)
         if step == 1:
             self.write()
 
@@ -85,7 +85,7 @@ def _plain(name: str, value: object) -> float | str:
     if not isinstance(value, Real):
         raise UsageError(
             f"record({name}={type(value).__name__}): give a plain number, such as {name}.item(); "
-            "that waits for a GPU, so how often is for the script to say"
+            "that waits for the GPU, so call it only as often as you need"
         )
     number = float(value)
     return number if math.isfinite(number) else str(number)

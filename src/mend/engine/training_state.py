@@ -539,7 +539,7 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
             f"{said(path)} is sharded as {value.placements} at the donor, {has} here"
         )
     whole = torch.Size(value.shape)
-    stride = torch.empty(whole, device="meta").stride()
+    stride = torch.empty(whole, device="meta", dtype=torch.float32).stride()
     return type(spread).from_local(
         tensor, spread.device_mesh, spread.placements, run_check=False, shape=whole, stride=stride
     )

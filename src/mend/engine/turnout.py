@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
+from mend.consensus.records import Commit, Share
+
 ROUNDS_RECENT = 20
 """The newest rounds, which a warning is about."""
 
@@ -16,6 +18,12 @@ REMEDY = (
     "a longer overlap_steps or grace_window_ms, payload_dtype='bfloat16', or lockstep=True; see "
     "docs/tuning.md, Are the racks merged together"
 )
+
+ALONE_LEAST = 3
+"""Last rounds of one fragment with one rack alone that are worth a warning. A rack that ends up to
+a period after the others has two: its next capture, and its closing one."""
+
+ALONE_PAGE = "docs/troubleshooting.md, The merged model is worse than a rack alone"
 
 Round = tuple[int, int]
 """(racks merged, racks that lived). 0 lived: not known, as of rounds before this rack trained."""
@@ -47,6 +55,51 @@ class Turnout:
             self.warned = True
             return told(self.recent)
         return ""
+
+
+@dataclass
+class LastRounds:
+    """The rounds of weights at the end of the log that merged one and the same rack only."""
+
+    rounds: Counter[int] = field(default_factory=Counter)
+    """Fragment -> such rounds."""
+    first: Share | None = None
+    """What the first of them merged."""
+    newest: dict[int, Share] = field(default_factory=dict)
+    """Rack -> its closing share, of any fragment, or else what was merged of it last."""
+
+    def add(self, commit: Commit) -> None:
+        """Take the next commit of weights."""
+        racks = [share.member.rack for share in commit.members]
+        if self.first is None or racks != [self.first.member.rack]:
+            self.rounds.clear()
+            self.first = commit.members[0] if len(racks) == 1 else None
+        if self.first is not None:
+            self.rounds[commit.fragment] += 1
+        for share in commit.members:
+            known = self.newest.get(share.member.rack)
+            if known is None or known.member != share.member or not known.closing:
+                self.newest[share.member.rack] = share
+
+    def alone(self, rack: int) -> dict[str, object]:
+        """Fields of the warning that `rack` has trained on alone; empty: it has not, or not for
+        ALONE_LEAST rounds of a fragment, or no other rack was ever merged."""
+        others = {other: share for other, share in self.newest.items() if other != rack}
+        enough = max(self.rounds.values(), default=0) >= ALONE_LEAST
+        if self.first is None or self.first.member.rack != rack or not enough or not others:
+            return {}
+        return {
+            "rounds": self.rounds.total(),
+            "since_step": self.first.capture_step,
+            "others": [
+                f"rack {other} {'ended' if share.closing else 'was last merged'} at its step "
+                f"{share.capture_step}"
+                for other, share in sorted(others.items())
+            ],
+            "effect": "the last rounds merged this rack alone: they moved the model by its data "
+            "only",
+            "remedy": f"let the racks end at the same time; see {ALONE_PAGE}",
+        }
 
 
 def short_of(rounds: Iterable[Round]) -> int:

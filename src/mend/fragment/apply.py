@@ -52,7 +52,7 @@ def realign(
         out_N.copy_(next_N)
         return
     size = _BLOCK * torch.get_num_threads()
-    scratch_n = torch.empty(min(size, numel), dtype=torch.float32)
+    scratch_n = torch.empty(min(size, numel), dtype=torch.float32, device="cpu")
     for start in range(0, numel, size):
         part = slice(start, min(start + size, numel))
         drift = scratch_n[: part.stop - part.start]

@@ -20,9 +20,9 @@ class VectorLedger:
     """
 
     def __init__(self, numel: int) -> None:
-        self._moved_N = torch.zeros(numel, dtype=torch.float64)
-        self._path_N = torch.zeros(numel, dtype=torch.float64)
-        self._sent_N = torch.zeros(numel, dtype=torch.float64)
+        self._moved_N = torch.zeros(numel, dtype=torch.float64, device="cpu")
+        self._path_N = torch.zeros(numel, dtype=torch.float64, device="cpu")
+        self._sent_N = torch.zeros(numel, dtype=torch.float64, device="cpu")
         self._open_N: Tensor | None = None
 
     def moved(self, theta_before_N: Tensor, theta_after_N: Tensor) -> None:

@@ -52,10 +52,14 @@ def exchanged_parameters(
     model: nn.Module, *, frozen: bool = False
 ) -> list[tuple[str, nn.Parameter]]:
     """Parameters that racks exchange: those that require a gradient, in module order; a tied one
-    once, under its first name. `frozen`: also the others of floating point."""
+    once, under its first name. `frozen`: also the others of floating point.
+
+    Raises ConfigError for FSDP1, and for a parameter without data, of another type, or in the
+    memory of another parameter.
+    """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
-            rule = "is FSDP1, whose flat parameters cannot be told apart"
+            rule = "is FSDP1, which flattens parameters into one"
             raise ConfigError("model", type(module).__name__, rule, "Use fully_shard (FSDP2).")
     found = [
         (name, p)
@@ -74,7 +78,27 @@ def exchanged_parameters(
             raise ConfigError(
                 "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
             )
+    if shared := sharing_memory(found):
+        one, other = shared
+        rule = f"shares memory with {one}, so each merge would move it twice"
+        remedy = "To tie them, make them one Parameter (head.weight = emb.weight); else clone one."
+        raise ConfigError("model", other, rule, remedy)
     return found
+
+
+def sharing_memory(named: Sequence[tuple[str, Tensor]]) -> tuple[str, str] | None:
+    """Names of two tensors with elements of this rank at the same place in memory, in the order of
+    `named`; None: there are none. Only plain tensors without gaps are compared."""
+    places = []
+    for order, (_, tensor) in enumerate(named):
+        held = local_of(tensor)
+        reach = 1 + sum((n - 1) * step for n, step in zip(held.shape, held.stride(), strict=True))
+        if type(held) is Tensor and held.numel() == reach:
+            places.append((str(held.device), held.data_ptr(), held.nbytes, order))
+    for (device, start, size, one), (device_2, start_2, _, other) in pairwise(sorted(places)):
+        if device == device_2 and start_2 < start + size:
+            return named[min(one, other)][0], named[max(one, other)][0]
+    return None
 
 
 def newcomers(model: nn.Module, known: Container[str]) -> list[str]:

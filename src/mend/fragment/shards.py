@@ -93,12 +93,12 @@ class InPlace:
             if owner is not None and owner._parameters.get(attribute) is not parameter:
                 raise UsageError(
                     f"parameter {name} was replaced after mend_init; call fully_shard, "
-                    "load_state_dict(assign=True) and what else replaces parameters before it"
+                    "load_state_dict(assign=True) and other replacements before mend_init"
                 )
             if (now := _kind(parameter)) != kind:
                 raise UsageError(
                     f"parameter {name} was {kind} at mend_init and is {now}; call model.to(...), "
-                    "and what else converts or moves parameters, before it, on every rack"
+                    "and other conversions, before mend_init, on every rack"
                 )
 
 
@@ -116,7 +116,7 @@ def local_of(parameter: Tensor) -> Tensor:
 
 def bytes_held(tensor: Tensor) -> memoryview:
     """The elements that this rank holds of a tensor, as bytes in row-major order on the CPU."""
-    flat = local_of(tensor).cpu().contiguous().reshape(-1)
+    flat = local_of(tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
 

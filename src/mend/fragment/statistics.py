@@ -1,20 +1,22 @@
-"""Finds buffers and frozen parameters that training changes and racks do not exchange. Reads the
-model; never peers, clocks, files.
+"""Finds buffers and frozen parameters that racks do not exchange: those that training changes, and
+digests of all buffers for a comparison at the start. Reads the model; never peers, clocks, files.
 
-Only floating-point ones of the state dict count. Some are known by the type of their module; for
-the rest only a comparison of values tells whether training changed them.
+Of those that training changes only floating-point ones of the state dict count. Some are known by
+the type of their module; for the rest only a comparison of values tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mend.fragment.plan import unwrap
-from mend.fragment.shards import as_dtensor, bytes_held
+from mend.fragment.shards import as_dtensor, bytes_held, local_of
+from mend.types import BUFFERS_MAX
 
 NAMED_MAX = 4
 """Names in a sentence; the rest is counted."""
@@ -22,6 +24,9 @@ NAMED_MAX = 4
 FROZEN_NUMEL_MAX = 1 << 16
 """Elements of a frozen parameter that are compared: an average moves all of them, and a frozen base
 may be large."""
+
+BUFFER_NUMEL_MAX = 1 << 20
+"""Elements of a buffer that racks compare at the start."""
 
 
 def running_statistics(model: nn.Module) -> list[str]:
@@ -53,6 +58,32 @@ def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str
     }
 
 
+def digests_of_buffers(model: nn.Module) -> tuple[tuple[str, str], ...]:
+    """(name, digest) of the buffers, as this rank holds them, of any type, also those that no state
+    dict has, but for those of `running_statistics`. Of each the first BUFFER_NUMEL_MAX elements
+    count. BUFFERS_MAX lines; the last one is of all the rest."""
+    lines, rest, more = list[tuple[str, str]](), xxhash.xxh3_64(), 0
+    for name, buffer, _ in _buffers(unwrap(model)):
+        held = local_of(buffer)
+        digest = xxhash.xxh3_64(repr((tuple(held.shape), held.dtype)).encode())
+        digest.update(bytes_held(_beginning(held)))
+        if len(lines) < BUFFERS_MAX - 1:
+            lines.append((name, digest.hexdigest()))
+        else:
+            rest.update(digest.digest())
+            more += 1
+    return (*lines, (f"{more} more", rest.hexdigest())) if more else tuple(lines)
+
+
+def _beginning(tensor: Tensor) -> Tensor:
+    """At most BUFFER_NUMEL_MAX of its elements, without a copy of the others."""
+    for dim in range(tensor.dim()):
+        if tensor.numel() > BUFFER_NUMEL_MAX:
+            most = tensor.shape[dim] * BUFFER_NUMEL_MAX // tensor.numel()
+            tensor = tensor.narrow(dim, 0, max(1, most))
+    return tensor
+
+
 def in_few_words(names: Iterable[str]) -> str:
     """The first of them, and how many more there are."""
     found = list(names)
@@ -61,10 +92,23 @@ def in_few_words(names: Iterable[str]) -> str:
 
 
 def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, buffer, hidden in _buffers(model):
+        if not hidden and buffer.is_floating_point():
+            yield name, buffer
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(name, buffer, whether no state dict has it), without running statistics, and without those
+    that are no plain array: sparse, nested, quantized, or of a class of their own."""
     for path, module in model.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
             continue
         hidden = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(recurse=False):
-            if name not in hidden and buffer.is_floating_point() and not buffer.is_meta:
-                yield f"{path}.{name}" if path else name, buffer
+            if not buffer.is_meta and _is_array(local_of(buffer)):
+                yield f"{path}.{name}" if path else name, buffer, name in hidden
+
+
+def _is_array(tensor: Tensor) -> bool:
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    return type(tensor) is Tensor and strided and not tensor.is_quantized

@@ -227,7 +227,7 @@ def _share_memory(groups: dict[str, Any]) -> str:
         except RuntimeError as error:
             failure = str(error).splitlines()[0]
     device = torch.device("cuda", torch.cuda.current_device())
-    fine = torch.tensor([int(not failure)], device=device)
+    fine = torch.tensor([int(not failure)], device=device, dtype=torch.int64)
     for group in groups.values():
         dist.all_reduce(fine, op=dist.ReduceOp.MIN, group=group)
     if fine.item():

@@ -73,7 +73,7 @@ class ProductKernels(NamedTuple):
 
 DeviceOfferKernel = Callable[[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor], None]
 """(delta, anchor, residual, left: fp32 N; payload: uint8 B; found: fp32 (4, G), G = N / ROW_NUMEL
-rounded up), all contiguous on one GPU, and behind left memory up to G * ROW_NUMEL;
+rounded up), all contiguous on one GPU, and after `left` memory up to G * ROW_NUMEL;
 kernels.triton_offers says what is written. Runs on the current stream."""
 
 
@@ -157,7 +157,8 @@ def _sources() -> bytes:
 def _cache_name(signature: str, function: Callable[..., Any], options: dict[str, Any]) -> str:
     """Name under which numba caches a function. It depends on the code and the options, which
     numba's own key leaves out."""
-    about = repr((signature, sorted((name, str(each)) for name, each in options.items())))
+    plain = {n: sorted(each) if isinstance(each, set) else str(each) for n, each in options.items()}
+    about = repr((signature, sorted(plain.items())))
     key = hashlib.sha256(about.encode() + _sources()).hexdigest()[:16]
     return f"{function.__name__}_{key}"
 

@@ -44,11 +44,11 @@ class Average:
         try:
             scratch = self._idle.pop()
         except IndexError:
-            scratch = (torch.empty(0), torch.empty(0))
+            scratch = (torch.empty(0, dtype=torch.float64, device="cpu"),) * 2
         if scratch[0].numel() < numel:
             scratch = (
-                torch.empty(numel, dtype=torch.float64),
-                torch.empty(numel, dtype=torch.float64),
+                torch.empty(numel, dtype=torch.float64, device="cpu"),
+                torch.empty(numel, dtype=torch.float64, device="cpu"),
             )
         return scratch
 

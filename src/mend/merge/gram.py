@@ -94,7 +94,7 @@ def gram_of(delta_N: Sequence[Tensor]) -> Gram:
         return nothing(vectors)
     bins = tuple(_bin(delta) for delta in delta_N)
     size = min(numel, _CHUNK_NUMEL)
-    digits_CDN = torch.empty(numel // size, 2 * vectors, size, dtype=torch.float64)
+    digits_CDN = torch.empty(numel // size, 2 * vectors, size, dtype=torch.float64, device="cpu")
     for m, (k, delta) in enumerate(zip(bins, delta_N, strict=True)):
         _split(delta, k, digits_CDN[:, 2 * m], digits_CDN[:, 2 * m + 1])
     # A library reduction, for once: every number in it is an integer of at most 2^53.

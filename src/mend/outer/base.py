@@ -14,7 +14,7 @@ class Rates(NamedTuple):
 
     lr: float
     momentum: float = 0.0
-    """Told in events and reports."""
+    """Shown in events and reports."""
     decay: float = 1.0
     """Factor of the momentum's vector."""
     share: float = 1.0

@@ -180,7 +180,7 @@ class Agreement:
         else:
             index = last + 1 if self.records[last + 1 : last + 2] == [record] else 0
         if not index:
-            where = f"behind record {last}" if last else "in the decided log"
+            where = f"after record {last}" if last else "in the decided log"
             self._problem(f"I1: {process.me} acts on {record}, which is not {where}")
         self.read[id(process)] = index or last or 0
 

@@ -244,7 +244,7 @@ class Checkers:
             merged += part_of(named, absent, token_weighted=True, period_steps=period)
         if anchor.rounds != merged:
             self.problem(
-                f"I1: {watched.me} counts {anchor.rounds} parts of rounds behind fragment "
+                f"I1: {watched.me} counts {anchor.rounds} parts of rounds in fragment "
                 f"{fragment} version {anchor.version}, the log {merged}"
             )
 

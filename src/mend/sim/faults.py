@@ -158,7 +158,7 @@ class Broken:
         end_ns = now_ns + (fault.end_ns - fault.begin_ns) if fault.end_ns < FOR_EVER else FOR_EVER
         if scenario.quiet_ns:
             end_ns = min(end_ns, scenario.quiet_ns)
-        behind = f", behind its {fault.after}" if fault.after else ""
+        behind = f", after its {fault.after}" if fault.after else ""
         self._tell(what(fault) + behind)
         match fault.kind:
             case "crash":

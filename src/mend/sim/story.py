@@ -38,9 +38,9 @@ def setup(scenario: Scenario) -> str:
     if s.first:
         lines.append(f"The job begins with version {s.first} of every fragment, from a checkpoint.")
     if s.cut_step:
-        lines.append(f"All racks make a checkpoint behind step {s.cut_step}.")
+        lines.append(f"All racks make a checkpoint after step {s.cut_step}.")
     lines += [
-        f"Behind step {step} rack {rack} does something else for {ns / SECOND:.1f} s."
+        f"After step {step} rack {rack} does something else for {ns / SECOND:.1f} s."
         for rack, step, ns in s.pauses
     ]
     lines += [_capital(sentence(fault, s)) + "." for fault in s.faults]

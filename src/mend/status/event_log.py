@@ -9,11 +9,11 @@ the log have one grammar:
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 
 from mend.status.events_file import EventsFile
 from mend.status.log_lines import LogLines, logger
+from mend.status.wall_clock import wall_ns
 
 LOUD = frozenset(
     {
@@ -22,12 +22,13 @@ LOUD = frozenset(
         "deposed", "no-quorum", "lineage", "gives-up", "job-lost", "retired", "joined",
         "made-equal", "state-copied", "state-copy-failed", "state-fresh", "mirror-failed",
         "mirror-loaded", "mirror-refused", "state-unclaimed", "rack-silent", "rack-back",
-        "stall-over", "left-alone", "expelled", "leaving", "kept-local", "ended-unmerged",
-        "uncounted", "drain-gave-up", "frame-refused", "strangers", "tape-gap", "tape-no-base",
-        "tape-stopped", "placed", "buffers-changed", "rounds-short", "fail-slow", "fail-slow-cause",
-        "fail-slow-over", "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited",
-        "slow-rack-batch", "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed",
-        "local-batch", "events-stopped", "events-resumed", "events-anew", "events-lost", "log-lost",
+        "pulls-fail", "pulls-work", "stall-over", "left-alone", "expelled", "leaving", "kept-local",
+        "ended-unmerged", "uncounted", "drain-gave-up", "frame-refused", "strangers", "tape-gap",
+        "tape-no-base", "tape-stopped", "placed", "buffers-changed", "buffers-differ",
+        "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
+        "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
+        "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",
+        "events-stopped", "events-resumed", "events-anew", "events-lost", "log-lost",
         "observer-unanswered", "async-tp-in-vain", "close-gave-up",
     }
 )  # fmt: skip
@@ -66,7 +67,7 @@ class EventLog:
         """Any thread. Never blocks."""
         self._say(kind, fields)
         if self._file is not None:
-            self._file.put({"kind": kind, "time_ns": time.time_ns(), **fields})
+            self._file.put({"kind": kind, "time_ns": wall_ns(), **fields})
 
     def close(self) -> None:
         """Write the events that wait. Waits a few seconds at most for a disk that hangs or a log
@@ -76,7 +77,7 @@ class EventLog:
         self._closed = True
         if self._file is not None:
             if lines := self._log.lost:
-                self._file.put({"kind": "log-lost", "time_ns": time.time_ns(), "lines": lines})
+                self._file.put({"kind": "log-lost", "time_ns": wall_ns(), "lines": lines})
             self._file.close()
         self._log.close()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mend.errors import diagnostics_remedy
 from mend.status.backlog import Backlog
+from mend.status.wall_clock import wall_ns
 
 Event = dict[str, object]
 Say = Callable[[str, Event], None]
@@ -106,7 +107,7 @@ class EventsFile:
 
     def _again(self) -> None:
         about: Event = {"path": str(self._path), "reason": "the file was removed"}
-        self._file.again([_line({"kind": "events-anew", "time_ns": time.time_ns(), **about})])
+        self._file.again([_line({"kind": "events-anew", "time_ns": wall_ns(), **about})])
         self._say("events-anew", about)
 
     def _give_up(self, taken: int) -> None:
@@ -206,7 +207,7 @@ def older_of(path: Path) -> Path:
 
 
 def _gap(count: int) -> Event:
-    return {"kind": "events-lost", "time_ns": time.time_ns(), "count": count}
+    return {"kind": "events-lost", "time_ns": wall_ns(), "count": count}
 
 
 def _line(event: Event) -> bytes:

@@ -64,7 +64,7 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print versions and leave.", callback=_print_version, is_eager=True
+            "--version", help="Print versions and exit.", callback=_print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
@@ -73,7 +73,7 @@ def _root(
 
 @app.command("version")
 def version_command() -> None:
-    """Print the versions of mend and of what it runs on."""
+    """Print the versions of mend, Python and the packages that mend needs."""
     typer.echo(versions())
 
 
@@ -83,21 +83,26 @@ app.command("launch", context_settings=PASS_ON)(launch_command)
 @app.command("coordinate")
 def coordinate_command(
     bind: Annotated[
-        str, typer.Option(help="Where to listen; what the racks have as MEND_WITNESS_ADDR.")
+        str, typer.Option(help="Address to listen on; the racks have it as MEND_WITNESS_ADDR.")
     ],
-    racks: Annotated[
-        int, typer.Option(help="How many racks must say hello before the job begins.")
-    ] = 2,
+    racks: Annotated[int, typer.Option(help="Racks that must connect before the job begins.")] = 2,
     job_id: Annotated[
-        str, typer.Option(help="Name of the job, the same as in the racks.")
+        str, typer.Option(help="Name of the job, the same as on the racks.")
     ] = "mend",
-    heartbeat_ms: Annotated[int, typer.Option(help="The racks' sideband_heartbeat_ms.")] = 100,
+    heartbeat_ms: Annotated[
+        int, typer.Option(help="The sideband_heartbeat_ms of the racks.")
+    ] = 100,
     diagnostics_dir: Annotated[
         Path | None,
-        typer.Option(help="Write the witness's events and tape here, not as MEND_DIAGNOSTICS_DIR."),
+        typer.Option(help="Folder for events and tape; default: MEND_DIAGNOSTICS_DIR."),
     ] = None,
 ) -> None:
-    """Run the witness: a vote and the order of merges, no tensor. Leaves when all racks have left.
+    """Run the witness, which votes and orders the merges but holds no tensors.
+
+    With a witness, the job goes on when any one rack dies, even if only two racks train. Run it on
+    a machine of its own. It exits when all racks have left. mend launch starts one by itself.
+
+    Exit status 0: the job is over; 2: a wrong setting, or an address that is in use.
 
     [bold]Example[/bold]
 
@@ -111,14 +116,13 @@ def coordinate_command(
 @app.command("demo")
 def demo_command(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A tiny model, a minute at most; losses are not judged.")
+        bool,
+        typer.Option("--quick", help="A tiny model, one minute at most; losses are not judged."),
     ] = False,
     steps: Annotated[int | None, typer.Option(min=40, help="Steps per rack and run.")] = None,
     delay_ms: Annotated[
         float | None,
-        typer.Option(
-            min=0, help="Delay of each exchange; left out: half of the overlap, as measured."
-        ),
+        typer.Option(min=0, help="Delay of each exchange; default: half of the measured overlap."),
     ] = None,
     nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
     parallel: Annotated[
@@ -132,17 +136,26 @@ def demo_command(
             "to powersgd-64."
         ),
     ] = "none",
-    out: Annotated[Path, typer.Option(help="Where results, events and summary.json go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results, events and summary.json.")] = Path(
         "runs/demo"
     ),
 ) -> None:
-    """Two racks train a small GPT over a link that is slow on purpose. A few minutes on 2 cores.
+    """Train a small GPT on two racks over a slowed link. A few minutes on 2 cores, no GPU.
 
-    The text is Python's own sources. Four runs, the same but for the exchange: none, blocking,
-    overlapped, and overlapped without lockstep over a link with a long tail.
+    Start here to see mend work. The text is the source code of Python. Four runs differ only in the
+    exchange: none, blocking, overlapped, and overlapped without lockstep over a link whose delays
+    have a long tail.
 
-    Then it compares: are blocking and overlapped the same to the last bit, do both racks hold the
-    same model, is the merged model better than a rack alone? Exit status 1 when an answer is no.
+    The demo then checks that blocking and overlapped give the same bits, that both racks hold the
+    same model, and that the merged model is better than that of a single rack.
+
+    Exit status 0: all checks hold; 1: a check fails; 2: a wrong argument.
+
+    [bold]Examples[/bold]
+
+      mend demo --quick
+
+      mend demo --codec int8 --out runs/int8
     """
     from mend.tools.demo import demo
 
@@ -161,36 +174,47 @@ def demo_command(
 
 _Seeds = Annotated[str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")]
 _Minutes = Annotated[
-    float | None, typer.Option(min=0.0, help="Go on from the first seed until the time is over.")
+    float | None,
+    typer.Option(min=0.0, help="Run seeds for this many minutes, from the first seed on."),
 ]
 _Trace = Annotated[
-    bool, typer.Option("--trace", help="With --seed: print everything the racks noted.")
+    bool, typer.Option("--trace", help="With --seed: print every note of the racks.")
 ]
-_Shrink = Annotated[
-    bool, typer.Option(help="Make a scenario that breaks as small as it goes before it is told.")
-]
+_Shrink = Annotated[bool, typer.Option(help="Shrink a failing scenario before printing it.")]
 _Settings = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Take racks, H, P, tau, K, grace, ... from this mend.toml."),
+    typer.Option(
+        metavar="FILE", help="Take racks, H, P, tau, K, grace and more from this mend.toml."
+    ),
 ]
 _Regressions = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Append what breaks here, as Python that makes it again."),
+    typer.Option(
+        metavar="FILE", help="Append failing scenarios to this file, as Python that rebuilds them."
+    ),
 ]
 
 
+_Totals = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
 _Goodput = Annotated[
-    bool, typer.Option("--goodput", help="No run: a cost model of failures in very large jobs.")
+    bool,
+    typer.Option(
+        "--goodput", help="Run nothing; print a cost model of failures in very large jobs."
+    ),
 ]
 _Assume = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=NUMBER", help="With --goodput: another value of what it assumes."),
+    typer.Option(
+        metavar="NAME=NUMBER", help="With --goodput: change an assumption; may be repeated."
+    ),
 ]
 _Quorum = Annotated[
-    int, typer.Option(min=1, max=16, help="With --goodput: K, racks that a round needs to close.")
+    int,
+    typer.Option(min=1, max=16, help="With --goodput: K, the racks that a round needs to close."),
 ]
 _Plot = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="With --goodput: draw it too, .svg, .png, .pdf.")
+    Path | None,
+    typer.Option(metavar="FILE", help="With --goodput: also draw it, as .svg, .png or .pdf."),
 ]
 
 
@@ -216,11 +240,11 @@ def simulate_command(
     context: typer.Context,
     seeds: _Seeds = "300",
     minutes: _Minutes = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share them.")] = 2,
-    seed: Annotated[int | None, typer.Option(min=0, help="Just this one.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 2,
+    seed: Annotated[int | None, typer.Option(min=0, help="Run only this seed.")] = None,
     trace: _Trace = False,
     shrink: _Shrink = True,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: only the sums.")] = False,
+    as_json: _Totals = False,
     config: _Settings = None,
     regressions: _Regressions = None,
     goodput: _Goodput = False,
@@ -228,19 +252,21 @@ def simulate_command(
     quorum: _Quorum = 1,
     plot: _Plot = None,
 ) -> None:
-    """Run whole jobs under a virtual clock, with faults drawn from a seed; check the invariants.
+    """Simulate jobs with random faults and a virtual clock, and check the invariants.
 
-    The code that runs is the code that trains; only sockets, threads and the clock are simulated.
-    Each seed draws a job (racks, ranks, H, P, tau, K, speeds), its network and its faults: frames
-    lost, doubled, late, with wrong bits; links cut, racks partitioned, frozen, slow, crashed at a
-    time or right behind a message, started again; clocks that jump or drift. A seed is one run.
+    Use it to test settings, or a change to mend. Each seed is one run: it draws a job (racks, H, P,
+    tau, K, speeds), a network and faults. Frames are lost, doubled, delayed or corrupted; racks are
+    cut off, freeze, slow down, crash and start again; clocks jump or drift. The code is that of a
+    real job: only sockets, threads and the clock are simulated.
 
-    After every event is looked at: is there one list of decisions, by a quorum, never undone; are
-    the bits equal everywhere; does the token ledger close; does somebody hold what was decided.
-    Where a quorum lives when the faults are over, the job must end with everything merged.
+    After every event it checks that a quorum made one list of decisions, that no decision is undone
+    or lost, that all racks hold equal bits, and that every token is counted once. If a quorum is
+    alive once the faults are over, the job must end with all work merged.
 
-    A seed that breaks something is shrunk to the smallest scenario that still does, and told as a
-    story, with the Python that runs it again; the exit status is 1. Ctrl-C ends with the sums.
+    A failing seed is shrunk to the smallest scenario that still fails, and printed as a story with
+    the Python that runs it again. Ctrl-C stops, and prints the totals so far.
+
+    Exit status 0: no invariant broke; 1: one did; 2: a wrong argument.
 
     [bold]Examples[/bold]
 
@@ -250,10 +276,9 @@ def simulate_command(
 
       mend simulate --seed 17 --trace
 
-      mend simulate --config mend.toml --minutes 1     [dim]# would my settings hold?[/dim]
+      mend simulate --config mend.toml --minutes 1     [dim]# do my settings hold?[/dim]
 
-    --goodput runs nothing: a cost model of failures in jobs of 150k to 2.4M chips, as data parallel
-    and as 2 to 16 racks, beside published figures.
+    --goodput prints a cost model of failures in jobs of 150k to 2.4M chips, and runs nothing.
 
       mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
     """
@@ -286,18 +311,25 @@ app.command("bench", cls=PassedOn)(bench_command)
 
 
 _Demotions = Annotated[
-    bool, typer.Option(help="Rosters are what the rule for votes proposes, whoever is silent.")
+    bool, typer.Option(help="Take rosters from the rule for votes, whichever racks are silent.")
 ]
 _Demoted = Annotated[
     int, typer.Option(help="With --demotions: the rack that has just lost its vote; -1: none.")
 ]
 _Candidate = Annotated[
-    int, typer.Option(help="The only rack that stands (the witness: the next number); -1: any.")
+    int,
+    typer.Option(help="The only candidate (the witness has the number after the racks); -1: any."),
 ]
 _Twins = Annotated[
-    int, typer.Option(help="Racks started again while their former life still runs.")
+    int, typer.Option(help="Racks that are started again while their former process still runs.")
 ]
 _Votes = Annotated[int, typer.Option(help="Members whose seat or vote one roster may change.")]
+
+
+_Founding = Annotated[bool, typer.Option(help="Check how a job begins, not how it goes on.")]
+_Questions = Annotated[
+    int, typer.Option(help="With --founding: repeated questions of a live founder.")
+]
 
 
 @app.command("explore")
@@ -305,32 +337,32 @@ def explore_command(
     members: Annotated[
         str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
     ] = "0,1,witness",
-    rounds: Annotated[int, typer.Option(help="Versions that may be committed.")] = 1,
-    epochs: Annotated[int, typer.Option(help="How often somebody tries to take over.")] = 1,
-    crashes: Annotated[int, typer.Option(help="How many members die.")] = 1,
-    rosters: Annotated[int, typer.Option(help="How often the roster is changed.")] = 0,
-    attempts: Annotated[int, typer.Option(help="Merges asked for per version and epoch.")] = 1,
+    rounds: Annotated[int, typer.Option(help="Versions that can be committed.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Attempts to take over.")] = 1,
+    crashes: Annotated[int, typer.Option(help="Members that die.")] = 1,
+    rosters: Annotated[int, typer.Option(help="Changes of the roster.")] = 0,
+    attempts: Annotated[int, typer.Option(help="Merges requested per version and epoch.")] = 1,
     twins: _Twins = 0,
     votes: _Votes = 1,
     demotions: _Demotions = False,
     demoted: _Demoted = -1,
     candidate: _Candidate = -1,
-    founding: Annotated[bool, typer.Option(help="How a job begins, not how it goes on.")] = False,
-    questions: Annotated[int, typer.Option(help="How often a founder that lives asks anew.")] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="States after which to stop.")] = None,
+    founding: _Founding = False,
+    questions: _Questions = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many states.")] = None,
 ) -> None:
-    """Try every order in which votes, messages and deaths of a small job can meet.
+    """Check a small job exhaustively: every order of votes, messages and crashes.
 
-    The votes and take-overs are those that run live; there is no clock, and any message may be
-    lost, late, doubled or overtaken, without a bound. At every state: nobody decides anything else
-    at an index than anybody else did, and what is decided is held by somebody alive whenever a
-    quorum lives. The shortest way to a state that breaks this is told step by step.
+    Use it after a change to votes, take-overs or rosters. It runs the same code as a live job,
+    without a clock. Any message can be lost, doubled, overtaken or delayed without limit. In every
+    state, no two members may decide differently at an index, and while a quorum is alive, a live
+    member must hold every decision. If a state breaks this, explore prints the shortest way to it.
 
-    With --founding the job has not begun: --crashes are processes that die and are started again,
-    --epochs candidacies of who knows the first record to be decided, --rounds further records; at
-    every state those that live know of one first record, and of one list of decisions.
+    With --founding, the job has not begun: --crashes counts processes that die and start again,
+    --epochs candidacies to decide the first record, and --rounds further records. In every state,
+    all live processes must know the same first record and the same list of decisions.
 
-    Exit status 0: all states within the bounds were visited; 1: something is broken; 2: stopped.
+    Exit status 0: all states visited; 1: an invariant broke; 2: stopped, or a wrong argument.
 
     [bold]Examples[/bold]
 

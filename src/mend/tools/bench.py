@@ -25,7 +25,7 @@ class PassedOn(TyperCommand):
 
 
 def bench_command(context: typer.Context) -> None:
-    """Measure mend on this machine: what a slow link costs, and what each part takes."""
+    """Run benchmarks of mend on this machine: the cost of a slow link and of each part."""
     root = str(source_tree())
     sys.path.insert(0, root)
     paths = (root, os.environ.get("PYTHONPATH", ""))  # of the processes that it starts
@@ -42,6 +42,6 @@ def source_tree() -> Path:
     raise ConfigError(
         "bench",
         str(Path.cwd()),
-        "the benchmarks are in the source tree, and this is an installed package",
-        "Clone the repository, and run mend bench inside of it.",
+        "the benchmarks are in the source tree, not in an installed package",
+        "Clone the repository, and run mend bench in it.",
     )

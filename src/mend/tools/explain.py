@@ -55,9 +55,7 @@ def explain(
             typer.echo(f"{tape.path}: {tape.lost}", err=True)
     jobs, newest = newest_job(tapes)
     if jobs > 1:
-        which = (
-            f"these tapes are of {jobs} jobs, and this is the newest; for another name its tapes"
-        )
+        which = f"these tapes are of {jobs} jobs; this is the newest. For another, name its tapes"
         typer.echo(which, err=True)
     story = story_of(newest)
     told = chosen(story, number, fragment, version, everything)
@@ -92,8 +90,8 @@ def chosen(
     ]
     asked = {"fragment": fragment, "version": version}
     if not found and set(asked.values()) != {None}:
-        rule = "no round on these tapes made that; version is the one that a round makes"
-        remedy = "Give the tapes of all processes, or look with --all."
+        rule = "no round on these tapes produced this version of this fragment"
+        remedy = "Give the tapes of all processes, or list the rounds with --all."
         raise ConfigError("--fragment, --version", f"{fragment}, {version}", rule, remedy)
     return found if everything or None not in asked.values() else found[-1:]
 
@@ -124,8 +122,8 @@ def overview(story: Story) -> list[str]:
         lines.append(f"{INDENT}{_clock(at_ns)} {kind} {said}")
     if not story.coordinated:
         lines.append(
-            "No coordinator's tape is among them, so when offers arrived is not known: give the "
-            "tape of the witness, or of rack 0, too."
+            "There is no tape of a coordinator, so the arrival of offers is unknown: also give the "
+            "tape of the witness or of rack 0."
         )
     return lines
 

@@ -24,11 +24,11 @@ def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bound
     _refuse_negative(**{name: count for name, count in counts.items() if name not in nodes})
     for name, node in nodes.items():
         if not NOBODY <= node < racks + (witness and name == "candidate"):
-            raise ConfigError(name, node, "is none of the members", "Give one, or -1.")
+            raise ConfigError(name, node, "is not a member", "Give a member, or -1.")
     lone = nodes["demoted"] != NOBODY
     if lone and not (demotions and witness and numbers.get("rosters", 0) > 0):
-        remedy = "Give --demotions, --rosters and a witness with it."
-        raise ConfigError("demoted", nodes["demoted"], "no roster can say so", remedy)
+        remedy = "Also give --demotions, --rosters and a witness."
+        raise ConfigError("demoted", nodes["demoted"], "no roster can take its vote", remedy)
     return Bounds(racks=racks, witness=witness, demotions=demotions, **numbers)
 
 
@@ -54,7 +54,7 @@ def _members_of(members: str) -> tuple[int, bool]:
     racks = names[:-1] if witness else names
     if racks != [str(rack) for rack in range(len(racks))] or not 2 <= len(racks) <= 4:
         remedy = "Give 0,1 or 0,1,witness or 0,1,2, up to four racks."
-        raise ConfigError("members", members, "are no racks from 0 on", remedy)
+        raise ConfigError("members", members, "must list the racks from 0 on", remedy)
     return len(racks), witness
 
 
@@ -80,7 +80,7 @@ def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> i
         else:
             found = Explorer(bounds).run(tell, limit)
     except KeyboardInterrupt:
-        _say(console, f"stopped behind {seen.states:,} states, none of which breaks an invariant")
+        _say(console, f"stopped after {seen.states:,} states; no invariant broke")
         return 2
     _say(console, _line(found.progress, time.monotonic() - started))
     if found.broken:
@@ -89,9 +89,9 @@ def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> i
             _say(console, line)
         return 1
     if not found.complete:
-        _say(console, f"stopped at the limit of {limit:,} states; no invariant is broken so far")
+        _say(console, f"stopped at the limit of {limit:,} states; no invariant broke")
         return 2
-    _say(console, "every state within these bounds was visited; no invariant is broken")
+    _say(console, "visited every state within these bounds; no invariant broke")
     return 0
 
 

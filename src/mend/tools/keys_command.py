@@ -12,7 +12,7 @@ import typer
 keys_app = typer.Typer(
     name="keys",
     no_args_is_help=True,
-    help="The key of a job: whoever has it is in, nobody else is.",
+    help="Make the key of a job. Only processes that hold it can take part.",
     rich_markup_mode="rich",
 )
 
@@ -21,21 +21,24 @@ _MODE = 0o600
 
 @keys_app.callback()
 def _keys() -> None:
-    """The key of a job: whoever has it is in, nobody else is."""
+    """Make the key of a job. Only processes that hold it can take part."""
 
 
 @keys_app.command("new")
 def new_command(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="Must not be there yet.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")],
 ) -> None:
-    """Make a key, in a file that nobody else can read. Set MEND_KEY_FILE to it on every rack.
+    """Make a key file that only you can read. Set MEND_KEY_FILE to its path on every rack.
 
-    Copy the file to every rack and to the witness by a way that you trust (scp, a secret of Slurm's
-    or Kubernetes' kind), with mode 600. Whoever can read it can take part in the job.
+    Use it for every job on a network that others share. Copy the file over a channel that you trust
+    (scp, or a secret of Kubernetes) to every rack and the witness, with mode 600. Anyone who can
+    read the file can take part in the job.
 
-    A file may have several keys, a line each: the first is used, all are accepted. [bold]To replace
-    a key[/bold] while a job runs, start its racks again one after the other, three times: with the
-    old key and the new one, with the new one and the old one, with the new one alone.
+    A file can hold several keys, one per line: mend uses the first and accepts all. [bold]To
+    replace a key[/bold] while a job runs, restart its racks one after the other, three times: with
+    the old and the new key, with the new and the old key, with the new key only.
+
+    Exit status 0: written; 2: the file exists or cannot be written.
 
     [bold]Example[/bold]
 
@@ -53,8 +56,8 @@ def create(path: Path, keys: tuple[bytes, ...]) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
     except OSError as error:
-        rule = f"cannot be made ({error.strerror})"
-        remedy = "Name a file that is not there yet, in a folder that is."
+        rule = f"cannot be created ({error.strerror})"
+        remedy = "Name a new file in a folder that exists."
         raise ConfigError("FILE", str(path), rule, remedy) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(HEAD + "".join(f"{line_of(key)}\n" for key in keys))

@@ -89,7 +89,7 @@ class Job:
         try:
             JOB.accept(self.job_id or "drawn")
         except ValueError:
-            remedy = "Leave it out to have one drawn."
+            remedy = "Leave it out for a random name."
             raise ConfigError("job_id", self.job_id, f"needs {JOB.rule}", remedy) from None
         if not self.torchrun and self.nproc_per_rack > 1:
             raise ConfigError(

@@ -8,34 +8,35 @@ from typing import Annotated
 import typer
 
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-"""Everything behind the script's name belongs to the script."""
+"""Everything after the name of the script belongs to the script."""
 
 _Command = Annotated[
-    list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="What every rank runs.")
+    list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script that every rank runs.")
 ]
-_Racks = Annotated[int, typer.Option(help="Racks to start, each a torchrun of its own.")]
-_Processes = Annotated[int, typer.Option(help="Processes per rack, one per GPU if there are any.")]
+_Racks = Annotated[int, typer.Option(help="Racks to start, each under its own torchrun.")]
+_Processes = Annotated[
+    int, typer.Option(help="Processes per rack; each gets a GPU if there are any.")
+]
 _Module = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")]
 _Witness = Annotated[
     bool, typer.Option(help="Start a witness, which coordinates in place of rack 0.")
 ]
-_JobId = Annotated[str, typer.Option(help="Name of the job; drawn when left out.")]
-_BasePort = Annotated[
-    int, typer.Option(help="First of racks + 1 ports in a row; 0 picks free ones.")
-]
+_JobId = Annotated[str, typer.Option(help="Name of the job; default: a random one.")]
+_BasePort = Annotated[int, typer.Option(help="First of racks + 1 consecutive ports; 0: free ones.")]
 _LogDir = Annotated[
     Path | None, typer.Option(help="Also write rack0.log, rack1.log, ..., witness.log here.")
 ]
 _Env = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="For every rack; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Environment variable of every rack; may be repeated."),
 ]
-_MaxRestarts = Annotated[int, typer.Option(help="Times to start a failed rack again.")]
+_MaxRestarts = Annotated[int, typer.Option(help="How often a failed rack is started again.")]
 _Link = Annotated[
     str,
     typer.Option(
         metavar="RATE[,RTT[,LOSS]]",
-        help="Join the racks by a real network like 400mbit,20ms,1%: the rate of each direction, "
-        "the round trip, the packets lost. Root on Linux only.",
+        help="Join the racks by a real network, such as 400mbit,20ms,1%: the rate of each "
+        "direction, the round trip and the packet loss. Linux only, as root.",
     ),
 ]
 
@@ -53,19 +54,20 @@ def launch_command(
     max_restarts: _MaxRestarts = 0,
     link: _Link = "",
 ) -> None:
-    """Start all racks of a job on this machine, each line of theirs behind \\[rack N].
+    """Start all racks of a job on this machine. Each line of output begins with \\[rack N].
 
-    Every rack finds its number and everybody's address in MEND_* variables; the script only says
-    [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold].
+    Use it to try mend, or to train on one machine with several GPUs. Every rack gets its number and
+    all addresses in MEND_* variables, so the script needs only
+    [bold]mend.mend_init(model, mend.MendConfig(), optimizer=optimizer)[/bold]. On several machines,
+    run one torchrun per rack instead (docs/two_nodes.md).
 
-    A rack that dies does not stop the others; it is reported, and may be started again. One that
-    fails before the job has begun ends all, as nobody can begin without it.
-    Ctrl-C asks all to stop, a second one kills them. The exit status is the first failure's.
+    If a rack dies, the others train on; launch reports it, and starts it again if --max-restarts
+    allows. If a rack fails before the job has begun, launch ends all racks. Ctrl-C stops all racks,
+    a second Ctrl-C kills them. The exit status is that of the first failure.
 
-    With [bold]--link[/bold] every rack and the witness get a network namespace of their own, and
-    between them is a link of that rate, round trip and loss. It is measured (iperf3, TCP
-    handshakes) before anything starts on it, and the figures are printed; a link that is not
-    within 15 % of what was asked for is an error.
+    With [bold]--link[/bold], every rack and the witness get their own network namespace, joined by
+    a link with that rate, round trip and loss. Launch first measures the link (iperf3, TCP
+    handshakes) and prints the results. A link that differs by more than 15 % is an error.
 
     [bold]Examples[/bold]
 

@@ -52,9 +52,9 @@ Say = Callable[[str], None]
 def links(
     link: Link, *, racks: int, witness: bool = True, say: Say | None = None, measure: bool = True
 ) -> Iterator[Net]:
-    """Namespaces for `racks` racks (and the witness), joined by `link`, measured before they are
-    handed out, and gone behind the `with`, whatever happens inside. `measure=False`: by the caller,
-    who needs no iperf3.
+    """Namespaces for `racks` racks (and the witness), joined by `link`. They are measured before
+    they are handed out, and removed after the `with`, whatever happens inside. `measure=False`: the
+    caller measures, and needs no iperf3.
 
     Main thread only: the device dies with the thread that started it. Processes that run inside
     must have ended before. Raises LinkError: not root, a program or the kernel's part is missing,

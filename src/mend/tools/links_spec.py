@@ -91,7 +91,7 @@ class Net:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of the racks, ascending, and of the witness, if there is one, behind them."""
+        """Hosts of the racks, ascending, then that of the witness, if there is one."""
         return tuple(site.host for site in self.sites)
 
     @property

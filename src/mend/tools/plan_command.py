@@ -22,40 +22,43 @@ _StepMs = Annotated[
 ]
 _Link = Annotated[
     str,
-    typer.Option(metavar="RATE[,RTT]", help="Of each rack, as in 1gbit,20ms; its ranks share it."),
+    typer.Option(
+        metavar="RATE[,RTT]", help="Link of each rack, such as 1gbit,20ms; its ranks share it."
+    ),
 ]
 _Racks = Annotated[int, typer.Option(min=2, max=64, help="Racks that exchange.")]
 _Processes = Annotated[
     int, typer.Option(min=1, help="Processes per rack; they share the model and the merging.")
 ]
 _Device = Annotated[
-    Literal["cuda", "cpu"], typer.Option(help="What trains: what a capture and apply cost.")
+    Literal["cuda", "cpu"],
+    typer.Option(help="Device of the model; decides the cost of capture and apply."),
 ]
 _Largest = Annotated[
     str,
     typer.Option(
-        metavar="N", help="Elements of the largest tensor, which stays whole; often an embedding."
+        metavar="N", help="Elements of the largest tensor, which is not split; often an embedding."
     ),
 ]
 _DelayMs = Annotated[
-    float, typer.Option(min=0, help="To add to each exchange, for what is not in the link.")
+    float, typer.Option(min=0, help="Milliseconds to add to each exchange, on top of the link.")
 ]
 _MergeNs = Annotated[
     float | None,
-    typer.Option(min=0, help="Nanoseconds to merge an element; left out: 0.3 + 0.55 a rack."),
+    typer.Option(min=0, help="Nanoseconds to merge an element; default: 0.3 + 0.55 per rack."),
 ]
 _Measure = Annotated[
-    bool, typer.Option("--measure", help="Measure --merge-ns here, with one thread.")
+    bool, typer.Option("--measure", help="Measure --merge-ns on this machine, with one thread.")
 ]
 _Codecs = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="To compare, the first that fits is recommended: float32, bfloat16, int8, int4, "
-        "e3m0, topk, sparse, powersgd-1 to powersgd-64.",
+        help="Codecs to compare; the first that fits is recommended: float32, bfloat16, int8, "
+        "int4, e3m0, topk, sparse, powersgd-1 to powersgd-64.",
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def plan_command(
@@ -72,17 +75,17 @@ def plan_command(
     codecs: _Codecs = "float32,bfloat16",
     as_json: _Json = False,
 ) -> None:
-    """Say which settings fit a model, its steps and a link, before any machine is rented.
+    """Recommend settings for a model, a step time and a link, before you rent machines.
 
-    Prints H, P, tau and payload as MEND_* variables and as TOML, what they lead to (time of an
-    exchange, load of the link, share of the time that is training, bytes, memory), and what else
-    could be chosen, H by payload. The rule: an exchange takes at most 80 % of tau steps, payloads
-    keep the link busy for at most 70 % of the time, tau is at most a quarter of H. From H=128 on
-    the first that fits is recommended, codecs in the order of --codecs.
+    Plan prints H, P, tau and payload as MEND_* variables and as TOML, their cost (time, load of the
+    link, share of training, bytes, memory), and a table of alternatives. The rule: an exchange
+    takes at most 80 % of tau steps, payloads keep the link busy for at most 70 % of the time, and
+    tau is at most a quarter of H. It recommends the first choice that fits, from H=128 on.
 
-    It is arithmetic; what it assumes is printed. Exit status 1 when nothing fits, with what to
-    change. [bold]mend doctor --meet[/bold] measures the same on the machines themselves, and
-    [bold]mend launch --link[/bold] tries it on one.
+    Plan calculates only, and prints its assumptions. [bold]mend doctor --meet[/bold] measures the
+    machines themselves; [bold]mend launch --link[/bold] tries the settings on one machine.
+
+    Exit status 0: a choice fits; 1: none does, plan says what to change; 2: a wrong argument.
 
     [bold]Examples[/bold]
 

@@ -36,7 +36,7 @@ Sink = Callable[[str, str], None]
 class Child:
     """One process in a session of its own, and its output cut into lines.
 
-    `log`: a file that also gets all of it; `again`: behind what is there.
+    `log`: a file that also gets all of it; `again`: append to the file.
     """
 
     def __init__(

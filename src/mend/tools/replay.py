@@ -38,7 +38,7 @@ def _replay(tape: RecordedTape) -> int:
     found = replay(tape.header.parts, tape.entries(), base)
     seconds = time.monotonic() - started
     end = ""
-    where = f" from {tape.files[0].path.name} on, what was before is deleted" if base else ""
+    where = f" from {tape.files[0].path.name} on, the earlier files are deleted" if base else ""
     if found.gap is not None:
         end = f"; then {found.gap.count} events are missing ({found.gap.reason})"
     elif tape.lost:

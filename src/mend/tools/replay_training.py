@@ -91,7 +91,7 @@ def read_script(paths: Sequence[Path]) -> ReplayScript:
 
 
 class Rerun(Launch):
-    """The racks of a script as processes. Ends them all behind the first difference."""
+    """The racks of a script as processes. Ends them all after the first difference."""
 
     def __init__(self, script: ReplayScript, command: Sequence[str], folder: Path) -> None:
         self._script, self._folder = script, folder
@@ -175,11 +175,11 @@ class Rerun(Launch):
             return DIFFERENT
         if all(self._is_done(peer) for peer in self._peers()):
             many = "round" if rounds == 1 else "rounds"
-            _say(f"replayed {rounds} {many} of {racks}: every digest is that of the tape")
+            _say(f"replayed {rounds} {many} of {racks}: every digest equals that on the tape")
             for rack, code in outcome.racks.items():
                 if code:
                     title = self._script.parts[rack].title
-                    _say(f"behind that, {title} ended with status {code}")
+                    _say(f"after that, {title} ended with status {code}")
             return EQUAL
         equal = self._round()
         where = f"after {equal} of {rounds} rounds, which are equal" if equal else "before a round"

@@ -38,7 +38,7 @@ LEAVE_S = 5.0
 """So long a script has to end after a first Ctrl-C."""
 
 END_S = 60.0
-"""So long a script has to end behind its last step, where that is known."""
+"""Seconds that a script has to end after its last step, where that is known."""
 
 STACKS_S = 5.0
 """So long a script that is ended has to print where it hangs."""
@@ -116,7 +116,10 @@ def search(asked: Asked, folder: Path, say: Say) -> tuple[Run, Run, Finding | No
         if finding is not None:
             seen.append(finding.step)
         detail = (min(seen), min(max(seen), min(seen) + WINDOW_STEPS - 1))
-        say(f"they part at step {seen[-1]}; again with the operators of {_steps(*detail)}")
+        say(
+            f"the runs differ at step {seen[-1]}; "
+            f"repeating them with the operators of {_steps(*detail)}"
+        )
         extent = Extent(detail[1], detail)
         again = [_record(asked, each, folder, extent, say) for each in asked.settings]
         finding = compare(again[0], again[1])
@@ -141,7 +144,7 @@ def record(asked: Asked, folder: Path, detail: tuple[int, int]) -> int:
 def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
     """What two machines have recorded."""
     if len(folders) != 2:
-        raise UsageError(f"{len(folders)} recordings; name two, or a script behind --")
+        raise UsageError(f"{len(folders)} recordings; name two, or a script after --")
     one, other = (read(folder) for folder in folders)
     return print_verdict(one, other, compare(one, other), as_json, 1)
 
@@ -225,8 +228,8 @@ def _run(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say)
     if interrupts.count:
         raise Stopped
     if end.hangs:
-        say(f"run {setting.name}: ended by force, {END_S:g} s behind step {last}, its last")
-        say(f"run {setting.name}: its last lines, and the calls that it hung in:")
+        say(f"run {setting.name}: killed {END_S:g} s after step {last}, its last step")
+        say(f"run {setting.name}: its last lines, and the calls in which it hung:")
         for line in lines:
             say(f"    {line}")
         return

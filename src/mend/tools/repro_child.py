@@ -1,8 +1,8 @@
 """`python -m mend.tools.repro_child FOLDER LAST FIRST:LAST [-m] SCRIPT [ARGS]...` runs a script as
 `python SCRIPT` does, and records its steps into FOLDER/rank-N.jsonl.
 
-LAST: the step behind which the script is ended, 0: none. FIRST:LAST: steps of which every operator
-is recorded, 0:0: none.
+LAST: the step after which the script is ended, 0: none. FIRST:LAST: the steps whose operators are
+recorded, 0:0: none.
 """
 
 from __future__ import annotations

@@ -11,19 +11,21 @@ import typer
 from mend.errors import UsageError
 from mend.tools.launch_command import pair_of
 
-HELP = """Run a training script twice: are the bits equal, and if not, which operator parts them?
+HELP = """Run a training script twice, compare the bits, and name the first operator that differs.
 
-The script is not changed. After every optimizer.step() the losses, gradients, weights and the
-optimizer's state are hashed. If the runs part, both are made once more up to that step, with every
-operator of the step recorded, and the first that makes different bits of equal ones is named: its
-module, its direction (forward, recompute, backward, optimizer), the likely cause.
+Use it when two runs that should be equal give different losses. The script is not changed. After
+every optimizer.step(), repro hashes the losses, gradients, weights and optimizer state. If the runs
+differ, it repeats both up to the first different step and records every operator of that step. It
+then names the first operator that turns equal inputs into different outputs: its module, its phase
+(forward, recompute, backward, optimizer) and the likely cause.
 
-The two runs may have settings of their own: other ranks, environment or arguments. If these cut the
-batch otherwise (microbatches, ranks), rows are compared, wherever they are in the batch.
+The two runs can have different ranks, environments or arguments. If these split the batch
+differently (microbatches, ranks), repro compares rows, at whatever position of the batch.
 
-To compare two machines, record on each, and bring the folders together.
+To compare two machines, record on each with --record, copy both folders to one machine, and compare
+them there.
 
-Exit status 0: equal; 1: different; 2: a run failed. Ctrl-C ends the script and leaves, 130.
+Exit status 0: equal; 1: different; 2: a run failed; 130: stopped by Ctrl-C, as is the script.
 
 [bold]Examples[/bold]
 
@@ -40,28 +42,36 @@ Exit status 0: equal; 1: different; 2: a run failed. Ctrl-C ends the script and 
 
 _Folders = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[A B] [-- SCRIPT [ARGS]...]", help="Two folders of --record."),
+    typer.Argument(metavar="[A B] [-- SCRIPT [ARGS]...]", help="Two folders that --record wrote."),
 ]
-_Ranks = Annotated[int, typer.Option(min=0, help="Ranks, under torchrun; 0: plain python.")]
-_RanksOfA = Annotated[int | None, typer.Option(min=0, help="Ranks of run A alone.")]
-_RanksOfB = Annotated[int | None, typer.Option(min=0, help="Ranks of run B alone.")]
+_Ranks = Annotated[
+    int, typer.Option(min=0, help="Ranks of both runs, under torchrun; 0: plain python.")
+]
+_RanksOfA = Annotated[int | None, typer.Option(min=0, help="Ranks of run A only.")]
+_RanksOfB = Annotated[int | None, typer.Option(min=0, help="Ranks of run B only.")]
 _EnvOfA = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="For run A; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Environment variable of run A; may be repeated."),
 ]
 _EnvOfB = Annotated[
-    list[str] | None, typer.Option(metavar="K=V", help="For run B; may be repeated.")
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Environment variable of run B; may be repeated."),
 ]
-_ArgsOfA = Annotated[str, typer.Option(help="Further arguments of the script in run A.")]
-_ArgsOfB = Annotated[str, typer.Option(help="Further arguments of the script in run B.")]
-_Steps = Annotated[int, typer.Option(min=0, help="End each run after so many; 0: all.")]
+_ArgsOfA = Annotated[str, typer.Option(help="More arguments of the script in run A.")]
+_ArgsOfB = Annotated[str, typer.Option(help="More arguments of the script in run B.")]
+_Steps = Annotated[
+    int, typer.Option(min=0, help="End each run after this many steps; 0: run to the end.")
+]
 _Keep = Annotated[
     Path | None, typer.Option(help="Keep the recordings and the script's output here.")
 ]
 _Record = Annotated[
-    Path | None, typer.Option(help="Run A alone, and keep its recording in this folder.")
+    Path | None, typer.Option(help="Run only A, and write its recording to this folder.")
 ]
-_At = Annotated[int, typer.Option(min=0, help="With --record: also the operators of this step.")]
-_Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+_At = Annotated[
+    int, typer.Option(min=0, help="With --record: also record the operators of this step.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def repro_command(
@@ -87,7 +97,7 @@ def repro_command(
     if context.obj is None:
         raise typer.Exit(compare_folders(recordings or [], as_json))
     if recordings or not context.obj:
-        raise UsageError("give either two recordings, or a script behind --")
+        raise UsageError("give either two recordings, or a script after --")
     made = [
         Setting(
             name,
@@ -104,5 +114,5 @@ def repro_command(
     if record is not None:
         raise typer.Exit(record_run(asked, record, (at, at)))
     if at:
-        raise UsageError("--at goes with --record; mend repro finds the step by itself")
+        raise UsageError("--at needs --record; without it mend repro finds the step itself")
     raise typer.Exit(repro(asked))

@@ -38,7 +38,9 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
         try:
             return _retire(rack, watch, onlooker, wait_s)
         except KeyboardInterrupt:
-            print("mend retire: left; what was said before stays said", file=sys.stderr)
+            print(
+                "mend retire: interrupted; what was declared before stays declared", file=sys.stderr
+            )
             return INTERRUPTED
 
 
@@ -47,7 +49,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     answers = live_answers(watch.answers())
     if not answers:
         silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
-        return _refuse(f"nobody answers at {silent}. Name a rack's leader or the witness")
+        return _refuse(f"no process answers at {silent}. Name the leader of a rack, or the witness")
     first = best(answers)
     if reason := refusal(answers, rack):
         return _refuse(reason)
@@ -115,7 +117,7 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
     if len(jobs) > 1:
         return f"several jobs answer ({', '.join(jobs)}): name one with --job-id"
     if first.state == "starting":
-        return f"job {first.job!r} has not begun, so rack {rack} has no seat that it could lose"
+        return f"job {first.job!r} has not begun, so rack {rack} has no seat to lose"
     if seat is None and evicted_life(answers, rack) is not None:
         back = next((a.address for a in answers if a.view and a.view.rack == rack), "")
         return back and f"rack {rack} is alive: it answers at {back}, and joins the job again"
@@ -144,7 +146,7 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]
         return f"rack {rack} is out; the job goes on with racks {racks}", True
     noted = sorted(name_of(view.rack) for view in views if rack in view.retired)
     if not noted:
-        return f"nobody has taken it: {name_of(first.rack)} may hear rack {rack} again", False
+        return f"no process accepted it: {name_of(first.rack)} may hear rack {rack} again", False
     here = {view.rack for view in views}
     missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
     said = f"rack {rack} is retired ({', '.join(noted)} know it)"
@@ -153,9 +155,9 @@ def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]
         each = " and ".join(f"`mend retire {r}`" for r in missing)
         return f"{said}; there is no quorum without {racks}: start it again, or {each}", True
     if here <= {WITNESS}:
-        again = "start all racks again, and they begin anew under this name"
+        again = "start all racks again to begin a new job under this name"
         return f"{said}; no rack of the job is left: {again}", True
     return (
-        f"{said}; those that are left have not gone on yet: `mend top` shows whether they do",
+        f"{said}; the remaining racks have not continued yet: watch them with `mend top`",
         False,
     )

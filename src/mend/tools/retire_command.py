@@ -13,33 +13,34 @@ def retire_command(
     rack: Annotated[int, typer.Argument(min=0, help="Number of the rack that will not come back.")],
     addresses: Addresses = None,
     job_id: Annotated[
-        str, typer.Option(help="Only in this job; left out: whichever answers.")
+        str, typer.Option(help="Only in this job; default: any job that answers.")
     ] = "",
     wait: Annotated[
-        float, typer.Option(min=1.0, max=600.0, help="Seconds to wait for what follows.")
+        float, typer.Option(min=1.0, max=600.0, help="Seconds to wait for the outcome.")
     ] = 20.0,
 ) -> None:
-    """Say that a rack is dead for good, so that the job need not wait for it.
+    """Declare a rack dead for good, so that the job stops waiting for it.
 
-    A rack that is silent may be dead, frozen or behind a cut: mend never guesses. A rack that is
-    [bold]started again[/bold] proves that its former life is over, and nobody has to type this. For
-    one whose machine is lost, a person says so, here. Then
+    A silent rack may be dead, frozen, or cut off by the network; mend never guesses which. A rack
+    that is [bold]started again[/bold] proves that its former process is gone, and needs no command.
+    Use retire when the machine of a rack is lost. Then
 
-    - with a quorum: it loses its seat at once, not only after evict_s; one that was evicted, as it
-    was slow, is waited for no longer, so that another may be;
+    - with a quorum: the rack loses its seat at once, not only after evict_s. If it had been evicted
+    for being slow, the job stops waiting for it, and may evict another;
 
-    - without one: those that are left go on without it, from the newest versions that any of them
-    holds, once all racks that are missing are started again or retired;
+    - without a quorum: once every missing rack is started again or retired, the remaining racks
+    continue from the newest versions that any of them holds;
 
-    - with the witness alone: once all racks are, the name is free for all to begin anew.
+    - with only the witness left: once all racks are retired, a new job can begin under the name.
 
-    A rack that answers, or that the coordinator hears, is alive and is refused: stop it first. If
-    it was alive after all, behind a cut, it and the others are two jobs from then on, and refuse
-    each other. It may be started again later, and joins as any other.
+    Retire refuses a rack that answers, or that the coordinator hears: stop it first. If a rack that
+    was only cut off is retired, it and the others become two jobs, which refuse each other. A
+    retired rack can be started again later, and joins like any other.
 
-    All processes of the job are told, found through any one of them as with [bold]mend top[/bold].
-    Status 0: they know it, and what follows is printed; 1: refused, or nobody answers. Ctrl-C
-    leaves; what was said stays said.
+    Retire finds all processes of the job through any one of them, as [bold]mend top[/bold] does,
+    and prints the outcome. Ctrl-C exits, but does not undo the declaration.
+
+    Exit status 0: the processes accepted it; 1: refused, or no process answers.
 
     [bold]Examples[/bold]
 

@@ -84,10 +84,12 @@ def span_of(text: str) -> tuple[int, int]:
     """`A:B` is A .. B-1, `N` is 0 .. N-1. Raises ConfigError."""
     first, colon, last = text.rpartition(":")
     if not (last.isdigit() and (first.isdigit() or not colon)):
-        raise ConfigError("seeds", text, "is neither N nor A:B", "Give --seeds 2000 or 100:200.")
+        raise ConfigError("seeds", text, "must be N or A:B", "Give --seeds 2000 or 100:200.")
     start, stop = int(first or 0), int(last)
     if stop <= start:
-        raise ConfigError("seeds", text, "holds no seed", "A:B runs A and ends before B.")
+        raise ConfigError(
+            "seeds", text, "contains no seed", "A:B runs the seeds A to B-1; give B > A."
+        )
     return start, stop
 
 
@@ -246,7 +248,7 @@ def _report_failure(
     outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console
 ) -> None:
     """A seed that broke something: shrunk, told, and kept."""
-    if len(tally.failed) > FAILURES_SHOWN:
+    if len(tally.failed) > FAILURES_SHOWN or (wanted.as_json and wanted.regressions is None):
         return
     scenario = draw(outcome.seed, fixed)
     smallest = shrink(scenario, list(outcome.problems)) if wanted.shrink else scenario
@@ -254,7 +256,7 @@ def _report_failure(
         keep(wanted.regressions, outcome, smallest)
     if wanted.as_json:
         return
-    shrunk = ", shrunk as far as it still breaks" if smallest != scenario else ""
+    shrunk = ", shrunk to the smallest scenario that still does" if smallest != scenario else ""
     _say(console, f"\nseed {outcome.seed} broke an invariant{shrunk}:\n")
     _say(console, story_of(smallest))
 
@@ -296,7 +298,7 @@ def _summary(
     )
     if tally.failed:
         numbers = " ".join(str(outcome.seed) for outcome in tally.failed[:FAILURES_SHOWN])
-        _say(console, f"look closer: mend simulate --seed N --trace, N of {numbers}")
+        _say(console, f"for details: mend simulate --seed N --trace, with N one of {numbers}")
 
 
 def trace(seed: int | None, console: Console, config: Path | None = None) -> int:

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 
 class WithCommand(TyperCommand):
-    """What is behind `--` is the command of a script, and not more tapes."""
+    """Takes what follows `--` as the command of a script, in `ctx.obj`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -23,31 +23,38 @@ def replay_command(
     context: typer.Context,
     tapes: Annotated[
         list[Path],
-        typer.Argument(metavar="TAPE... [-- SCRIPT [ARGS]...]", help="Tapes, or folders of them."),
+        typer.Argument(
+            metavar="TAPE... [-- SCRIPT [ARGS]...]", help="Tapes, or folders that hold tapes."
+        ),
     ],
     log_dir: Annotated[
         Path | None,
-        typer.Option(help="With a script: keep its output and what every rank found here."),
+        typer.Option(
+            help="With a script: keep its output and the findings of every rank in this folder."
+        ),
     ] = None,
 ) -> None:
-    """Run a job once more, from its tapes: does the same come out again?
+    """Replay a job from its tapes, and compare every result.
 
-    Every process with a diagnostics_dir writes a tape of what its machines were told, and what they
-    answered. There are two levels.
+    Every process with a diagnostics_dir writes a tape: the events that its state machines received
+    and the effects that they returned. Use replay to check a run, or to reproduce a failure that
+    somebody else recorded. There are two levels.
 
-    [bold]1. The decisions.[/bold] New machines are told the same, and every answer is compared.
-    Nothing is sent, no tensor is touched, and it takes seconds. Prints a line per tape, or the
-    first difference: which event, when, which machine, what is on the tape and what came now.
+    [bold]1. Decisions.[/bold] Without a script, replay feeds the recorded events to new state
+    machines and compares every effect. It sends nothing, needs no GPU, and takes seconds. It prints
+    one line per tape, or the first difference: the event, its time, the machine, the recorded
+    effect and the effect now.
 
-    [bold]2. The training[/bold], with the script behind [bold]--[/bold] (or -m and a module). All
-    racks are started again on this machine, as by mend launch, with the settings that are on the
-    tape. They capture, merge and apply what they did then, at the same steps, however fast they are
-    now, and the digest of every round is compared on every rank. Prints that all are equal, or the
-    first that is not: round, fragment, rank and tensor; a rack that trained otherwise is told by
-    what it captured, before any merge. The script must be the same, its data too.
+    [bold]2. Training.[/bold] With a script after [bold]--[/bold] (or -m and a module), replay
+    starts all racks on this machine, as mend launch does, with the settings of the tapes. The racks
+    capture, merge and apply at the recorded steps, and every rank compares the digest of every
+    round. Replay stops at the first difference and prints its round, fragment, rank and tensor. A
+    rack whose training differs is found by what it captures, before that is merged. The script
+    needs the same arguments and data, and must seed its initial weights.
 
-    Exit status 0: all equal; 1: something differs; 2: a tape cannot be read or replayed. What the
-    tapes do not have (the tail that a killed process leaves, a rack that came back) is told.
+    Replay names what the tapes do not hold, such as the last moments of a killed process.
+
+    Exit status 0: all equal; 1: something differs; 2: a tape cannot be read or replayed.
 
     [bold]Examples[/bold]
 
@@ -70,25 +77,32 @@ def replay_command(
 def explain_command(
     tapes: Annotated[
         list[Path],
-        typer.Argument(metavar="TAPE...", help="Tapes, or folders with all that is in them."),
+        typer.Argument(metavar="TAPE...", help="Tapes, or folders that hold tapes."),
     ],
     number: Annotated[
-        int | None, typer.Option("--round", metavar="N", help="The N-th decided round, from 1.")
+        int | None,
+        typer.Option("--round", metavar="N", help="Only the N-th decided round, counted from 1."),
     ] = None,
-    fragment: Annotated[int | None, typer.Option(min=0, help="Only rounds of this one.")] = None,
+    fragment: Annotated[
+        int | None, typer.Option(min=0, help="Only rounds of this fragment.")
+    ] = None,
     version: Annotated[
-        int | None, typer.Option(min=1, help="Only rounds that made this version.")
+        int | None, typer.Option(min=1, help="Only rounds that produced this version.")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every round; without it the newest that fits.")
+        bool, typer.Option("--all", help="Every matching round; default: the newest one.")
     ] = False,
 ) -> None:
-    """Tell what happened in a round: who was in, who was left out and why, when, and what it cost.
+    """Explain a round: which racks were merged, which were left out and why, and what it cost.
 
-    Give the tape of the process that coordinated (the witness, rack 65535, or rack 0); with those
-    of the ranks it also says when each of them captured, pulled, merged and went on training. A
-    round takes one fragment from a version to the next, as in the lines
-    `commit fragment=2 version=17` of the log.
+    Use it when a round was slow or a rack was missing. A round takes one fragment from one version
+    to the next; the log has a line such as `commit fragment=2 version=17` for it. Without options,
+    explain counts the reasons why rounds closed, and describes the newest round.
+
+    Give the tape of the coordinator: the witness (rack 65535) or rack 0. With the tapes of the
+    ranks, explain also says when each rank captured, pulled, merged, and trained on.
+
+    Exit status 0: done; 2: no tape, or no round, matches.
 
     [bold]Examples[/bold]
 

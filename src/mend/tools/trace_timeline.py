@@ -46,7 +46,7 @@ class RankFacts:
     the version was applied; not known of the last step."""
 
     stepped_ns: int | None = None
-    """End of the step behind which it captured; not known behind the last one."""
+    """End of the step after which it captured; unknown after the last step."""
     captured_ns: int | None = None
     encoded_ns: int | None = None
     pulls: dict[int, Span] = field(default_factory=dict)
@@ -369,7 +369,7 @@ class _RankReader:
                 if not error and name in self._pulling:
                     self._pulled[name] = (self._pulling.pop(name), at_ns)
             case ev.SliceFetched(fragment, version, _, rack, error="", size=size):
-                key = (rack, fragment, version)  # a tape may begin behind the pull
+                key = (rack, fragment, version)  # a tape may begin after the pull
                 first_ns, _, before = self._slices.get(key, (at_ns, at_ns, 0))
                 self._slices[key] = (first_ns, at_ns, before + size)
             case ev.Merged(fragment, version):

@@ -75,9 +75,9 @@ def read_tape(path: Path) -> RecordedTape:
         with _naming(each):
             header, file, lost = _checked(each)
             if headers and header.segment != headers[-1].segment + 1:
-                raise TapeError(f"it is segment {header.segment} behind {headers[-1].segment}")
+                raise TapeError(f"segment {header.segment} follows segment {headers[-1].segment}")
             if lost and place + 1 < len(paths):
-                raise TapeError(f"{lost}, and there is a file behind it")
+                raise TapeError(f"{lost}, and another file follows it")
         headers.append(header)
         files.append(file)
     return RecordedTape(paths[0], headers[0], tuple(files), lost, files[-1].ended)
@@ -158,7 +158,7 @@ def _checked(path: Path) -> tuple[Header, TapeFile, str]:
             stop += form.HEAD_BYTES + chunk[0].deflated
         ended = chunk is not None
         if ended and file.read(1):
-            raise TapeError(f"there is more behind its end (at byte {stop})")
+            raise TapeError(f"there is data after its end (at byte {stop})")
     assert header is not None, "the first chunk has it"
     return header, TapeFile(path, stop, number, ended), lost
 

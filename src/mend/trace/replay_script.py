@@ -596,7 +596,7 @@ class _Cut:
         kept = sum(isinstance(record, Commit) for record in self.records)
         sentences = []
         if self._why:
-            sentences.append(f"what came behind round {kept} is left out: {self._why}")
+            sentences.append(f"everything after round {kept} is left out: {self._why}")
         for life in sorted(self.lives, key=lambda life: (life.member.rack, life.number)):
             if not self.ends(life):
                 last = life.acts[0][: self.lengths[life.member]][-1:]

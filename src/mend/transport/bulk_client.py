@@ -228,7 +228,9 @@ class BulkLane:
                     TransferStalled(
                         f"holder {attempt.holder.host}:{attempt.holder.port}: no verified byte for "
                         f"{self._stall_ns / SECOND:g} s at {seen} of "
-                        f"{len(attempt.incoming.into)} bytes. Raise stall_s if it is only slow."
+                        f"{len(attempt.incoming.into)} bytes. If small messages pass and payloads "
+                        "do not, look at the path MTU; if it is only slow, raise "
+                        "transfer_stall_s."
                     )
                 )
 

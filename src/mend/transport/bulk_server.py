@@ -247,6 +247,6 @@ def advertised(host: str, advertise: str, port: int) -> Address:
     if not advertise and host in ("", "*", "0.0.0.0", "::"):
         remedy = "Set it to the name or address under which other racks reach this machine."
         raise ConfigError(
-            "advertise", advertise, f"host {host!r} is not an address to tell", remedy
+            "advertise", advertise, f"host {host!r} is not an address that others can use", remedy
         )
     return Address(advertise or host, port)

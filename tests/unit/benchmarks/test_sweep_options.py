@@ -59,7 +59,7 @@ def test_a_script_of_ones_own_takes_its_own_arguments() -> None:
     assert sweep.command == ("train.py", "--lr", "1", "{seed}")
     with pytest.raises(ConfigError, match=r"rounds=9: is for the built-in model only"):
         asked(script=["train.py"], rounds=9)
-    with pytest.raises(ConfigError, match="none behind --"):
+    with pytest.raises(ConfigError, match="none after --"):
         asked(script=[])
 
 

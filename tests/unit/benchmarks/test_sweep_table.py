@@ -106,7 +106,7 @@ def test_a_sweep_without_a_baseline_yet_says_so(tmp_path: Path) -> None:
     said = StringIO()
     state = State.begin(tmp_path / "out", settings(), fresh=False)
     assert sweep.conclude(state, Console(file=said, width=80)) == 0
-    assert "nothing to compare with" in " ".join(said.getvalue().split())
+    assert "so there is no baseline" in " ".join(said.getvalue().split())
 
 
 # ------------------------------------------------------------------ plots

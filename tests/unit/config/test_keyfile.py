@@ -37,7 +37,7 @@ def test_what_is_made_is_read_the_first_key_first_and_others_may_not(key: Path) 
 
 
 def test_a_key_is_never_written_over_another_file(key: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         create(key, (OTHER,))
     assert read_secrets(key) == (ONE, OTHER)
 
@@ -131,7 +131,7 @@ def test_beyond_loopback_there_is_a_key_or_a_word(key: Path) -> None:
     for bind in (OUTSIDE, "tcp://127.0.0.1:1"):
         assert secrets_of(keyed, bind) == (ONE, OTHER)
         assert protection_of(keyed, bind) == "keys"
-    with pytest.raises(ConfigError, match="insecure=True: has nothing to say beside a key_file"):
+    with pytest.raises(ConfigError, match="insecure=True: has no effect with a key_file"):
         MendConfig(key_file=key, insecure=True)
 
 

@@ -173,7 +173,7 @@ def test_names_that_do_not_resolve_are_told_where_they_matter() -> None:
 
 
 def test_without_a_way_to_any_peer_the_host_is_missing() -> None:
-    with pytest.raises(ConfigError, match=r"^advertise_host=None: .*no way to peer2"):
+    with pytest.raises(ConfigError, match=r"^advertise_host=None: .*no route to peer2"):
         place(config(2, rack=0), machine(1, names={}))
 
 

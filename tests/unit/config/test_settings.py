@@ -428,7 +428,7 @@ def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
 ) -> None:
     monkeypatch.setitem(OUTERS, "fedadam", OUTERS["nesterov"])
     said = (
-        "outer_optimizer='mine': needs one of nesterov, fedadam (what is registered in this "
+        "outer_optimizer='mine': needs one of nesterov, fedadam (the names registered in this "
         "process). Change %s, or import what calls mend.outer.register('mine', ...) before "
         "MendConfig is built."
     )
@@ -483,7 +483,9 @@ def test_what_finds_slow_racks_is_checked_together() -> None:
 
 
 def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
-    with pytest.raises(ConfigError, match=r"^mirror_rack_state=True: cannot be with lockstep=True"):
+    with pytest.raises(
+        ConfigError, match=r"^mirror_rack_state=True: does not work with lockstep=True"
+    ):
         MendConfig(lockstep=True, mirror_rack_state=True)
 
 

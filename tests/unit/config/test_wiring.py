@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import re
 import warnings
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from mend.config import MendConfig
 from mend.config.wiring import policy_of, settings_of
 from mend.consensus.records import MomentFragments, Policy
+from mend.coordination.validation import NAMES_OF_FACTS, policy_difference
 from mend.fragment.model_plan import ModelPlan
 from mend.types import SECOND
 
+SETTINGS = {field.name for field in fields(MendConfig)}
 FOUND_LATER = {"ranks", "moments"}
 OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     "racks": ({"racks": 5}, 5),
@@ -42,6 +47,58 @@ def test_a_setting_is_in_the_policy(name: str) -> None:
         one, other = MendConfig(rack=0), MendConfig(rack=0, **changes)
     assert getattr(policy_of(one, one.racks), name) != value
     assert getattr(settings_of(other, None).policy, name) == value
+
+
+@pytest.mark.parametrize("name", sorted({*Policy.__struct_fields__} - FOUND_LATER))
+def test_a_refusal_names_the_setting_of_a_policy(name: str) -> None:
+    """It named the field of the policy, with its value in ns: `stall_max_ns is 300000000`."""
+    changes, _ = OF_SETTINGS[name]
+    with warnings.catch_warnings(action="ignore"):
+        one, other = MendConfig(rack=0, racks=3), MendConfig(rack=0, **{"racks": 3, **changes})
+    found = policy_difference(policy_of(one, one.racks), policy_of(other, other.racks))
+    assert found is not None
+    assert set(re.findall(r"\w+", found.name)) & (changes.keys() & SETTINGS)
+    assert found.there != found.here
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"grace_window_ms": 0.25}, "grace_window_ms is 0.25 there and adaptive here"),
+        ({"evict_s": 0}, "evict_s is 0 there and 600 here"),
+        ({"expected_learner_ids": ("rack-1",)}, "expected_learner_ids is rack-1 there and empty"),
+        ({"failslow_action": "evict"}, "failslow_action is evict there and detect or validate"),
+        ({"exchange_plan": "sharded"}, "exchange_plan is sharded there and mesh here"),
+    ],
+)
+def test_a_refusal_has_both_values_in_the_unit_of_the_setting(
+    changes: dict[str, Any], said: str
+) -> None:
+    one, other = MendConfig(rack=0, racks=3), MendConfig(rack=0, racks=3, **changes)
+    found = policy_difference(policy_of(one, 3), policy_of(other, 3))
+    assert found is not None
+    assert found.for_log().startswith(said)
+
+
+def test_moments_are_named_before_the_fragments_that_they_add() -> None:
+    policy = policy_of(MendConfig(rack=0), 2)
+    moments = (MomentFragments(4, 384),)
+    other = structs.replace(policy, fragments=8, moments=moments)
+    found = policy_difference(policy, other)
+    assert found is not None
+    assert (found.name, found.there, found.here) == (
+        "momentum_sync_period_steps, second_moment_sync_period_steps",
+        "384 (4 fragments)",
+        "none",
+    )
+    ranks = policy_difference(policy, structs.replace(policy, ranks=2))
+    assert ranks is not None
+    assert ranks.for_log() == "ranks per rack is 2 there and 1 here"
+
+
+def test_every_fact_of_the_settings_names_settings() -> None:
+    for name, _ in MendConfig(rack=0).hyper_facts():
+        assert set(re.findall(r"\w+", NAMES_OF_FACTS.get(name, name))) & SETTINGS, name
 
 
 def test_a_rank_adds_what_it_finds() -> None:

@@ -31,6 +31,7 @@ from mend.coordination.messages import (
     RankOrders,
     RankReport,
     Report,
+    Resume,
 )
 from mend.coordination.validation import plan_hash
 from mend.types import SECOND, WITNESS, Address, Member, Peer, life_of
@@ -72,6 +73,8 @@ def hello(
     fragments: int = 1,
     life: int = 0,
     facts: tuple[tuple[str, str], ...] = (("model", "tiny"), ("steps", "8")),
+    buffers: tuple[tuple[str, str], ...] = (),
+    resume: Resume | None = None,
     **changes: Any,
 ) -> Hello:
     """Version 0 of rack r has the digests 100 r, 100 r + 1, ... in order of fragment and rank. A
@@ -82,7 +85,7 @@ def hello(
     )
     plan = policy(racks, ranks, fragments, **changes)
     after = tuple(life_of(member(rack, life - 1)) for _ in range(life > 0))
-    return Hello(seat(rack, ranks, life), plan, facts, digests, after)
+    return Hello(seat(rack, ranks, life), plan, facts, digests, after, resume, buffers=buffers)
 
 
 def offer(

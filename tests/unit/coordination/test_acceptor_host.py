@@ -160,7 +160,7 @@ def test_a_coordinator_that_contradicts_a_decision_is_noted_and_not_believed() -
     ears.told(more(2))
     effects = ears.told(orders(3, [BEGIN, commit(1, [offer(2)])]))
     assert effects is not None
-    assert "contradicts what is decided, behind record 0" in str(notes(effects, "fault"))
+    assert "contradicts what is decided, after record 0" in str(notes(effects, "fault"))
     assert ears.follower.acceptor.log.record(2) == commit(1, [offer(0)])
 
 

@@ -12,6 +12,7 @@ from mend.coordination.admission import VISITOR
 from mend.coordination.ending import FAREWELL_NS, TOLD_NS
 from mend.coordination.events import Connect, Finished
 from mend.coordination.flow import batch_ns
+from mend.coordination.membership import SILENT_DETECTS
 from mend.coordination.messages import Bad, Declined, Orders, Refusal
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.job import Job, held_of
@@ -585,8 +586,8 @@ def test_an_open_offer_holds_the_end() -> None:
 
 
 def rack_1_falls_silent(job: Job) -> None:
-    """And loses its vote where there is a witness."""
-    for _ in range(3):
+    """For so long that nobody waits for it. It loses its vote where there is a witness."""
+    for _ in range(2 * SILENT_DETECTS + 2):
         job.tick(DETECT_NS // 2)
         job.say(0)
         if job.machine.me.rack == WITNESS:

@@ -30,6 +30,7 @@ def test_how_long_it_stays(rack: int, log: LogState, confirmed: bool, stays_ns: 
         assert not ending.may_go(log, SECOND + stays_ns - 1, confirmed=confirmed)
         assert ending.due_ns == SECOND + stays_ns
     assert ending.may_go(log, SECOND + stays_ns, confirmed=confirmed)
+    assert ending.due_ns is None, "a deadline that has passed wakes its process for ever"
 
 
 def test_nobody_is_missing_before_the_end() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from msgspec.structs import replace
 
 from mend.consensus.epochs import epoch_of, number_of
-from mend.consensus.records import Genesis
+from mend.consensus.records import Genesis, Record
 from mend.coordination.events import Effect, Heard
-from mend.coordination.messages import Orders
+from mend.coordination.messages import Orders, Resume
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.job import Job
 from tests.unit.coordination.nouns import (
@@ -46,6 +47,44 @@ def test_a_hello_alone_begins_nothing() -> None:
     assert job.records == []
     job.say(1)
     assert isinstance(job.records[0], Genesis)
+
+
+MASKS = (("mask", "a"), ("table", "b"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (MASKS, None),
+        ((MASKS[0], ("table", "c")), ("table", 0)),
+        ((("mask", "c"),), ("mask", 1)),
+        ((*MASKS, ("more", "d")), ("more", 0)),
+    ],
+)
+def test_buffers_that_differ_are_named_and_do_not_refuse(
+    theirs: tuple[tuple[str, str], ...], said: tuple[str, int] | None
+) -> None:
+    job = Job()
+    effects = [e for r, b in enumerate((MASKS, theirs)) for e in job.hello(r, buffers=b)]
+    found = notes(effects, "buffers-differ")
+    assert [(each["buffer"], each["more"]) for each in found] == ([said] if said else [])
+    assert all((each["racks"], each["from_rack"]) == ([1], 0) for each in found)
+    assert isinstance(job.records[0], Genesis)
+    assert job.records[0] == begun(), "no record knows of buffers"
+
+
+def begun() -> Record:
+    job = Job()
+    for rack in range(2):
+        job.hello(rack)
+    return job.records[0]
+
+
+def test_buffers_of_racks_that_resume_may_differ() -> None:
+    job, resume = Job(), Resume("ab" * 32, 1, (0,), (3,), (0,))
+    effects = job.hello(0, buffers=MASKS, resume=resume) + job.hello(1)
+    assert notes(effects, "genesis")
+    assert not notes(effects, "buffers-differ")
 
 
 def test_an_answer_to_a_former_life_of_the_founder_is_none() -> None:

@@ -28,6 +28,7 @@ from tests.unit.coordination.nouns import (
 )
 
 NOW_NS, EVICT_NS, DETECT_NS = 1000 * SECOND, 60 * SECOND, 2 * SECOND
+LONG_NS = SILENT_DETECTS * DETECT_NS
 DONE: dict[str, Any] = {"leaving": True, "idle": True}
 
 
@@ -94,7 +95,7 @@ def test_the_job_ends_when_every_live_rack_is_done_and_holds_everything() -> Non
     assert (end.members, end.number, end.reason) == ((), 1, "all racks are done")
     house.say(1, **DONE, versions=(0,))
     assert house.next() is None, "one of them still needs what is decided"
-    house.silent(1, 0)
+    house.silent(1, LONG_NS)
     assert seats_of(house.next()) == [], "the dead are not waited for"
     house.fields["offers"] = [(2, 0)]
     assert house.next() is None, "an open offer is work that would be lost"
@@ -102,12 +103,31 @@ def test_the_job_ends_when_every_live_rack_is_done_and_holds_everything() -> Non
     assert seats_of(house.next()) == [], "that of a dead rack is lost anyhow"
 
 
+def test_the_end_waits_for_a_rack_that_fell_silent_a_moment_ago_until_one_is_in_a_hurry() -> None:
+    """Its link may flap: it would keep its last steps for itself, and end unmerged."""
+    house = House()
+    for rack in (0, 2):
+        house.say(rack, **DONE)
+    house.silent(1, LONG_NS - 1)
+    assert house.next() is None, "it may be back with its last offers"
+    house.say(1, **DONE)
+    end = house.next()
+    assert end is not None
+    assert (end.members, end.non_voters) == ((), (1,)), "it has all, and may not hear of the end"
+    house.say(1)
+    house.silent(1, LONG_NS)
+    assert seats_of(house.next()) == []
+    house.silent(1, 0)
+    house.say(0, **DONE, hurry=True)
+    assert seats_of(house.next()) == [], "it has waited for as long as its script allows"
+
+
 def test_the_job_does_not_end_where_those_that_are_heard_cannot_decide_it() -> None:
     """Its end would be decided when the silent are back, in the middle of their work."""
     house = House()
     house.say(0, **DONE)
     for rack in (1, 2):
-        house.silent(rack, 0)
+        house.silent(rack, LONG_NS)
     assert house.next() is None
     house.absent.remove(2)
     assert house.next() is None, "it is back, and trains"
@@ -356,9 +376,6 @@ def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
 
 
 # -------------------------------------------------------------- votes
-
-
-LONG_NS = SILENT_DETECTS * DETECT_NS
 
 
 class Votes(House):

@@ -33,7 +33,7 @@ def test_it_leaves_with_the_tail_of_its_work_merged_and_says_what_to_do() -> Non
     hand.during = lambda: others(hand)
     hand.step()
     told(hand)
-    with pytest.raises(Evicted, match="rack 0 was evicted behind step 2: rack 0 is slow") as found:
+    with pytest.raises(Evicted, match="rack 0 was evicted after step 2: rack 0 is slow") as found:
         hand.step()
     assert found.value.code == EVICTED_EXIT
     assert "Start it again" in str(found.value)

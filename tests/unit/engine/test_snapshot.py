@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from mend.engine.training_progress import TrainingProgress
 from mend.errors import GaveUp
 from mend.status.messages import JobStatus, RackSeen, RoundSeen, decode_view, encode_view
 from mend.status.server import Note, Recent
+from mend.status.wall_clock import wall_ns
 from mend.types import SECOND, WITNESS, life_of
 from tests.unit.coordination.job import Job
 from tests.unit.coordination.nouns import DETECT_NS, commit, genesis, member, offer, roster
@@ -46,7 +46,7 @@ class Shown:
         return note_of(self.pace, lambda: self.traffic, self.rack.now_ns)
 
     def stepped(self, step: int, tokens: int, age_s: float, stall_ns: int = 0) -> None:
-        self.pace.latest = (step, tokens, time.time_ns() - int(age_s * SECOND), stall_ns)
+        self.pace.latest = (step, tokens, wall_ns() - int(age_s * SECOND), stall_ns)
 
     def view(self, *, ended: bool = False) -> JobStatus:
         leader = self.rack.machine

@@ -696,7 +696,9 @@ def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once()
     begin(hand)
     began_ns = hand.now_ns
     come = snapshot(hand, merged(1), OURS, merged(2))
-    with pytest.raises(CheckpointError, match="'one' was not made: this rack was overtaken"):
+    with pytest.raises(
+        CheckpointError, match="'one' was not made: later decisions overtook this rack"
+    ):
         run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
     assert hand.now_ns == began_ns
     assert hand.posted(Cutting)[-1] == Cutting(""), "the others need not wait for it"
@@ -738,10 +740,24 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
             published.told(record)
         published.publish(0, hand.numerics.adopt(torch.ones(4), 4, 2))
 
-    with pytest.raises(CheckpointError, match="'one' was not made: this rack was overtaken"):
+    with pytest.raises(
+        CheckpointError, match="'one' was not made: later decisions overtook this rack"
+    ):
         run_with(hand, hand.trainer.cut("one", 60 * SECOND), overtaken)
     assert hand.now_ns == began_ns
     assert hand.track().anchor.version == 0
+
+
+def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
+    """Racks in checkpoints of different names were silent for give_up_s, ten minutes."""
+    hand = Hand()
+    begin(hand)
+    hand.published.why = ("checkpoint: rack 0 in 'one', rack 1 in 'two'",)
+    with pytest.raises(CheckpointError, match="rack 1 in 'two'"):
+        hand.run(hand.trainer.cut("one", 12 * SECOND))
+    said = [fields for _, fields in hand.noted("waiting")]
+    assert [each["seconds"] for each in said] == [5, 10]
+    assert all("rack 1 in 'two'" in each["for"] for each in said)
 
 
 def test_what_is_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from mend.engine.training_progress import VALUES_MAX, TrainingProgress
 from mend.errors import UsageError
+from mend.types import SECOND
 
 
 class Events:
@@ -29,6 +31,20 @@ class Events:
 @pytest.fixture
 def events() -> Events:
     return Events()
+
+
+@pytest.mark.parametrize("day", [-1, 400])
+def test_a_system_clock_that_is_set_meanwhile_moves_no_times(
+    events: Events, monkeypatch: pytest.MonkeyPatch, day: int
+) -> None:
+    """`mend top` showed 52,400 steps per second, `mend report` a run of 400 days."""
+    events.pace.stepped(1, 512, 0)
+    jumped_ns = time.time_ns() + day * 86_400 * SECOND
+    monkeypatch.setattr(time, "time_ns", lambda: jumped_ns)
+    events.pace.stepped(2, 1024, 0)
+    events.pace.write()
+    first, second = events.of("progress")
+    assert 0 <= second["at_ns"] - first["at_ns"] < 60 * SECOND
 
 
 def test_the_first_step_starts_the_clock_and_later_ones_are_written_when_the_loop_asks(

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from mend.engine.turnout import ROUNDS_LEAST, ROUNDS_RECENT, Turnout, short_of, told
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.records import share_of
+from mend.engine.turnout import (
+    ALONE_LEAST,
+    ROUNDS_LEAST,
+    ROUNDS_RECENT,
+    LastRounds,
+    Turnout,
+    short_of,
+    told,
+)
+from tests.unit.coordination.nouns import commit, offer
 
 
 def test_it_is_said_in_one_line() -> None:
@@ -52,3 +67,88 @@ def test_it_warns_once_and_again_only_after_it_was_well() -> None:
     assert len(warnings) == 1
     rounds(1, 1)
     assert warnings[1:] == ["11 of 20 rounds merged 1 of 2 live racks"]
+
+
+# -------------------------------------------------------------- the last rounds
+
+
+@dataclass
+class Log:
+    """Commits of two fragments, one after the other, and what rack 0 is told of them."""
+
+    rounds: LastRounds = field(default_factory=LastRounds)
+    versions: list[int] = field(default_factory=lambda: [0, 0])
+
+    def period(self, *racks: int, step: int, closing: int | None = None) -> None:
+        """A round of each fragment, captured at `step`, the last one of the rack `closing`."""
+        for fragment in range(2):
+            self.versions[fragment] += 1
+            offers = [
+                replace(offer(rack, fragment=fragment), capture_step=step, closing=rack == closing)
+                for rack in racks
+            ]
+            merged = commit(self.versions[fragment], offers, fragment=fragment)
+            shares = tuple(share_of(each) for each in offers)
+            self.rounds.add(replace(merged, members=shares))
+
+
+def test_a_rack_that_trains_on_alone_is_told_since_when() -> None:
+    """It pulled the model to its own data, and nothing said so."""
+    log = Log()
+    log.period(0, 1, step=8)
+    log.period(0, 1, step=16, closing=1)
+    for period in range(3, 3 + ALONE_LEAST):
+        assert log.rounds.alone(0) == {}
+        log.period(0, step=8 * period)
+    about = log.rounds.alone(0)
+    assert (about["rounds"], about["since_step"]) == (2 * ALONE_LEAST, 24)
+    assert about["others"] == ["rack 1 ended at its step 16"]
+    assert log.rounds.alone(1) == {}, "rack 1 waits at its end"
+
+
+def test_a_rack_that_was_lost_did_not_end() -> None:
+    log = Log()
+    log.period(0, 1, 2, step=8, closing=2)
+    for period in range(2, 9):
+        log.period(0, step=8 * period)
+    assert log.rounds.alone(0)["others"] == [
+        "rack 1 was last merged at its step 8", "rack 2 ended at its step 8",
+    ]  # fmt: skip
+
+
+def test_a_rack_has_ended_although_an_older_offer_of_it_is_merged_last() -> None:
+    log = Log()
+    log.period(0, 1, step=16, closing=1)
+    log.period(0, 1, step=12)
+    for period in range(3, 3 + ALONE_LEAST):
+        log.period(0, step=8 * period)
+    assert log.rounds.alone(0)["others"] == ["rack 1 ended at its step 16"]
+
+
+@pytest.mark.parametrize("rounds", range(ALONE_LEAST))
+def test_closing_rounds_alone_are_usual(rounds: int) -> None:
+    log = Log()
+    log.period(0, 1, step=8, closing=1)
+    for period in range(rounds):
+        log.period(0, step=16 + 8 * period, closing=0)
+    assert log.rounds.alone(0) == {}
+
+
+def test_a_rack_that_came_back_ends_the_time_alone() -> None:
+    log = Log()
+    log.period(0, 1, step=8)
+    for period in range(2, 20):
+        log.period(0, step=8 * period)
+    log.period(0, 1, step=160)
+    assert log.rounds.alone(0) == {}
+    log.period(0, step=168)
+    assert log.rounds.alone(0) == {}, "and the rounds before are not counted"
+    log.period(1, step=168)
+    assert log.rounds.alone(0) == log.rounds.alone(1) == {}
+
+
+def test_a_job_of_one_rack_is_not_told_that_it_is_alone() -> None:
+    log = Log()
+    for period in range(1, 20):
+        log.period(0, step=8 * period)
+    assert log.rounds.alone(0) == {}

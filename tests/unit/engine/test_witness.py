@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mend.coordination.coordinator import CoordinatorOptions
-from mend.coordination.ending import FAREWELL_NS, TOLD_NS
+from mend.coordination.ending import TOLD_NS
 from mend.coordination.events import Note
 from mend.coordination.ladder import kind_of
 from mend.coordination.machines import CoordinatorParts, Parts
@@ -88,7 +88,7 @@ def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_o
         )
         witness.heard(Peer(0, 0), member(0).incarnation, told)
         assert outside.ends == (not stays_ns)
-        assert witness.deadline_ns() == outside.time_ns + (stays_ns or FAREWELL_NS)
+        assert witness.deadline_ns() == (outside.time_ns + stays_ns if stays_ns else None)
         witness.heard(Peer(1, 0), member(1, 1).incarnation, hello(1, life=1))
         (refusal,) = [each for each in outside.sent if isinstance(each, Refusal)]
         assert refusal.kind == "over"

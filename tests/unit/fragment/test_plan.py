@@ -51,6 +51,28 @@ def test_a_tied_tensor_counts_once() -> None:
     assert "param head.weight" not in facts
 
 
+def test_parameters_in_one_memory_are_refused() -> None:
+    """They were exchanged as two: each merge moved the memory twice, the racks drifted apart, and
+    the job still ended as merged."""
+    model, flat = Tied(), torch.zeros(300)
+    model.head.weight = nn.Parameter(model.emb.weight.data)
+    with pytest.raises(ConfigError, match=r"head\.weight.* shares memory with emb\.weight"):
+        exchanged_parameters(model)
+    model.head.weight = nn.Parameter(model.emb.weight.data[1:3].t())
+    with pytest.raises(ConfigError, match=r"head\.weight.* shares memory with emb\.weight"):
+        exchanged_parameters(model)
+    model.head.weight.requires_grad_(False)
+    assert "head.weight" not in dict(exchanged_parameters(model))
+
+    start = 0  # neighbours in one buffer, as of an LSTM, and columns of one matrix share nothing
+    for parameter in model.parameters():
+        stop = start + parameter.numel()
+        parameter.data = flat[start:stop].view(parameter.shape)
+        start = stop
+    model.left, model.right = (nn.Parameter(half) for half in torch.zeros(4, 6).chunk(2, dim=1))
+    assert {"left", "right"} < dict(exchanged_parameters(model)).keys()
+
+
 def test_frozen_parameters_are_not_exchanged_but_compared() -> None:
     model = Tied()
     model.body[0].requires_grad_(False)

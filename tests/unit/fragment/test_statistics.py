@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from mend.fragment.statistics import (
+    BUFFER_NUMEL_MAX,
     FROZEN_NUMEL_MAX,
+    digests_of_buffers,
     digests_of_rest,
     in_few_words,
     running_statistics,
 )
+from mend.types import BUFFERS_MAX
+
+
+class Subclass(Tensor):
+    """As quantization libraries have them: its bytes are not its values."""
 
 
 class Table(nn.Module):
@@ -89,3 +97,62 @@ def test_a_frozen_teacher_that_is_averaged_is_found_and_a_frozen_base_is_not() -
     after = digests_of_rest(model, ())
     changed = [name for name, digest in before.items() if after[name] != digest]
     assert changed == ["teacher.weight", "teacher.bias"]
+
+
+def test_racks_compare_buffers_of_every_type_but_no_statistics() -> None:
+    model = nn.Sequential(Table(), nn.BatchNorm1d(2))
+    before = dict(digests_of_buffers(model))
+    assert list(before) == ["0.mask", "0.scale", "0.none_yet", "0.count", "0.scratch"]
+    table = model[0]
+    assert isinstance(table, Table)
+    with torch.no_grad():
+        table.count += 1
+        table.scratch += 1
+        model[1](torch.randn(4, 2))
+    after = dict(digests_of_buffers(model))
+    assert [name for name in before if before[name] != after[name]] == ["0.count", "0.scratch"]
+    table.scale = table.scale.reshape(1)
+    assert dict(digests_of_buffers(model))["0.scale"] != after["0.scale"], "another shape"
+
+
+def test_the_beginning_of_a_large_buffer_is_compared_and_not_copied_whole() -> None:
+    model = nn.Module()
+    model.register_buffer("large", torch.zeros(1, 3, BUFFER_NUMEL_MAX))
+    model.register_buffer("wide", torch.zeros(1).expand(1 << 20, 1 << 20))  # 4 TiB, if copied
+    before = digests_of_buffers(model)
+    model.get_buffer("large")[0, 1:] = 1
+    assert digests_of_buffers(model) == before
+    model.get_buffer("large")[0, 0, -1] = 1
+    assert digests_of_buffers(model) != before
+
+
+def test_many_buffers_are_a_bounded_number_of_lines() -> None:
+    model = nn.Module()
+    for number in range(BUFFERS_MAX + 9):
+        model.register_buffer(f"b{number}", torch.zeros(2))
+    before = digests_of_buffers(model)
+    assert len(before) == BUFFERS_MAX
+    assert before[-1][0] == "10 more"
+    model.get_buffer(f"b{BUFFERS_MAX + 8}").add_(1)
+    assert [one for one, other in zip(before, digests_of_buffers(model), strict=True)
+            if one != other] == [before[-1]]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        Subclass(torch.ones(2)),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch._neg_view(torch.ones(2)),
+    ],
+    ids=["sparse", "nested", "subclass", "conjugate", "negative"],
+)
+def test_a_buffer_of_any_kind_is_no_obstacle(buffer: Tensor) -> None:
+    """A sparse one, such as the adjacency of a graph, ended mend_init with a RuntimeError."""
+    model = nn.Module()
+    model.register_buffer("buffer", buffer)
+    digests_of_rest(model, ())
+    plain = type(buffer) is Tensor and buffer.layout == torch.strided
+    assert [name for name, _ in digests_of_buffers(model)] == ["buffer"] * plain

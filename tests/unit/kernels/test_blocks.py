@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS, BlockCodec
-from mend.kernels import BlockKernels, compiled
+from mend.kernels import BlockKernels, _cache_name, compiled
 
 NAMES = ("e3m0", "int4", "int8", "topk")
 
@@ -151,6 +151,14 @@ def test_what_was_compiled_with_other_options_is_not_used(kept: Path) -> None:
         at_zero("python")
     assert at_zero("numpy") == math.inf
     assert len(list(kept.rglob("*.nbc"))) == 2, "the third found what the first kept"
+
+
+def test_a_cache_does_not_depend_on_the_order_of_a_set() -> None:
+    """That of names differs from process to process: one in two compiled the products anew."""
+    first, other = {0, 8}, {8, 0}
+    assert [*first] != [*other]
+    names = {_cache_name("f8(f8, f8)", divide, {"fastmath": each}) for each in (first, other)}
+    assert len(names) == 1
 
 
 _FAILS = """

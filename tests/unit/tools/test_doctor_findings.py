@@ -10,7 +10,14 @@ import pytest
 from mend.tools.doctor.findings import WINDOW_MS_MIN, of_meeting, window_mbit
 from mend.tools.doctor.terms import Finding, Flow, Meeting, Seen, rate
 
-FACTS = {"mend version": "0.1.0", "tau": "8", "sync_period_steps": "128", "ranks per rack": ""}
+FACTS = {
+    "mend version": "0.1.0",
+    "tau": "8",
+    "codec": "int8",
+    "ramp_rounds": "10",
+    "sync_period_steps": "128",
+    "ranks per rack": "",
+}
 VERSIONS = {"python": "3.11.7", "torch": "2.9"}
 
 GOOD = Seen(
@@ -135,6 +142,8 @@ def test_the_witness(answer: str, speaks: bool, severity: str, part: str) -> Non
     ("name", "change"),
     [
         ("tau", "Set MEND_OVERLAP_STEPS alike"),
+        ("codec", "Set MEND_OUTER_STEP_COMPRESSION_MODE or MEND_PAYLOAD_DTYPE alike"),
+        ("ramp_rounds", "Set MEND_OUTER_RAMP_ROUNDS or MEND_OUTER_START alike"),
         ("sync_period_steps", "Set MEND_SYNC_PERIOD_STEPS alike"),
         ("mend version", "Run the same mend"),
     ],

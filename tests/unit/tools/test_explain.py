@@ -174,7 +174,7 @@ def test_a_delta_that_is_not_finite_is_the_reason() -> None:
 def test_without_the_coordinators_tape_it_says_what_is_missing() -> None:
     story = told(CALM, coordinator=False)
     assert not story.coordinated
-    assert any("No coordinator's tape" in line for line in overview(story))
+    assert any("no tape of a coordinator" in line for line in overview(story))
     said = text(story, story.decided[0])
     assert "in: rack 0, with" in said
     assert "rack 1 trains on it" in said

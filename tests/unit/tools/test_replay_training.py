@@ -54,8 +54,8 @@ def test_equal_is_one_sentence(
 ) -> None:
     assert told(made, tmp_path, [[*ROUND, DONE], [*ROUND, DONE]], rack1=9) == 0
     said = capsys.readouterr().out
-    assert "replayed 2 rounds of 2 racks: every digest is that of the tape" in said
-    assert "behind that, rack 1 ended with status 9" in said
+    assert "replayed 2 rounds of 2 racks: every digest equals that on the tape" in said
+    assert "after that, rack 1 ended with status 9" in said
 
 
 def test_the_earliest_difference_is_told(
@@ -103,5 +103,5 @@ def test_what_is_behind_two_dashes_is_the_script(monkeypatch: pytest.MonkeyPatch
 
 def test_help_teaches_both_levels() -> None:
     said = CliRunner().invoke(app, ["replay", "--help"]).output
-    assert "The decisions." in said
+    assert "Decisions." in said
     assert "mend replay events -- train.py --lr 3e-4" in said

@@ -82,10 +82,10 @@ def test_with_the_witness_alone_all_begin_anew() -> None:
     last = of(WITNESS, coordinates=False, retired=(0, 1))
     told, final = outcome([last], 1, DEAD)
     assert final
-    assert told.endswith("start all racks again, and they begin anew under this name")
+    assert told.endswith("start all racks again to begin a new job under this name")
 
 
 def test_who_is_not_believed_is_told_so() -> None:
     told, final = outcome([of(0)], 1, DEAD)
     assert not final
-    assert told.startswith("nobody has taken it")
+    assert told.startswith("no process accepted it")

@@ -70,7 +70,7 @@ def test_a_seed_that_breaks_is_told_as_a_story() -> None:
     assert "seed 7 broke an invariant:" in text
     assert setup(draw(7)) in text
     assert "To have it again:" in text
-    assert "look closer: mend simulate --seed N --trace, N of 7" in text
+    assert "for details: mend simulate --seed N --trace, with N one of 7" in text
 
 
 def test_it_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_it_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(simulate_module, "run_seed", broken)
     monkeypatch.setattr(simulate_module, "shrink", lambda scenario, problems: small)
     _, text = told(7, 1)
-    assert "seed 7 broke an invariant, shrunk as far as it still breaks:" in text
+    assert "seed 7 broke an invariant, shrunk to the smallest scenario that still does:" in text
     assert setup(small) in text
     _, text = told(7, 1, shrink=False)
     assert "shrunk" not in text

@@ -112,6 +112,16 @@ def test_states_of_racks() -> None:
     assert "no hello yet from rack 5" in found.told
 
 
+def test_for_how_long_a_rack_was_silent_is_for_the_others_to_say() -> None:
+    """It is cut off from them, answers mend top, and has heard itself 0 ms ago."""
+    racks = (rack_seen(0), rack_seen(1, live=False, silent_ms=4000))
+    found = seen(witness(racks=racks), view(1, racks=(rack_seen(1, silent_ms=0),)))
+    line = lines(found)[1]
+    assert (line.state, line.told_by, line.silent_s) == ("silent", "itself", 4.0)
+    alone = lines(seen(view(1, racks=(rack_seen(1, live=False, silent_ms=0),))))[1]
+    assert (alone.state, alone.silent_s) == ("silent", None), "nobody else answers"
+
+
 def test_a_rack_that_stopped_answering_is_described_by_others() -> None:
     old, fresh = answered(view(1), age_s=LATE_S + 1), answered(witness())
     found = picture_of(old + fresh)
@@ -124,13 +134,13 @@ def test_when_nobody_answers_any_more_the_last_picture_stays() -> None:
     found = picture_of([Answer("tcp://rack0:1", view(0), 9.0, "closed")])
     assert found.state == "nobody"
     assert lines(found)[0].step == 100
-    assert "that process is gone, or the way to it" in found.silent[0]
+    assert "the process or the route to it is gone" in found.silent[0]
 
 
 @pytest.mark.parametrize(
     ("way", "job", "said"),
     [
-        ("closed", "", "nothing listens there"),
+        ("closed", "", "no process listens there"),
         ("open", "", "no sideband of mend"),
         ("speaks", "", "observe=false"),
         ("speaks", "run8", "not of job 'run8'"),
@@ -173,7 +183,7 @@ def test_a_rack_that_ended_alone_is_named_with_its_reason() -> None:
 def test_two_jobs_and_two_versions_are_told() -> None:
     found = seen(view(0), view(1, mend="0.2.0"), view(3, job="run8"))
     assert "different versions of mend: 0.1.0, 0.2.0" in found.told
-    assert "rack 3 of another job answers, too: run8" in found.told
+    assert "rack 3 of another job also answers: run8" in found.told
     assert set(lines(found)) == {0, 1}
 
 
@@ -188,7 +198,7 @@ def test_a_slow_link_is_told_with_its_direction_and_by_how_much() -> None:
 
 def test_who_was_evicted_and_is_not_back_is_told_with_what_to_do() -> None:
     (told,) = seen(view(0, evicted=(2,))).told
-    assert told.startswith("rack 2 was evicted as it was slow: start it again")
+    assert told.startswith("rack 2 was evicted because it was slow: start it again")
 
 
 def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:

@@ -73,6 +73,17 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert {n for n in wide if n in lines[3].split()} == {n for n, w in wide.items() if width >= w}
 
 
+def test_reasons_are_whole_where_the_picture_may_take_more_lines() -> None:
+    """In a file or a pipe nobody can make the terminal wider."""
+    what = picture(why=(LONG.strip(),))
+    what = replace(what, rounds=(replace(what.rounds[0], why=LONG.strip()),))
+    whole, cut = " ".join(" ".join(drawn(what)).split()), " ".join(drawn(what, 80, 24))
+    assert f"! {LONG.strip()}" in whole
+    assert "fragment 1 to version 5" in whole
+    assert whole.count("wide") == 2 * LONG.count("wide")
+    assert cut.count("wide") < 4
+
+
 def test_how_many_racks_the_rounds_merged_is_a_line() -> None:
     said = "9 of 10 rounds merged 1 of 2 live racks"
     assert f"of the newest: {said}" in drawn(replace(picture(), turnout=said))
@@ -105,7 +116,7 @@ def test_nobody_answers() -> None:
     silent = picture_of([Answer("tcp://10.0.0.1:21900", None, 2.0, "closed")])
     lines = drawn(silent, 120)
     assert lines[0] == "mend top  no job  nobody answers"
-    assert lines[1].startswith("! tcp://10.0.0.1:21900: no connection: nothing listens there")
+    assert lines[1].startswith("! tcp://10.0.0.1:21900: no connection: no process listens there")
 
 
 def test_starting_and_ended() -> None:

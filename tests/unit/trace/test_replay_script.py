@@ -133,7 +133,7 @@ def test_rounds_end_where_a_killed_rack_has_lost_its_end() -> None:
     assert versions(script) == [(0, 1), (0, 2)]
     assert acts(script, 1) == [("captured", 1), ("applied", 2)], "version 3 will never be"
     assert script.omitted == (
-        "what came behind round 2 is left out: the tape of rack 0 does not reach what it names",
+        "everything after round 2 is left out: the tape of rack 0 does not reach what it names",
         "rack 0 is replayed up to step 10",
         "rack 1 is replayed up to step 10",
     )

@@ -219,7 +219,7 @@ def test_a_file_that_is_missing_in_the_middle_is_named(
 ) -> None:
     segments(tmp_path, monkeypatch, bytes_max=100 * MB)
     (tmp_path / "tape-rack1-rank0.2.mend").unlink()
-    with pytest.raises(TapeError, match=r"rank0\.3\.mend: it is segment 3 behind 1"):
+    with pytest.raises(TapeError, match=r"rank0\.3\.mend: segment 3 follows segment 1"):
         read_tape(tmp_path / "tape-rack1-rank0.mend")
 
 
@@ -266,7 +266,7 @@ def test_a_byte_that_changed_is_an_error_that_names_the_place(
 def test_more_behind_the_end_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, 1)
     path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(TapeError, match="more behind its end"):
+    with pytest.raises(TapeError, match="data after its end"):
         read_tape(path)
 
 

@@ -8,14 +8,18 @@ from typing import Annotated
 import typer
 
 _Topology = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="What NCCL wrote for NCCL_TOPO_DUMP_FILE.")
+    Path | None,
+    typer.Option(metavar="FILE", help="A file that NCCL wrote for NCCL_TOPO_DUMP_FILE."),
 ]
 _Meet = Annotated[
-    bool, typer.Option("--meet", help="Meet the doctors of the other racks; measure the network.")
+    bool,
+    typer.Option("--meet", help="Find the doctors of the other racks, and measure the network."),
 ]
 _Wait = Annotated[
     float | None,
-    typer.Option("--for", min=0, max=3600, help="With --meet: seconds to wait for racks [30]."),
+    typer.Option(
+        "--for", min=0, max=3600, help="With --meet: seconds to wait for the other racks [30]."
+    ),
 ]
 _Pull = Annotated[
     float | None,
@@ -23,15 +27,18 @@ _Pull = Annotated[
         "--bandwidth",
         min=0,
         max=60,
-        help="With --meet: seconds per turn, up to 64 MB; 0: none [2].",
+        help="With --meet: seconds per transfer, 64 MB at most; 0: no transfers [2].",
     ),
 ]
 _Params = Annotated[
-    str, typer.Option(metavar="1.5B", help="Trained parameters: memory, and size of exchanges.")
+    str, typer.Option(metavar="1.5B", help="Trained parameters; estimates memory and exchanges.")
 ]
 _Step = Annotated[
     float | None,
-    typer.Option(min=0.001, help="An optimizer step: does the overlap cover an exchange?"),
+    typer.Option(
+        min=0.001,
+        help="Milliseconds of an optimizer step; checks whether the overlap hides an exchange.",
+    ),
 ]
 
 
@@ -42,29 +49,30 @@ def doctor_command(
     pull_s: _Pull = None,
     params: _Params = "",
     step_ms: _Step = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Say what this machine and environment look like to mend: run it where a rack would run.
+    """Check this machine and its settings before a job starts.
 
-    Versions, GPUs with the cores and network cards near them, which ranks would share a rack and
-    who says so, settings with their source, ports, names, routes and the cards behind them, limits,
-    clock. Nothing is sent to any rack.
+    Run it where a rack will run. Doctor reports versions, GPUs with their nearest cores and network
+    cards, the ranks that form a rack, every setting and its source, ports, host names, routes,
+    limits and the clock. Each problem comes with a remedy; docs/doctor.md lists them. Doctor
+    changes nothing, and without --meet it sends nothing to any rack.
 
-    [bold]With --meet[/bold], started on every rack within --for seconds, with the environment of
-    the job: the doctors open the ports that the job would, find each other, compare versions and
-    settings, measure round trips and clocks, and pull payloads over the real lane: each pair alone,
-    one direction at a time, then everybody from everybody. A rack that does not come is told with
-    the likely causes, and which direction fails. With --params and --step-ms it says whether
-    [bold]tau[/bold] steps cover an exchange, and what would.
+    [bold]With --meet[/bold], start it on every rack within --for seconds, in the environment of the
+    job. The doctors open the ports of the job, find each other, compare versions and settings,
+    measure round trips and clocks, and transfer payloads: first each pair alone, one direction at a
+    time, then all at once. If a rack is missing, doctor names the likely causes and the direction
+    that fails. With --params and --step-ms it also checks whether [bold]tau[/bold] steps hide an
+    exchange, and names settings that do.
 
-    Every finding says what to change; docs/doctor.md lists them. Nothing is ever changed. Exit
-    status 1 when a job could not start like this or the racks cannot meet.
+    Exit status 0: the job can start; 1: it cannot start, or the racks cannot reach each other; 2: a
+    wrong argument.
 
     [bold]Examples[/bold]
 
       mend doctor --topology topo.xml --json
 
-      mend doctor --params 1.5B                                 [dim]# memory for anchors[/dim]
+      mend doctor --params 1.5B                                 [dim]# estimate memory[/dim]
 
       MEND_RACK=0 mend doctor --meet                            [dim]# on A; MEND_RACK=1 on B[/dim]
 

@@ -270,7 +270,7 @@ def _of_card(route: Route, card: Card | None, cards: Mapping[str, Card]) -> Iter
             route.what,
             f"{route.host} is reached over {card.name} ({card.speed_mbit} Mbit/s), and "
             f"{better.name} has {better.speed_mbit} Mbit/s.",
-            f"If both lead there, name the address behind {better.name} in MEND_SIDEBAND_PEERS "
+            f"If both lead there, name the address of {better.name} in MEND_SIDEBAND_PEERS "
             "and MEND_ADVERTISE_HOST.",
         )
 
@@ -331,7 +331,7 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
         yield remark(
             "this rack",
             f"It tells others to reach it at {number}, which no interface here has.",
-            "Right behind NAT that forwards these ports; else correct MEND_ADVERTISE_HOST.",
+            "This is right if NAT forwards these ports; otherwise correct MEND_ADVERTISE_HOST.",
         )
     elif holder is not None and peer.card is not None and holder.name != peer.card:
         yield remark(

@@ -11,29 +11,32 @@ import typer
 def report_command(
     run_dir: Annotated[
         Path,
-        typer.Argument(metavar="RUN_DIR", help="diagnostics_dir of a job, or a folder of several."),
+        typer.Argument(
+            metavar="RUN_DIR", help="The diagnostics_dir of a job, or a folder that holds several."
+        ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Where to write; else report.html in RUN_DIR."),
+        typer.Option(metavar="FILE.html", help="Page to write; default: report.html in RUN_DIR."),
     ] = None,
 ) -> None:
-    """Draw a run: one HTML file that needs no other, for screen and paper.
+    """Draw a run as one self-contained HTML page, for screen and paper.
 
-    Loss against tokens and time, throughput, stall, traffic, why rounds closed,
-    who was in them, the last rounds as a timeline per rack (capture, encode,
-    exchange, grace, merge, ready, apply), warnings and faults, and whether all
-    digests are equal. Prints the path of the page.
+    The page shows loss against tokens and time, throughput, stall, traffic, why rounds closed, the
+    racks in each round, the last rounds as a timeline per rack (capture, encode, exchange, grace,
+    merge, ready, apply), warnings and faults, and whether all digests are equal. Report prints the
+    path of the page.
 
-    It reads what a job with a [bold]diagnostics_dir[/bold] (MEND_DIAGNOSTICS_DIR)
-    has written, while it runs or afterwards; where the racks are on several
-    machines, copy their files into one folder. The timeline comes from the tapes.
-    Losses are there if the script calls
+    Report reads the [bold]diagnostics_dir[/bold] (MEND_DIAGNOSTICS_DIR) of a job, while it runs or
+    afterwards. If the racks are on several machines, copy their files into one folder. The timeline
+    comes from the tapes. Losses appear if the script calls
     [bold]runtime.record(loss=loss.item())[/bold].
 
-    Where RUN_DIR holds folders of several runs, the page compares them first.
-    Files that are torn or damaged are used as far as they go, and it says so.
-    Needs matplotlib and Jinja: pip install 'mend-torch\\[report]'.
+    If RUN_DIR holds several runs, the page compares them first. Report uses torn or damaged files
+    as far as they can be read, and says so. It needs matplotlib and Jinja: pip install
+    'mend-torch\\[report]'.
+
+    Exit status 0: the page is written; 2: nothing to draw, or a package is missing.
 
     [bold]Examples[/bold]
 

@@ -114,7 +114,7 @@ def recorded_panels(facts: RunFacts) -> list[Panel]:
     names = sorted({name for each in facts.ranks.values() for name in each.curves})
     loss = "loss" if "loss" in names else None
     hint = (
-        "No loss was recorded. Call runtime.record(loss=loss.item()) behind optimizer.step(), "
+        "No loss was recorded. Call runtime.record(loss=loss.item()) after optimizer.step(), "
         "as often as you like."
     )
     empty = "" if loss else hint
@@ -423,7 +423,7 @@ def timeline_panel(rounds: Rounds, begin_ns: int) -> Panel:
         f"The last {many} rounds" if many > 1 else "The last rounds",
         "A lane per rack and fragment (f); the number is the version that the round makes. Very "
         "short phases are drawn wider than they are; the table below has the times. Rounds of the "
-        "end, behind the last step, are left out.",
+        "end, after the last step, are left out.",
         lambda axes: _timeline(axes, rounds, lanes, begin_ns),
         wide=True,
         height_in=1.2 + 0.27 * max(4, len(lanes)),

@@ -74,7 +74,7 @@ class Rounds:
 
 def rounds_of(folder: Path, newest: Iterable[tuple[int, int, int]], trained_ns: int) -> Rounds:
     """`newest`: (fragment, version, when decided) of the last rounds, as the events have them. What
-    cannot be read is in `notes`. Rounds of the end, behind the last step (`trained_ns`), are left
+    cannot be read is in `notes`. Rounds of the end, after the last step (`trained_ns`), are left
     out, unless there are no others: they do not show what training was like."""
     found = Rounds()
     tapes = _tapes(folder, found)

@@ -10,41 +10,40 @@ Addresses = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ADDRESS]...",
-        help="tcp://host:port of any rack's leader, or of the witness. Left out: those of the "
-        "environment (MEND_WITNESS_ADDR, MEND_SIDEBAND_PEERS), else tcp://127.0.0.1:21900.",
+        help="tcp://host:port of the leader of any rack, or of the witness. Default: the addresses "
+        "in MEND_WITNESS_ADDR and MEND_SIDEBAND_PEERS, else tcp://127.0.0.1:21900.",
     ),
 ]
 
 
 def top_command(
     addresses: Addresses = None,
-    job_id: Annotated[str, typer.Option(help="Only this job; left out: whichever answers.")] = "",
+    job_id: Annotated[str, typer.Option(help="Only this job; default: any job that answers.")] = "",
     interval: Annotated[
-        float, typer.Option(min=0.1, max=10.0, help="Seconds between two questions.")
+        float, typer.Option(min=0.1, max=10.0, help="Seconds between two queries.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="One picture, then leave.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table, then exit.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: a line of JSON per picture.")
+        bool, typer.Option("--json", help="Print one line of JSON per query, for programs.")
     ] = False,
     wait: Annotated[
         float, typer.Option(min=0.1, max=600.0, help="With --once: seconds to wait for answers.")
     ] = 3.0,
 ) -> None:
-    """Watch a running job: every rack's step, speed, lag, stall and traffic, and what rounds wait
-    for.
+    """Watch a running job: step, speed, stall and traffic of every rack, and the open rounds.
 
-    It asks over the sideband, once per interval, and only looks: nothing of the job changes, and a
-    rack answers 50 times a second at most, whoever asks. One address is enough: the others are
-    found through it, and asked as well. Works over ssh and in 80 x 24; where the output is no
-    terminal it prints a table per interval.
+    Use it to see whether a job trains, and what it waits for. Top queries the processes over the
+    sideband once per interval and changes nothing. A rack answers at most 50 queries a second in
+    total. One address is enough: top finds the other processes through it. It fits a terminal of
+    80 x 24 and works over ssh. If the output is not a terminal, it prints one table per interval.
 
-    [bold]steps/s[/bold] is of the last seconds, with waits; [bold]stall[/bold] is the share that
-    training waited for mend; [bold]lag[/bold] counts steps behind the first rack,
-    [bold]behind[/bold] merged versions that the rack does not hold yet; [bold]slow 2.1x[/bold]: its
-    step takes 2.1 times the median of the racks, a suspicion and no more; - means that nobody who
-    answers knows.
+    [bold]steps/s[/bold]: speed in the last seconds, waits included. [bold]stall[/bold]: share of
+    the time in which training waited for mend. [bold]lag[/bold]: steps behind the rack that is
+    furthest ahead. [bold]behind[/bold]: merged versions that the rack does not hold yet.
+    [bold]slow 2.1x[/bold]: a step takes 2.1 times the median of the racks, which is a suspicion
+    only. -: unknown to every process that answers.
 
-    Ctrl-C ends it, status 0, as does the end of the job. With --once: 1 if nobody answers.
+    Top ends at Ctrl-C, or when the job ends. Exit status 0; with --once 1 if no process answers.
 
     [bold]Examples[/bold]
 

@@ -25,8 +25,9 @@ TAKEN_OVER = (
 """Fields of a JobStatus that a picture shows as they are."""
 
 SILENCES = {
-    "closed": "no connection: nothing listens there (any more, or yet), or a firewall is between",
-    "open": "something listens there that is no sideband of mend",
+    "closed": "no connection: no process listens there, this machine does not know the name of the "
+    "host, or a firewall is in between",
+    "open": "the process that listens there is no sideband of mend",
     "locked": "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not "
     "set",
 }
@@ -183,7 +184,7 @@ def _sentences(
     first: JobStatus, others: Sequence[JobStatus], known: Sequence[JobStatus]
 ) -> list[str]:
     sentences = [*first.why, *map(sentence_of, first.slow)]
-    start_it = "was evicted as it was slow: start it again (mend launch does), and it joins"
+    start_it = "was evicted because it was slow: start it again (mend launch does) to rejoin"
     sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
         sentences.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
@@ -194,7 +195,7 @@ def _sentences(
                 f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}")
             )
         if view.job != first.job:
-            sentences.append(f"{name_of(view.rack)} of another job answers, too: {view.job}")
+            sentences.append(f"{name_of(view.rack)} of another job also answers: {view.job}")
     versions = {view.mend for view in others}
     if len(versions) > 1:
         sentences.append("different versions of mend: " + ", ".join(sorted(versions)))
@@ -228,28 +229,30 @@ def _lines(
 
 
 def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | None) -> RackLine:
-    """`own`: its View of itself, if there is one that counts."""
+    """`own`: its View of itself, if there is one that counts. It hears itself always, so for how
+    long it was silent is for `first` to say."""
+    heard = next((r for r in first.racks if r.rack == each.rack), each)
+    unknown = first.rack == each.rack and not heard.live
     line = RackLine(
         each.rack,
-        state=_rack_state(each, first, own),
+        state=_rack_state(each, heard, first, own),
         told_by="itself" if own is not None else name_of(teller.rack),
         address=each.address,
         step=each.step if each.step >= 0 else None,
         behind=each.behind if each.behind >= 0 else None,
         step_ms=each.step_ns / 1e6 if each.step_ns else None,
-        silent_s=_seconds(each.silent_ms, 1000),
+        silent_s=None if unknown else _seconds(heard.silent_ms, 1000),
     )
     return line if own is None or own.doings is None else _by_itself(line, own.doings)
 
 
-def _rack_state(each: RackSeen, first: JobStatus, own: JobStatus | None) -> str:
-    """Whether it is silent is for those to say who are to hear it."""
+def _rack_state(each: RackSeen, heard: RackSeen, first: JobStatus, own: JobStatus | None) -> str:
+    """Whether it is silent is for those to say who are to hear it: `heard`."""
     others: str = "starting" if first.state == "starting" else "running"
     state = own.state if own is not None else others
     if state == "running":
         state = "joining" if each.newcomer else "leaving" if each.leaving else "running"
-    live = next((r.live for r in first.racks if r.rack == each.rack), each.live)
-    return state if live or state == "ended" else "silent"
+    return state if heard.live or state == "ended" else "silent"
 
 
 def _by_itself(line: RackLine, doings: Doings) -> RackLine:
@@ -304,10 +307,10 @@ def _is_silent(answer: Answer, late_s: float) -> bool:
 def _silence(answer: Answer, job: str) -> str:
     """Why an address does not answer, as far as one can tell from here."""
     if answer.view is not None:
-        gone = ", and no connection: that process is gone, or the way to it"
+        gone = ", and no connection: the process or the route to it is gone"
         reason = f"no answer for {answer.age_s:.0f} s{gone if answer.way == 'closed' else ''}"
     else:
-        of_no_leader = "runs with observe=false, or is not that of a rack's leader"
+        of_no_leader = "runs with observe=false, or does not belong to the leader of a rack"
         of_another_job = f"not of job {job!r}, or it runs with observe=false"
         speaks = f"it is a sideband, but {of_another_job if job else of_no_leader}"
         reason = SILENCES.get(answer.way, speaks)

@@ -32,7 +32,7 @@ STYLES = {
 
 
 def screen_of(picture: Picture, width: int, height: int | None = None) -> RenderableType:
-    """`height` None: as long as it takes, without anything left out."""
+    """`height` None: as long as it takes, no row is left out and no reason is cut."""
     said = [("! " + each, "yellow") for each in picture.told]
     said += [("! " + each, "red") for each in picture.silent]
     head = _head(picture)
@@ -46,8 +46,9 @@ def screen_of(picture: Picture, width: int, height: int | None = None) -> Render
     if picture.racks:
         parts += [Text(), *_racks(picture.racks, width, racks_max)]
     if picture.fragments:
-        parts += [Text(), *_rounds(picture, rounds_max)]
-    parts += [_line(Text(text, style)) for text, style in said]
+        parts += [Text(), *_rounds(picture, rounds_max, whole=height is None)]
+    sentences = [Text(text, style) for text, style in said]
+    parts += sentences if height is None else map(_line, sentences)
     return Group(*parts)
 
 
@@ -158,7 +159,8 @@ def _recorded_values(line: RackLine) -> str:
 # ------------------------------------------------------------------ rounds
 
 
-def _rounds(picture: Picture, shown_max: int) -> list[RenderableType]:
+def _rounds(picture: Picture, shown_max: int, *, whole: bool) -> list[RenderableType]:
+    """`whole`: why a round waits takes more than one line, if it has to."""
     versions = " ".join(map(str, picture.versions))
     more = " ..." if picture.fragments > len(picture.versions) else ""
     count = picture.in_flight
@@ -168,7 +170,7 @@ def _rounds(picture: Picture, shown_max: int) -> list[RenderableType]:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
     for name in ("fragment", "phase", "for", "racks"):
         table.add_column(name, no_wrap=True)
-    table.add_column("why", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("why", no_wrap=not whole, overflow="fold" if whole else "ellipsis", ratio=1)
     for each in shown:
         table.add_row(*map(Text, _round(each)))
     rest = count - len(shown)

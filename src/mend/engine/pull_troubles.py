@@ -1,0 +1,58 @@
+"""Says when nothing comes from another rank over its lane, and when it comes again.
+
+A rack can be heard over the sideband and not be reached over its lane: a closed port, a path that
+drops large packets. Each failed pull is an event of its own and is tried again; this is the one
+line for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mend.errors import PeerUnreachable, TransferStalled
+from mend.types import Address
+
+FAILURES = 3
+SECONDS = 5.0
+"""So many pulls in a row have to fail over so long: a rack that dies is silent before."""
+
+REMEDY = "docs/troubleshooting.md, Nothing is merged any more"
+
+
+@dataclass(slots=True)
+class _Row:
+    """Failed pulls without one that succeeded between them."""
+
+    began_s: float
+    failures: int = 0
+    told: bool = False
+
+
+class PullTroubles:
+    """`note` takes the events `pulls-fail` and `pulls-work`. Loop thread."""
+
+    def __init__(self, note: Callable[[str, dict[str, object]], None]) -> None:
+        self._note = note
+        self._rows: dict[Address, _Row] = {}
+
+    def ended(self, holders: Sequence[Address], error: Exception | None, now_s: float) -> None:
+        """A pull is over. What `holders` no longer have is no trouble of theirs."""
+        for holder in holders:
+            if error is None:
+                self._works(holder)
+            elif isinstance(error, PeerUnreachable | TransferStalled):
+                self._fails(holder, str(error), now_s)
+
+    def _works(self, holder: Address) -> None:
+        row = self._rows.pop(holder, None)
+        if row is not None and row.told:
+            self._note("pulls-work", {"from": f"{holder.host}:{holder.port}"})
+
+    def _fails(self, holder: Address, error: str, now_s: float) -> None:
+        row = self._rows.setdefault(holder, _Row(now_s))
+        row.failures += 1
+        if row.failures >= FAILURES and now_s - row.began_s >= SECONDS and not row.told:
+            row.told = True
+            about = {"from": f"{holder.host}:{holder.port}", "failures": row.failures}
+            self._note("pulls-fail", {**about, "error": error, "remedy": REMEDY})

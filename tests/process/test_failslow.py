@@ -72,7 +72,7 @@ def test_a_slow_rack_takes_fewer_micro_batches_and_more_again_when_it_is_well(jo
     assert taken[0][-1] >= 4
     (first, *_) = job.result(1).kinds("local-batch")
     assert taken[0][first["step"]] < taken[0][first["step"] - 1], "from the next step on"
-    assert first["reason"] == decided[0]["reason"]
+    assert first["reason"] in {move["reason"] for move in decided}, "two may come before it looks"
     assert job.told(0, 0)["taken"] == [8] * (healthy + slow + well)
     assert len({result.digest for result in results}) == 1
     for result in results:

@@ -57,6 +57,13 @@ MUTANTS = (
         "self.absent = _absent(inputs, members)",
     ),
     Mutant(
+        "added-up: work of racks that leave counts as whole rounds",
+        "coordination.round:Round._start_attempt",
+        "_absent(inputs, members)",
+        "tuple(a for a in _absent(inputs, members) if not a.closing)",
+        ("tests/sim/test_hurried.py",),
+    ),
+    Mutant(
         "alone: a rank applies without its rack's collective",
         "engine.trainer_rounds:TrainerRounds._agree_and_apply",
         "values if self.policy.ranks == 1 else (yield AgreeMin(values))",

@@ -369,7 +369,7 @@ def test_rounds_that_miss_a_rack_by_hand() -> None:
     settings = replace(ONE, outer_lr=0.7, momentum=0.4, ramp=2)
     facts, commits = late()
     first, *others = commits
-    first = replace(first, absent=[(128, 8)])  # tokens of a period: 32 and 64
+    first = replace(first, absent=[(128, 8)], training=True)  # tokens of a period: 32 and 64
     out = replay([rack(0), rack(1)], settings, facts, [first, *others])
     rounds = [sum(round(2**24 * s) for s in (1 / 3, 1, 1)[:n]) / 2**24 for n in range(4)]
     assert [float(anchor.rounds) for anchor in out.anchors[0][:4]] == rounds

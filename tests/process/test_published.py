@@ -37,8 +37,7 @@ class Started:
     out: Path
 
     def said(self) -> dict[str, Any]:
-        text = self.process.log.read_text(encoding="utf-8")
-        assert self.process.wait() == 0, text
+        assert self.process.wait() == 0, self.process.log.read_text(encoding="utf-8")
         result: dict[str, Any] = json.loads(self.out.read_text(encoding="utf-8"))
         return result
 
@@ -117,8 +116,8 @@ def test_the_ranks_of_a_rack_are_told_by_their_first_one(
         out = tmp_path / f"rack{rack}.json"
         argv = [*SCRIPT, str(out), at, ",".join(two)]
         racks.append(Siblings(nursery, argv, 2, environment(), out.with_suffix(".log"), port))
-    logs = sorted(tmp_path.glob("*.log"))
     codes = [rack.wait() for rack in racks]
+    logs = sorted(tmp_path.glob("*.log"))
     assert codes == [0, 0], "".join(log.read_text(encoding="utf-8") for log in logs)
     for files in (["rack0.json", "rack1.json"], ["rack0.1.json", "rack1.1.json"]):
         both_agree([json.loads((tmp_path / name).read_text(encoding="utf-8")) for name in files])

@@ -96,8 +96,9 @@ class LogState:
     """(member, fragment) -> highest seq named or dropped; of those who have a seat."""
     named: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
     """(seq, version) of those named: one that ended and was not named was dropped."""
-    work: dict[tuple[Member, int], tuple[int, int, int]] = field(default_factory=dict)
-    """(capture step, tokens, steps) of those named, by which an absent rack weighs."""
+    work: dict[tuple[Member, int], tuple[int, int, int, int]] = field(default_factory=dict)
+    """(capture step, tokens, steps, base) of those named: what an absent rack weighs, and what a
+    rack had applied when its next work began."""
     rounds: list[int] = field(default_factory=list)
     """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
@@ -196,7 +197,7 @@ class LogState:
             for share in record.members:
                 self.named[(share.member, fragment)] = (share.seq, record.version)
                 self.work[(share.member, fragment)] = (
-                    share.capture_step, share.tokens, share.steps,
+                    share.capture_step, share.tokens, share.steps, share.base,
                 )  # fmt: skip
             self.rounds[fragment] += self.part(record.members, record.absent)
             self.versions[fragment] = record.version
@@ -304,7 +305,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
             if last.named
         },
         work={
-            (last.member, last.fragment): (last.capture_step, last.tokens, last.steps)
+            (last.member, last.fragment): (last.capture_step, last.tokens, last.steps, last.base)
             for last in snapshot.last
             if last.steps
         },
@@ -320,7 +321,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
 
 def _last(folded: LogState, member: Member, fragment: int) -> Last:
     key = (member, fragment)
-    named, work = folded.named.get(key, (0, 0)), folded.work.get(key, (0, 0, 0))
+    named, work = folded.named.get(key, (0, 0)), folded.work.get(key, (0, 0, 0, 0))
     return Last(*key, *named, folded.ended[key], *work)
 
 

@@ -49,10 +49,10 @@ CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. An offer has one per rank and is sent to every rack: bytes,
 not hex."""
 
-RECORDS_FORMAT = 4
+RECORDS_FORMAT = 5
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
 witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular, and jobs
-begin at version 0, without checkpoints."""
+begin at version 0, without checkpoints. 4: racks that leave are never absent."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -118,7 +118,7 @@ class Share(Word, frozen=True):
 
 def all_closing(members: Iterable[Offer | Share], absent: Absentees) -> bool:
     """Whether no training follows this merge: then it takes no momentum along."""
-    return not absent and all(member.closing for member in members)
+    return all(each.closing for each in (*members, *absent))
 
 
 def share_of(offer: Offer) -> Share:
@@ -136,12 +136,13 @@ def share_of(offer: Offer) -> Share:
 
 
 class Absent(Word, frozen=True):
-    """A rack that trains and is not in a merge. It weighs as the last offer of it that was named,
-    which had these tokens and steps."""
+    """A rack that is not in a merge and has trained, or trains, beside its members. It weighs as an
+    offer of so many tokens and steps. `closing`: it trains no more."""
 
     rack: U16
     tokens: AtLeastOne
     steps: AtLeastOne
+    closing: bool = False
 
 
 Absentees = Annotated[tuple[Absent, ...], Meta(max_length=64)]
@@ -340,7 +341,8 @@ class Last(Word, frozen=True):
     capture_step: Count = 0
     tokens: Count = 0
     steps: Count = 0
-    """With the two before: of the offer that was named last; 0: none was."""
+    base: Count = 0
+    """With the three before: of the offer that was named last; 0 steps: none was."""
 
 
 class Snapshot(Word, frozen=True):

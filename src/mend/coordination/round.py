@@ -8,6 +8,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from msgspec.structs import replace
+
 from mend.consensus.epochs import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
 from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
@@ -69,9 +71,13 @@ class RoundInputs:
     """Greatest magnitude per step that is plausible."""
     slices: Mapping[int, Sliced] = field(default_factory=dict)
     """By rack, how it stands in a sharded attempt at version + 1."""
-    trains: Mapping[int, Absent] = field(default_factory=dict)
-    """Racks that were named lately and have trained since, and what they weigh while they are not
-    in a merge."""
+    works: Mapping[int, Absent] = field(default_factory=dict)
+    """Racks whose work was named, or will be, and what they weigh while they are not in a merge; a
+    rack of which nothing was named yet may be in `coming` only."""
+    coming: frozenset[int] = frozenset()
+    """Racks that have trained, or will, since they were last named."""
+    named: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By rack: the base of its last offer that was named, and the version that offer is in."""
 
 
 @dataclass
@@ -96,7 +102,7 @@ class Round:
     awaited: frozenset[int] = frozenset()
     """Live racks that have no result of the attempt; others have one."""
     absent: tuple[Absent, ...] = ()
-    """Racks that train and are not members, fixed for the attempt."""
+    """Racks that count as absent, fixed for the attempt."""
     waiting: frozenset[int] = frozenset()
     """Racks that it is kept open for although K offers are in."""
     hidden_ns: int = 0
@@ -398,9 +404,17 @@ def _id(offer: Offer) -> tuple[Member, int]:
 
 
 def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
-    """Racks that train, are heard, have not declined and are not among the members, ascending."""
-    away = (inputs.contributors & inputs.live) - inputs.declined - {o.member.rack for o in members}
-    return tuple(inputs.trains[rack] for rack in sorted(away & inputs.trains.keys()))
+    """Racks that are not members and have work of the time in which the members did theirs,
+    ascending: it comes later, or was merged into a version that no member had applied when its work
+    began, which is when it captured before."""
+    racks = [offer.member.rack for offer in members]
+    since = max(inputs.named.get(rack, (0, 0))[0] for rack in racks)
+    away = (inputs.contributors & inputs.live & inputs.coming) - inputs.declined
+    away |= {rack for rack, (_, version) in inputs.named.items() if version > since}
+    tokens, steps = sum(o.tokens for o in members), sum(o.steps for o in members)
+    mean = Absent(0, tokens // len(members), steps // len(members))  # nothing is known of it yet
+    away -= set(racks)
+    return tuple([inputs.works.get(rack) or replace(mean, rack=rack) for rack in sorted(away)])
 
 
 def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:

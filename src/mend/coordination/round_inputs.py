@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 
-from mend.consensus.log import LogState
+from mend.consensus.log import NORMS_KEPT, LogState
 from mend.consensus.quorum import hold
 from mend.consensus.records import Absent, Offer
 from mend.coordination.donors import waiting_for_state
@@ -19,10 +19,6 @@ ABSURD = 1e4
 
 NORMS_MIN = 8
 """Offers that must have been named before a new one is compared with them."""
-
-NAMED_LATELY_MIN = 4
-"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
-turn. A rack that never gets in does not hold the steps of the others down for ever."""
 
 Offers = Mapping[tuple[int, int], Offer]
 """(rack, fragment) -> the rack's open offer."""
@@ -105,6 +101,7 @@ def inputs_of(
                 results[rack] = (result.attempt, result.digests)
         if report.slices and (sliced := _slice_of(report, fragment, version + 1)):
             slices[rack] = sliced
+    works, coming, named = _works(fragment, log, views, offers)
     return RoundInputs(  # not `replace`: this is what a simulation does most
         version=version,
         voters=around.voters,
@@ -121,7 +118,9 @@ def inputs_of(
         seats=around.seats,
         mitigated=around.mitigated,
         slices=slices,
-        trains=_trains(fragment, log, views),
+        works=works,
+        coming=frozenset(coming),
+        named=named,
     )
 
 
@@ -141,18 +140,37 @@ def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
     return max(slices, key=lambda s: s.attempt, default=None)
 
 
-def _trains(fragment: int, log: LogState, views: Mapping[int, MemberView]) -> dict[int, Absent]:
-    """Racks that were named lately, have stepped since and are not leaving, with what that offer
-    weighed."""
-    trains, lately = {}, max(NAMED_LATELY_MIN, 2 * len(log.seats))
+NAMED_LATELY_MIN = 4
+"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
+turn. A rack that never gets in does not hold the steps of the others down for ever. A job is young
+until so many offers were named."""
+
+
+def _works(
+    fragment: int, log: LogState, views: Mapping[int, MemberView], offers: Offers
+) -> tuple[dict[int, Absent], set[int], dict[int, tuple[int, int]]]:
+    """`works`, `coming` and `named` of a round. A rack weighs as its open offer, or as the last one
+    that was named. Its work is to come while it trains, if it was named lately or the job is young;
+    while it leaves, only as an offer."""
+    works, coming, named = dict[int, Absent](), set[int](), dict[int, tuple[int, int]]()
+    version, lately = log.versions[fragment], max(NAMED_LATELY_MIN, 2 * len(log.seats))
+    young = len(log.norms[fragment]) < min(lately, NORMS_KEPT)
     for rack, seat in log.seats.items():
         key, report = (seat.member, fragment), views[rack].report
-        if key not in log.named or report is None or report.leaving:
+        if report is None:
             continue
-        (_, version), (captured, tokens, steps) = log.named[key], log.work[key]
-        if log.versions[fragment] - version < lately and report.step > captured:
-            trains[rack] = Absent(rack, tokens, steps)
-    return trains
+        captured, counts = -1, young
+        if key in log.named:
+            (_, last), (captured, tokens, steps, base) = log.named[key], log.work[key]
+            named[rack], counts = (base, last), version - last < lately
+            works[rack] = Absent(rack, tokens, steps, report.leaving)
+        if offer := offers.get((rack, fragment)):
+            works[rack] = Absent(rack, offer.tokens, offer.steps, report.leaving)
+        if report.leaving:
+            counts = offer is not None or fragment in report.coming
+        if counts and report.step > captured:
+            coming.add(rack)
+    return works, coming, named
 
 
 def _found_bad(

@@ -514,7 +514,10 @@ def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
             for share in commit.members
         ],
         "live": live,
-        "absent": [{"rack": a.rack, "tokens": a.tokens, "steps": a.steps} for a in commit.absent],
+        "absent": [
+            {name: getattr(away, name) for name in ("rack", "tokens", "steps", "closing")}
+            for away in commit.absent
+        ],
         "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
         "digests": list(commit.digests),
         "reason": commit.reason,

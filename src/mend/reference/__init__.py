@@ -134,7 +134,8 @@ class Commit:
     version: int
     members: Sequence[Named]
     dropped: Sequence[tuple[int, int]] = ()  # (rack, seq) of offers that will never be merged
-    absent: Sequence[tuple[int, int]] = ()  # (tokens, steps) of racks that train and are not in it
+    absent: Sequence[tuple[int, int]] = ()  # (tokens, steps) of racks that train beside those in it
+    training: bool = False  # whether one of the absent trains on
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,7 @@ class _Log:
         weights = shares(commit.members, self.settings)
         delta = self.merged(commit.fragment, [offer.sent for offer in offers], weights)
         s = part(commit, self.settings)
-        last = not commit.absent and all(offer.closing for offer in offers)
+        last = not commit.training and all(offer.closing for offer in offers)
         plain = last or (len(racks) == 1 and s == 1)
         kept = last and self.settings.in_weights  # all that was left out before is in these offers
         f = 1.0 if kept else stretch(commit.members, self.settings)

@@ -244,7 +244,7 @@ def test_a_snapshot_is_what_the_records_add_up_to() -> None:
     log = log_of(*records)
     log.decide(log.last - 1)
     assert log.committed.rounds == [2 * WHOLE]
-    assert log.committed.work == {(member(1), 0): (56, 10, 2)}
+    assert log.committed.work == {(member(1), 0): (56, 10, 2, 0)}
     assert log_state_of(log.snapshot()) == log.committed
     assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
 
@@ -543,7 +543,7 @@ def test_a_new_lineage_counts_from_the_version_it_goes_on_from() -> None:
     assert len(log.decide(2)) + len(log.decide(log.last)) == log.last
     assert (log.rounds_of(0, 1), log.rounds_of(0, 2)) == (WHOLE // 2, WHOLE)
     assert log.rounds_of(0, 0) is None, "compacted"
-    assert log.committed.work == {(member(1), 0): (40, 10, 2)}, (
+    assert log.committed.work == {(member(1), 0): (40, 10, 2, 0)}, (
         "what only an undone commit named is none"
     )
 

@@ -572,13 +572,13 @@ TRAINS = {rack: Absent(rack, 10 + rack, 2) for rack in range(3)}
 
 def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt() -> None:
     """With another list racks would merge other bits under one name."""
-    round_, seen = new_round(), replace(inputs(offer(1)), trains=TRAINS)
+    round_, seen = new_round(), replace(inputs(offer(1)), works=TRAINS, coming=frozenset(TRAINS))
     round_.advance(seen, 0)
     round_.advance(seen, GRACE_NS)
     gather = round_.gather(0)
     assert gather is not None
     assert gather.absent == (TRAINS[0], TRAINS[2])
-    later = replace(seen, trains={}, live=frozenset({1}))
+    later = replace(seen, works={}, live=frozenset({1}))
     round_.advance(later, GRACE_NS + SECOND)
     assert round_.gather(0) == gather
     made = round_.advance(replace(later, held=held(0, 1, 2)), GRACE_NS + 2 * SECOND)
@@ -591,7 +591,9 @@ def test_racks_that_train_and_are_not_in_are_absent_and_stay_so_for_the_attempt(
 def test_another_attempt_looks_anew_who_is_absent() -> None:
     round_, all_in = gathering(offer(0), offer(1))
     assert round_.absent == ()
-    left = replace(all_in, offers=(offer(0),), arrived=(offer(0),), trains=TRAINS)
+    left = replace(
+        all_in, offers=(offer(0),), arrived=(offer(0),), works=TRAINS, coming=frozenset(TRAINS)
+    )
     round_.advance(left, SECOND)
     gather = round_.gather(0)
     assert gather is not None
@@ -604,15 +606,35 @@ def test_another_attempt_looks_anew_who_is_absent() -> None:
         {"live": frozenset({1, 2})},
         {"declined": frozenset({0})},
         {"contributors": frozenset({1, 2})},
-        {"trains": {1: TRAINS[1], 2: TRAINS[2]}},
+        {"coming": frozenset({1, 2})},
     ],
     ids=["dead", "declined", "leaves or joins", "was not named lately"],
 )
 def test_a_rack_whose_work_will_not_come_is_not_absent(changes: dict[str, Any]) -> None:
-    round_, seen = new_round(), replace(inputs(offer(1)), trains=TRAINS)
+    round_, seen = new_round(), replace(inputs(offer(1)), works=TRAINS, coming=frozenset(TRAINS))
     round_.advance(seen, 0)
     round_.advance(replace(seen, **changes), GRACE_NS)
     assert round_.absent == (TRAINS[2],)
+
+
+def test_work_that_was_merged_before_a_member_could_apply_it_is_of_the_same_time() -> None:
+    """Two racks that end in turn: without this their last movements are added up, not averaged."""
+    closing = Absent(0, 10, 2, closing=True)
+    round_, seen = new_round(), replace(inputs(offer(1, base=5), version=5), works={0: closing})
+    seen = replace(seen, contributors=frozenset({1}))  # rack 0 leaves, and has nothing more
+    for version, absent in ((5, (closing,)), (4, ())):  # 4: rack 1 began its work on it
+        round_ = new_round()
+        for now_ns in (0, GRACE_NS):
+            round_.advance(replace(seen, named={0: (3, version), 1: (4, 5)}), now_ns)
+        assert round_.absent == absent
+
+
+def test_a_rack_of_which_nothing_is_known_weighs_as_the_mean_member() -> None:
+    round_, seen = new_round(), replace(inputs(offer(1), offer(2)), coming=frozenset({0}))
+    seen = replace(seen, arrived=(offer(1, tokens=9, steps=3), offer(2, tokens=20, steps=6)))
+    round_.advance(seen, 0)
+    round_.advance(seen, GRACE_NS)
+    assert round_.absent == (Absent(0, 14, 4),)
 
 
 def test_racks_whose_results_alone_are_awaited_are_slow_when_others_take_less() -> None:

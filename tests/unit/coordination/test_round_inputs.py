@@ -100,13 +100,14 @@ def test_how_racks_stand_in_a_sharded_attempt_is_read_of_the_next_version() -> N
 
 
 def seen(log: Log, **changes: Any) -> Mapping[int, Absent]:
-    """All racks report step 99, unless it is said of rack 1."""
+    """Racks whose work is to come. All report step 99, unless it is said of rack 1."""
     views = {}
     for rack in log.appended.seats:
         said = {"step": 99, **(changes if rack == 1 else {})}
         views[rack] = MemberView(member(rack), 0, report=report(1, 2, **said))
     around = surroundings(log.appended, views, {}, frozenset(views))
-    return inputs_of(1, around, log.appended, views, {}, {}).trains
+    found = inputs_of(1, around, log.appended, views, {}, {})
+    return {rack: found.works[rack] for rack in sorted(found.coming & found.works.keys())}
 
 
 def named(version: int, *racks: int) -> Commit:
@@ -135,6 +136,32 @@ def test_a_rack_that_never_gets_in_is_absent_for_a_while_only() -> None:
         assert set(seen(log)) == {0, 1}
     log.append(named(NAMED_LATELY_MIN + 1, 0))
     assert set(seen(log)) == {0}
+
+
+def coming(log: Log, fragment: int = 1, offered: int = -1, **changes: Any) -> set[int]:
+    """Racks whose work is to come; rack 1 says `changes`, and has an offer if it is `offered`."""
+    views = {rack: MemberView(member(rack), 0, report=report(1, 2, step=99)) for rack in (0, 1)}
+    views[1].report = report(1, 2, **{"step": 99, **changes})
+    offers = {(1, fragment): offer(1, 99, fragment=fragment)} if offered == fragment else {}
+    around = surroundings(log.appended, views, offers, frozenset(views))
+    return set(inputs_of(fragment, around, log.appended, views, offers, {}).coming)
+
+
+def test_a_founder_that_was_not_named_yet_counts_while_the_job_is_young() -> None:
+    log = log_of(genesis(fragments=2))
+    for version in range(1, NAMED_LATELY_MIN):
+        log.append(named(version, 0))
+        assert coming(log) == {0, 1}
+    log.append(named(NAMED_LATELY_MIN, 0))
+    assert coming(log) == {0}, "it never gets in"
+
+
+def test_a_rack_that_leaves_has_work_to_come_as_long_as_it_offers_it() -> None:
+    log = log_of(genesis(fragments=2), named(1, 0, 1))
+    assert coming(log, leaving=True) == {0}
+    assert coming(log, leaving=True, offered=1) == {0, 1}
+    assert coming(log, leaving=True, offered=0) == {0}, "of another fragment"
+    assert coming(log, leaving=True, coming=(1,)) == {0, 1}, "it is being encoded"
 
 
 def test_many_racks_may_take_turns() -> None:

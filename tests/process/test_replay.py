@@ -221,7 +221,8 @@ def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
 
 def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
     """The other went on alone; its rounds are replayed too, and the dead rack's bytes held."""
-    job = jobs(witness=True, name="recorded")
+    job = jobs(name="recorded")
+    job.start_witness(heartbeat_ms=4000)
     gate, path = job.gate(), job.events_folder / "tape-rack1-rank0.mend"
     # Rack 1 trains until it is killed, and until then rack 0 does not end. It is held for alive for
     # 80 s more, so that rack 0 cannot merge alone what it trains from there on.

@@ -132,7 +132,8 @@ def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Pat
 
 
 def test_a_killed_rack_leaves_a_tape_that_replays(nursery: Nursery, jobs: Jobs) -> None:
-    job = jobs(witness=True)
+    job = jobs()
+    job.start_witness(heartbeat_ms=4000)
     gate, never = job.gate(), job.gate("never")
     # Rack 0 ends behind the death, and long before it could merge alone.
     config = {**CONFIG, "stall_max_s": 0.1, "shutdown_timeout_s": 0.5}

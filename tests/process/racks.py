@@ -267,6 +267,11 @@ class Result:
         return sorted(self.commits, key=lambda commit: (commit["fragment"], commit["version"]))
 
 
+def stalls_behind(result: Result, died_ns: int) -> list[dict[str, Any]]:
+    """Of a rank whose wait for others was over without a result, since that moment."""
+    return [event for event in result.kinds("stall-over") if event["time_ns"] > died_ns]
+
+
 class Whole(Enum):
     """The ranks of a job that end as an interpreter does, see `nursery.End`."""
 
@@ -323,10 +328,12 @@ class Job:
     def keyed(self) -> dict[str, str]:
         return {"MEND_KEY_FILE": str(self.key_file)} if self.key_file is not None else {}
 
-    def start_witness(self) -> None:
+    def start_witness(self, heartbeat_ms: int = 100) -> None:
+        self.witness_address = self.addresses[self.racks]
         argv = [
             "mend.tools", "coordinate", "--bind", self.witness_address, "--job-id", self.name,
             "--racks", str(self.racks), "--diagnostics-dir", str(self.events_folder),
+            "--heartbeat-ms", str(heartbeat_ms),
         ]  # fmt: skip
         log = self.folder / "witness.log"
         namespace = self._sites[self.racks][0]

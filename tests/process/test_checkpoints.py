@@ -24,6 +24,7 @@ from mend.engine.checkpoint_files import newest_checkpoint
 from mend.errors import CheckpointError, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
+from tests.process.racks import until
 
 STEPS = 13
 """Behind a capture at step 12, so that an offer may be open."""
@@ -326,8 +327,15 @@ def test_a_rack_that_is_aborted_leaves_no_complete_checkpoint(
     runtime = mend.mend_init(model, alone(), optimizer)
     step(model, optimizer, 1)
     pending = runtime.async_checkpoint(tmp_path / "one", lambda _: written)
-    threading.Timer(0.2, written.set_result, [None]).start()
+
+    def write_once_it_leaves() -> None:
+        until(lambda: runtime.status().outcome == "abandoned", "it leaves")
+        written.set_result(None)
+
+    writing = threading.Thread(target=write_once_it_leaves)
+    writing.start()
     runtime.abort()
+    writing.join()
     with pytest.raises(CheckpointError, match="'one' is not complete: this rack has left the job"):
         pending.result()
     assert newest_checkpoint(tmp_path) is None

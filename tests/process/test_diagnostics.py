@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.racks import Job
+from tests.process.racks import Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 OPTIONS: dict[str, Any] = {"steps": 24, "config": CONFIG}
@@ -20,14 +20,29 @@ def test_events_that_cannot_be_written_are_counted(job: Job, fault: str) -> None
     if fault == "no folder":
         own = {"config": {**CONFIG, "diagnostics_dir": str(file / "events")}}
     else:
-        own = {"at": {"3": [["disk", 2000]], "end": [["disk", -1]]}}
-    per = {0: OPTIONS, 1: {**OPTIONS, **own}}
-    well, unheard = job.run(per=per)
+        own = {
+            "at": {
+                "3": [["disk", 2000]],
+                "end": [["gate", job.gate()]],
+                "leaving": [["disk", -1]],
+            }
+        }
+    for rack, options in enumerate((OPTIONS, {**OPTIONS, **own})):
+        job.start(rack, **options)
+    log = job.folder / "rack1.log"
+    until(
+        lambda: log.exists() and "events-stopped" in log.read_text(),
+        lambda: f"it meets the disk\n{job.stacks()}",
+    )
+    Path(job.gate()).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    well, unheard = (job.result(rack) for rack in range(2))
     assert well.status["events_lost"] == 0
     assert well.digest == unheard.digest
     assert well.weights == unheard.weights
     assert unheard.threads == []
-    said = (job.folder / "rack1.log").read_text()
+    said = log.read_text()
     assert said.count("events-stopped") == 1, "once, not for each event"
     if fault == "full disk":
         assert unheard.before_shutdown["events_lost"] > 5, "they wait, and are in no file yet"

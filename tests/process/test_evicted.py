@@ -98,7 +98,8 @@ def test_an_evicted_rack_that_does_not_come_back_is_retired_and_then_another_is_
     Path(gates[2]).touch()
     job.ended(2, code=EVICTED_EXIT)
     where = job.witness_address
-    assert "rack 2 was evicted because it was slow: start it again" in looked(job, where)[1]
+    evicted = "rack 2 was evicted because it was slow: start it again"
+    until(lambda: evicted in looked(job, where)[1], lambda: f"it is told\n{job.stacks()}")
     assert "rack 2 is out; the job goes on with racks 0, 1" in said(job, "2", where)
     job.witness_event("retired", rack=2)
     assert job.witness_event("roster", reason="a person has retired rack 2")["racks"] == [0, 1]

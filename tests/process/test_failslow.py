@@ -99,8 +99,9 @@ def test_a_rack_that_becomes_slow_is_named_and_no_other(slowed: Job, nursery: Nu
     assert found["probability"] > 0.99
     named = {e["slow_rack"] for rack in range(3) for e in verdicts(slowed, rack)}
     assert named == {SLOW_RACK}
-    (cause,) = slowed.result(SLOW_RACK).kinds("fail-slow-cause")
-    assert (cause["slow_rack"], cause["cause"]) == (SLOW_RACK, "input"), "it sleeps for its data"
+    causes = slowed.result(SLOW_RACK).kinds("fail-slow-cause")
+    told = [(e["slow_rack"], e["cause"]) for e in causes if e["time_ns"] >= found["time_ns"]]
+    assert (SLOW_RACK, "input") in told, f"it sleeps for its data: {causes}"
     assert any(
         slow["rack"] == SLOW_RACK and slow["ratio"] > BUSY and slow["cause"] == "input"
         for slow in slowed.result(SLOW_RACK).before_shutdown["slow"]

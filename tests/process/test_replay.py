@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
     "stall_max_s": 0.02, "simulated_merge_delay_ms": 20, "outer_optimizer_momentum": 0.5,
     "outer_lr": 0.5,
 }  # fmt: skip
-STEPS = 40
+STEPS, FOREVER = 40, 1_000_000
 
 
 @pytest.fixture
@@ -221,11 +221,14 @@ def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
 
 def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
     """The other went on alone; its rounds are replayed too, and the dead rack's bytes held."""
-    job = jobs(witness=True, name="recorded")
-    config = {**CONFIG, "shutdown_timeout_s": 0.5}
-    job.start(0, steps=STEPS, config=config, pace_ms=4)
-    never, path = job.gate("never"), job.events_folder / "tape-rack1-rank0.mend"
-    job.start(1, steps=STEPS, config=config, pace_ms=12, at={"30": [["gate", never]]})
+    job = jobs(name="recorded")
+    job.start_witness(heartbeat_ms=4000)
+    gate, path = job.gate(), job.events_folder / "tape-rack1-rank0.mend"
+    # Rack 1 trains until it is killed, and until then rack 0 does not end. It is held for alive for
+    # 80 s more, so that rack 0 cannot merge alone what it trains from there on.
+    config = {**CONFIG, "shutdown_timeout_s": 0.5, "sideband_heartbeat_ms": 4000}
+    job.start(0, steps=STEPS, config=config, pace_ms=4, at={"24": [["gate", gate]]})
+    job.start(1, steps=FOREVER, config=config, pace_ms=12)
 
     def applied() -> bool:
         if not path.exists() or not path.stat().st_size:
@@ -236,11 +239,12 @@ def test_a_killed_rack_is_replayed_as_far_as_its_tape_goes(jobs: Jobs) -> None:
     until(applied, f"rack 1 has it on its tape that it applied something\n{job.logs()}")
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
+    Path(gate).touch()
     job.ended(0, code=1)
     assert job.result(0).error[0] == "NotMerged", "what it trained alone is in its weights only"
     script = read_script([job.events_folder])
     assert any(sentence.startswith("rack 1 is replayed up to step") for sentence in script.omitted)
-    Replay(jobs, script).equal(steps=STEPS)
+    Replay(jobs, script).equal(per=[{"steps": STEPS}, {"steps": FOREVER}])
 
 
 TWIN: dict[str, Any] = CONFIG | {"simulated_merge_delay_ms": 0}

@@ -142,12 +142,13 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
     """Its racks wait for an answer that never comes; this job runs, and has counted the frames."""
     gate = job.gate()
     job.start(0, config=CONFIG, at={"3": [["gate", gate]]})
+    job.event(0, "hello", rack=0)  # it listens
     elsewhere = {
         "MEND_JOB_ID": "another",
         "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0",
         "MEND_DIAGNOSTICS_DIR": "",
     }
-    config = {**CONFIG, "start_timeout_s": 1}
+    config = {**CONFIG, "start_timeout_s": 2}
     stranger = job.start(1, name="stranger", config=config, env=elsewhere)
     assert isinstance(stranger, Forked)
     assert stranger.wait() == 1

@@ -57,14 +57,15 @@ def test_a_sweep_that_was_stopped_goes_on_and_ends_with_table_and_json(
         said, _ = first.communicate(timeout=LIMIT_S)
     before = done(out)
     assert first.returncode == 128 + signal.SIGINT, said
-    assert "the same command continues after the 1 finished cells" in " ".join(said.split())
-    assert json.loads((out / "sweep.json").read_text())["cells_missing"] == 2
+    finished = f"the {len(before)} finished cells"  # one; the signal may be late on a busy machine
+    assert f"the same command continues after {finished}" in " ".join(said.split()), said
+    assert json.loads((out / "sweep.json").read_text())["cells_missing"] == 3 - len(before)
 
     with started(nursery.python, out) as second:
         said, _ = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, said
-    assert "1 cells are finished" in " ".join(said.split())
-    assert done(out)[:1] == before, "what was done is not done again"
+    assert f"{len(before)} cells are finished" in " ".join(said.split())
+    assert done(out)[: len(before)] == before, "what was done is not done again"
     whole = json.loads((out / "sweep.json").read_text())
     assert whole["complete"] is True
     modes = {row["mode"]: row for row in whole["rows"]}

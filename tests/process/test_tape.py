@@ -132,15 +132,18 @@ def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Pat
 
 
 def test_a_killed_rack_leaves_a_tape_that_replays(nursery: Nursery, jobs: Jobs) -> None:
-    job = jobs(witness=True)
-    never = job.gate("never")
+    job = jobs()
+    job.start_witness(heartbeat_ms=4000)
+    gate, never = job.gate(), job.gate("never")
+    # Rack 0 ends behind the death, and long before it could merge alone.
     config = {**CONFIG, "stall_max_s": 0.1, "shutdown_timeout_s": 0.5}
-    job.start(0, steps=24, config=config)
-    at = {"14": [["gate", never]]}
-    job.start(1, steps=24, config=config, at=at)
+    config["sideband_heartbeat_ms"] = 4000
+    job.start(0, steps=24, config=config, at={"14": [["gate", gate]]})
+    job.start(1, steps=24, config=config, at={"14": [["gate", never]]})
     job.event(1, "commit")  # not "applied": it may come when the script already stands at the gate
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
+    Path(gate).touch()
     job.ended(0, code=1)
     assert job.result(0).status["outcome"] == "kept-local"
     status, said = mend(nursery, "replay", Path(job.events_folder) / "tape-rack1-rank0.mend")

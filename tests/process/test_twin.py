@@ -3,6 +3,7 @@ same schedule, to the bit, at one step."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def test_a_rack_that_comes_back_is_a_twin(
     given = job.event(0, "state-given", step=copied["step"])
     assert (given["to"], given["bytes"]) == (1, copied["bytes"])
     if ranks > 1:  # of DDP the first rank alone keeps a copy, as the others have the same
-        other = job.events(0, 1, kind="state-given")[-1]
+        given_there = partial(job.events, 0, 1, kind="state-given")
+        until(lambda: bool(given_there()), f"rank 1 of rack 0 records it\n{job.logs()}")
+        other = given_there()[-1]
         assert bool(other["bytes"]) == (parallel == "fsdp2"), other
     fresh = job.event(1, "state-fresh", name="place", scope="rack")
     assert fresh["reason"] == "mirror_rack_state is off"

@@ -89,7 +89,8 @@ class Options:
     micro_batches: int = 0
     """Of a step; the script asks how many to take. 0: it does not ask."""
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
-    """step -> acts just before it, see `Acts`. "end": between the last step and the shutdown."""
+    """step -> acts just before it, see `Acts`. "end": between the last step and the shutdown;
+    "leaving": behind the status from before it."""
 
 
 class Tied(nn.Module):
@@ -478,6 +479,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
             result["merged_losses"], result["own_loss"] = acts.merged_losses, acts.own_loss
             result["answers"] = acts.answers
             result["before_shutdown"] = seen(runtime.status())
+            acts.do(options.at.get("leaving", []))
     finally:
         result["weights"] = weights(model)
         if "runtime" in locals():

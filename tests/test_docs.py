@@ -17,6 +17,7 @@ from benchmarks._commands import bench_app
 from mend.config import describe
 from mend.config.sources import RESERVED
 from mend.status.event_log import LOUD
+from mend.status.events_file import CUT
 from mend.status.status import Status
 from mend.tools import app
 
@@ -33,7 +34,7 @@ OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RE
 """What has a meaning of its own; two examples of names that are refused."""
 
 CODE = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
-KINDS = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", CODE)) | LOUD
+KINDS = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", CODE)) | LOUD | {CUT}
 """Of events: the first argument of `note` or `Note`, or in LOUD (two are made by an if)."""
 LOGGED = set(re.findall(r"mend %s ([a-z-]+) ", CODE)) | {"rack-mesh"}
 """Lines that go to the log alone."""

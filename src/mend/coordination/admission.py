@@ -105,8 +105,9 @@ class Admission:
         if member.incarnation != sender.incarnation:
             return False  # no rack speaks so
         misfit = hello_misfit(hello, self.racks)
-        if member.rack != rack or rack >= self.racks:
-            misfit = f"rack {member.rack}, which this job does not have"
+        if member.rack != rack or (rack >= self.racks and not misfit):
+            last = self.racks - 1
+            misfit = f"rack {member.rack}, but this job has racks 0 to {last} (rack, MEND_RACK)"
         if misfit:
             self.refuse(hello, "racks", misfit, misfit, effects)
             return False
@@ -216,8 +217,9 @@ class Admission:
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
     ) -> None:
-        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. It names what is
-        wrong, never what would be right, as the sender may be a stranger. `noted`: for the log of
+        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. Except for
+        the number of racks it names what is wrong, never what would be right, as the sender may be
+        a stranger. `noted`: for the log of
         this side."""
         # Racks that the job does not have share one visitor: numbers from the network must not
         # become connections and notes without end.

@@ -108,7 +108,8 @@ def hello_misfit(hello: Hello, racks: int) -> str:
     """For the coordinator: why a rack cannot be seated."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     if hello.policy.racks != racks:
-        return f"it is configured for racks={hello.policy.racks}, this job has another number"
+        both = f"it is configured for racks={hello.policy.racks}, this job for racks={racks}"
+        return f"{both}: give every rack and the witness the same racks (MEND_RACKS)"
     if len(hello.seat.lanes) != ranks or len(hello.digests) != fragments:
         return f"{len(hello.seat.lanes)} lanes for {ranks} ranks"
     if any(len(digests) != ranks for digests in hello.digests):

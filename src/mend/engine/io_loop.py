@@ -30,6 +30,7 @@ from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
 from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.origins import Origins
+from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
 from mend.types import PERSON, SECOND, Address, Extent, Member, Peer
@@ -57,6 +58,12 @@ def _begin(cores: frozenset[int] | None) -> None:
     )
 
     begin_worker(cores)
+
+
+NAME_REMEDY = (
+    "correct the host in MEND_SIDEBAND_PEERS or MEND_WITNESS_ADDR, or make this machine's DNS or "
+    "/etc/hosts know it; mend goes on trying"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class IoLoop:
         self._host: Host | None = None
         self._streams = Streams(member)
         self._origins = Origins(options.peers)
-        self._pull_troubles = PullTroubles(self.note)
+        self.pull_troubles = PullTroubles(self.note)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -177,8 +184,17 @@ class IoLoop:
             self._sideband.hear(self._received)
 
         self.call(job)
+        threading.Thread(target=self._look_up, name="mend-lookup", daemon=True).start()
         if self.options.secrets:
             self.every(STRANGERS_S, self._tell_strangers)
+
+    def _look_up(self) -> None:
+        """Note the hosts of the settings that have no address here; ZeroMQ asks again for ever and
+        says nothing. On a thread of its own, as a resolver may hang."""
+        hosts = {host_and_port(address)[0] for address in self.options.peers if address}
+        for host in sorted(hosts):
+            if not numbers_of(host) and not self._closing:
+                self.note("name-unknown", {"host": host, "remedy": NAME_REMEDY})
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
         """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop and
@@ -232,7 +248,7 @@ class IoLoop:
                 await self._lane.fetch(holders, key, checksum, into, extent)
             except TransportError as failure:
                 error = failure
-            self._pull_troubles.ended(holders, error, self._loop.time())
+            self.pull_troubles.ended(holders, error, self._loop.time())
             self._guarded(lambda: done(error))
 
         self._spawn(pull())

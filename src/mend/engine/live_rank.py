@@ -175,6 +175,7 @@ class LiveRank:
             own=lambda offer: self.io_loop.call(lambda: self.rank.own(offer)),
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
+        self.trainer.troubles = self.io_loop.pull_troubles.told
         if self._resumed is not None:
             self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
         self._checkpoints = CheckpointWriter(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "running": "the job is not over",
-    "merged": "all work is merged, and the racks left together with the same bits",
+    "merged": "all its work is merged; it left with every rack that was heard, on equal bits",
     "left-early": "all work is merged, and the other racks train on",
     "evicted": "all work is merged; it was slow, and is to be started again",
     "local": "this rack trained for itself (exchange=False)",

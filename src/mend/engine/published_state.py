@@ -85,6 +85,9 @@ class PublishedState:
     room_B: Tensor | None = None
     """Memory for a copy of the training state, with every page touched."""
 
+    missing: tuple[int, ...] = ()
+    """Racks that were not heard when the job ended."""
+
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
@@ -188,6 +191,7 @@ class PublishedState:
                 self._begin_anew(record)
             elif isinstance(record, Roster):
                 self._seat(frozenset(seat.member for seat in record.members))
+                self.missing = () if record.members else record.non_voters
             elif isinstance(record, Mitigation):
                 self.mitigations = mitigations_after(self.mitigations, record)
             elif isinstance(record, Mark) and record.written:

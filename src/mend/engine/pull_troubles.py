@@ -26,6 +26,7 @@ class _Row:
 
     began_s: float
     failures: int = 0
+    error: str = ""
     told: bool = False
 
 
@@ -44,6 +45,14 @@ class PullTroubles:
             elif isinstance(error, PeerUnreachable | TransferStalled):
                 self._fails(holder, str(error), now_s)
 
+    def told(self) -> list[str]:
+        """In words: those from which nothing comes, as `pulls-fail` has said. Any thread."""
+        return [
+            f"no pull from {holder.host}:{holder.port} succeeds ({row.error}): see {REMEDY}"
+            for holder, row in list(self._rows.items())
+            if row.told
+        ]
+
     def _works(self, holder: Address) -> None:
         row = self._rows.pop(holder, None)
         if row is not None and row.told:
@@ -51,7 +60,7 @@ class PullTroubles:
 
     def _fails(self, holder: Address, error: str, now_s: float) -> None:
         row = self._rows.setdefault(holder, _Row(now_s))
-        row.failures += 1
+        row.failures, row.error = row.failures + 1, error
         if row.failures >= FAILURES and now_s - row.began_s >= SECONDS and not row.told:
             row.told = True
             about = {"from": f"{holder.host}:{holder.port}", "failures": row.failures}

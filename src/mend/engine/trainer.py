@@ -70,6 +70,9 @@ SAY_NS = 5 * SECOND
 class Trainer(TrainerRounds):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
+    troubles: Callable[[], list[str]] = list
+    """In words: the lanes over which no pull succeeds."""
+
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
         return sum(self.tokens - track.tokens_mark for track in self.weights)
@@ -160,7 +163,7 @@ class Trainer(TrainerRounds):
             reason = "unmerged work is only in these weights"
             self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
             idly = f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
-            why = [idly] if idle else list(self.published.why)
+            why = [idly] if idle else [*self.published.why, *self.troubles()]
             self.outcome = Outcome("kept-local", "; ".join(why))
         else:
             if not keep_local:
@@ -177,7 +180,14 @@ class Trainer(TrainerRounds):
         others = sorted(member.rack for member in self.published.members - {self.member})
         if others and self.member not in self.published.members:
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
-        return Outcome("merged")
+        return Outcome("merged", self._without())
+
+    def _without(self) -> str:
+        """The racks whose newest work may be missing in the merged weights."""
+        if not self.published.missing:
+            return ""
+        racks = ", ".join(f"rack {rack}" for rack in self.published.missing)
+        return f"without {racks}, silent or gone at the end: what it had not merged is missing here"
 
     def _capture_tails(self) -> None:
         """Capture the steps since the last capture, of weights without an open offer."""

@@ -31,6 +31,9 @@ BYTES_MAX = 256 << 20
 """Limit of one process: the file and its older half beside it. Beyond it the older half is
 deleted."""
 
+CUT = "events-cut"
+"""Kind of the event that stands where an older half was deleted."""
+
 RETRY_S = 1.0
 """How often a file that could not be written is tried again."""
 
@@ -183,9 +186,11 @@ class _File:
 
     def _halve(self) -> io.FileIO:
         self.close()
+        cut: Event = {"kind": CUT, "time_ns": wall_ns(), "path": str(self._older)}
+        lines = [self._first, _line(cut)] if self._older.exists() else [self._first]
         self._path.replace(self._older)
         raw = self._open()
-        self._put(raw, self._first)
+        self._put(raw, b"".join(lines))
         return raw
 
     def _put(self, raw: io.FileIO, data: bytes) -> None:

@@ -123,16 +123,19 @@ def test_who_meets_its_own_live_former_life_is_refused_only_if_that_lives_on() -
 def test_a_rack_of_another_size_or_number_cannot_be_seated() -> None:
     door = Door()
     stranger = replace(of(1), seat=replace(seat(1), member=Member(7, 5)))
+    remedy = "give every rack and the witness the same racks (MEND_RACKS)"
     for body, said in (
-        (of(1, racks=2), "it is configured for racks=2, this job has another number"),
-        (stranger, "rack 7, which this job does not have"),
+        (of(1, racks=2), "it is configured for racks=2, this job for racks=3: " + remedy),
+        (stranger, "rack 7, but this job has racks 0 to 2 (rack, MEND_RACK)"),
     ):
         fits, effects = door.knock(body)
         assert not fits
         assert refused(effects) == [("racks", said)]
     fits, effects = door.knock(of(1), sender=Member(0, member(1).incarnation))
     assert not fits
-    assert refused(effects) == [("racks", "rack 1, which this job does not have")], "says rack 0"
+    assert refused(effects) == [
+        ("racks", "rack 1, but this job has racks 0 to 2 (rack, MEND_RACK)")
+    ], "says rack 0"
 
 
 def test_a_lockstep_job_is_begun_together_or_not_at_all() -> None:

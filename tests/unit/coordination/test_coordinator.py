@@ -130,9 +130,11 @@ def test_a_long_reason_is_cut_to_what_a_receiver_reads() -> None:
 def test_hellos_that_cannot_be_seated() -> None:
     job = Job(racks=2)
     ((kind, detail),) = job.refusals(job.hello(1, racks=3), 1)
-    assert (kind, detail) == ("racks", "it is configured for racks=3, this job has another number")
+    remedy = "give every rack and the witness the same racks (MEND_RACKS)"
+    said = f"it is configured for racks=3, this job for racks=2: {remedy}"
+    assert (kind, detail) == ("racks", said), "both numbers, the setting and what to do"
     ((kind, detail),) = job.refusals(job.hello(5), 2)
-    assert (kind, detail) == ("racks", "rack 5, which this job does not have")
+    assert (kind, detail) == ("racks", "rack 5, but this job has racks 0 to 1 (rack, MEND_RACK)")
     assert job.hear(0, hello(1)) == [], "in the name of another: no rack speaks so"
     assert job.machine.views == {}
 

@@ -56,7 +56,7 @@ def test_a_hello_of_the_right_size_fits() -> None:
 
 
 def test_a_hello_that_cannot_be_seated() -> None:
-    assert "racks=2, this job has another number" in hello_misfit(MINE, racks=3)
+    assert "racks=2, this job for racks=3: give every rack" in hello_misfit(MINE, racks=3)
     assert "1 lanes for 2 ranks" in hello_misfit(replace(MINE, seat=hello(1).seat), 2)
     assert "2 lanes for 2 ranks" in hello_misfit(replace(MINE, digests=MINE.digests[:2]), 2)
     short = (*MINE.digests[:2], MINE.digests[2][:1])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mend.engine.pull_troubles import FAILURES, SECONDS, PullTroubles
+from mend.engine.pull_troubles import FAILURES, REMEDY, SECONDS, PullTroubles
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled
 from mend.types import Address
 
@@ -40,6 +40,19 @@ def test_a_lane_that_gives_nothing_is_named_once_until_it_works(pull: Pull) -> N
     assert len(pull(60.0)) == 1
     assert pull(61.0, None)[1:] == [("pulls-work", {"from": "hostB:22000"})]
     assert len(pull(62.0, None)) == 2
+
+
+def test_what_has_failed_to_the_end_is_told_with_a_remedy() -> None:
+    """NotMerged said why the work was not merged without the cause that had been warned of."""
+    troubles = PullTroubles(lambda kind, fields: None)
+    for at_s in (0.0, 3.0):
+        troubles.ended((OWNER,), CLOSED, at_s)
+    assert troubles.told() == [], "it may be a rack that dies"
+    troubles.ended((OWNER,), CLOSED, SECONDS)
+    (told,) = troubles.told()
+    assert told == f"no pull from hostB:22000 succeeds ({CLOSED}): see {REMEDY}"
+    troubles.ended((OWNER,), None, 60.0)
+    assert troubles.told() == []
 
 
 def test_some_failures_within_seconds_are_no_line(pull: Pull) -> None:

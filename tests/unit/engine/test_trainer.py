@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from mend.consensus.log import Log
-from mend.consensus.records import Commit, Genesis, Mark, Record, Seat, Share
+from mend.consensus.records import Commit, Genesis, Mark, Record, Roster, Seat, Share
 from mend.coordination.events import (
     Captured,
     Cutting,
@@ -568,6 +568,27 @@ def test_work_that_nobody_merged_stays_in_the_weights_and_is_reported() -> None:
     assert fields["open_tokens"] == 60
     assert len(hand.noted("left-alone")) == 1
     assert [fields["open_tokens"] for _, fields in hand.noted("drain-gave-up")] == [60, 60]
+
+
+def test_unmerged_work_names_the_pulls_that_fail() -> None:
+    hand = Hand(stall_max_ns=0)
+    hand.trainer.troubles = lambda: ["no pull from hostB:22000 succeeds"]
+    hand.step(6)
+    hand.run(hand.trainer.close())
+    assert hand.trainer.outcome.word == "kept-local"
+    assert hand.trainer.outcome.detail.endswith("no pull from hostB:22000 succeeds")
+
+
+def test_a_rack_that_was_silent_at_the_end_is_named_by_who_left() -> None:
+    """A rack froze, the others ended as merged without a word of it, and its work was nowhere."""
+    hand = Hand()
+    hand.during = lambda: merging(hand)
+    hand.step(6)
+    end = Roster(2, (), (THEIRS.rack,), None, "all racks are done")
+    hand.published.told(end)
+    hand.run(hand.trainer.close())
+    assert hand.trainer.outcome.word == "merged"
+    assert hand.trainer.outcome.detail.startswith(f"without rack {THEIRS.rack}, silent or gone")
 
 
 def test_one_rank_with_unmerged_work_makes_all_ranks_keep_theirs() -> None:

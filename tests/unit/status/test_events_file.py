@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mend.status import events_file as module
-from mend.status.events_file import EventsFile, older_of
+from mend.status.events_file import CUT, EventsFile, older_of
 from tests.process.racks import until
 
 NAME = "events-rack1-rank0.jsonl"
@@ -260,9 +260,23 @@ def test_a_long_file_loses_its_oldest_half(
     put(file, *range(1000))
     file.close()
     older, newer = steps(older_of(path)), steps(path)
-    assert older[0] == newer[0] == "start"
-    assert older[1:] + newer[1:] == list(range(older[1], 1000))
-    assert older[1] > 0
+    assert older[:2] == newer[:2] == ["start", CUT], "it says that something was deleted"
+    assert older[2:] + newer[2:] == list(range(older[2], 1000))
+    assert older[2] > 0
     assert path.stat().st_size + older_of(path).stat().st_size <= 20_000
     assert {each.name for each in tmp_path.iterdir()} == {NAME, older_of(path).name}
     assert file.lost == 0
+
+
+def test_nothing_is_called_deleted_while_both_halves_are_there(
+    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BYTES_MAX", 20_000)
+    monkeypatch.setattr(module, "BATCH", 1)
+    path = tmp_path / NAME
+    file = EventsFile(path, said)
+    put(file, *range(200))
+    file.close()
+    older, newer = steps(older_of(path)), steps(path)
+    assert older + newer[1:] == list(range(200))
+    assert newer[0] == 0, "the first line is copied"

@@ -95,6 +95,18 @@ def test_settings_and_who_said_them(
     assert any("more than a quarter" in note for note in report["notes"])
 
 
+def test_data_ports_are_those_of_the_address_that_the_lane_binds(
+    monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+) -> None:
+    """They were looked at on 127.0.0.1, whatever the address of the rack."""
+    here, data = free_ports(2)
+    monkeypatch.setenv("MEND_RACK", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://[::1]:{here}")
+    monkeypatch.setenv("MEND_DATA_PORTS", f"{data}-{data}")
+    report, _ = examine(None)
+    assert {port["port"]: port["host"] for port in report["ports"]}[data] == "::1"
+
+
 def test_a_port_that_is_taken(
     monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
 ) -> None:

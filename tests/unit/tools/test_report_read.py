@@ -78,6 +78,18 @@ def test_the_files_are_read_in_the_order_of_time(tmp_path: Path) -> None:
     assert facts.racks == [0, 1]
 
 
+def test_the_older_half_of_a_long_file_is_read_and_what_was_deleted_is_told(tmp_path: Path) -> None:
+    """The report drew the newer half alone, without a word."""
+    start = b'{"kind": "start", "time_ns": 0, "job": "long"}\n'
+    write(tmp_path, start + line(1) + line(2), "events-rack0-rank0.older.jsonl")
+    write(tmp_path, start + line(3) + line(4))
+    facts = read_run(tmp_path)
+    assert (facts.job, steps(facts), facts.notes) == ("long", [1, 2, 3, 4], [])
+    write(tmp_path, start + b'{"kind": "events-cut", "time_ns": 3}\n' + line(3) + line(4))
+    (note,) = read_run(tmp_path).notes
+    assert note.startswith("events-rack0-rank0.jsonl: the oldest events were deleted"), note
+
+
 def test_of_very_many_files_the_lowest_ranks_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,16 +219,17 @@ def _topology(
 def _ports(config: MendConfig | None, problems: list[str]) -> list[Report]:
     """Those of this machine: the defaults, and what the settings name for this rack."""
     wanted = {("witness, by habit", LOOPBACK, WITNESS_PORT): False}
+    lane = LOOPBACK
     for rack in range(config.racks if config is not None else 2):
         wanted["default of rack " + str(rack), LOOPBACK, PORT_FIRST + rack] = False
     if config is not None and config.rack is not None and not config.bind_address.endswith(":0"):
         where, _, number = config.bind_address.removeprefix("tcp://").rpartition(":")
-        leads = where.strip("[]"), int(number)
+        lane, leads = where.strip("[]"), (where.strip("[]"), int(number))
         wanted = {key: must for key, must in wanted.items() if key[1:] != leads}
         wanted["this rack's leader", *leads] = True
     low, high = (config.data_port_range if config is not None else None) or (1, 0)
     for port in range(low, min(high, low + PORTS_MAX - 1) + 1):
-        wanted["data", LOOPBACK, port] = False
+        wanted["data", lane, port] = False
     found = []
     for (what, at, port), must in wanted.items():
         free, why = _free(at, port)

@@ -7,12 +7,14 @@ import heapq
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mend.errors import ConfigError
+from mend.status.events_file import BYTES_MAX, CUT, older_of
 from mend.tools.report.facts import Gathering, RunFacts
 from mend.types import WITNESS
 
@@ -34,6 +36,8 @@ class Damage:
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
     """Those that are no event."""
+    cut: bool = False
+    """The oldest events were deleted."""
     error: str = ""
 
 
@@ -86,7 +90,7 @@ def read_run(folder: Path) -> RunFacts:
     trained = [(rack, rank) for (rank, rack), _ in chosen if rack != WITNESS]
     gathering = Gathering(trained)
     damages = {path: Damage() for _, path in chosen}
-    streams = [_lines(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
+    streams = [_halves(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
     for time_ns, (rack, rank), event in heapq.merge(*streams, key=lambda line: line[0]):
         gathering.take(rack, rank, time_ns, event)
     facts = gathering.finish()
@@ -104,6 +108,11 @@ def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: in
                 f"{path.name} ends inside a line, which is left out: its process was killed, or "
                 "still writes"
             )
+        if damage.cut:
+            notes.append(
+                f"{path.name}: the oldest events were deleted, as the file and its older half had "
+                f"reached {BYTES_MAX >> 20} MiB; rounds, waits and faults are counted from there on"
+            )
         if damage.lines:
             notes.append(f"{path.name}: {damage.lines} lines are no events and are left out")
     if refused:
@@ -113,6 +122,12 @@ def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: in
     if earlier:
         notes.append(f"the folder holds {earlier + 1} jobs; this is the newest")
     return notes
+
+
+def _halves(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
+    older = older_of(path)
+    halves = [older, path] if older.exists() else [path]
+    return chain.from_iterable(_lines(half, who, damage) for half in halves)
 
 
 def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
@@ -127,6 +142,7 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
                     continue
                 event = _event(decoder, data)
                 if event is not None:
+                    damage.cut |= event.get("kind") == CUT
                     yield event["time_ns"], who, event
                 elif whole:
                     damage.lines += 1

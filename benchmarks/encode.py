@@ -107,7 +107,7 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
 
 
 def _owned(numel: int) -> Owned:
-    """As many matrices as there is room for, and a vector of the rest."""
+    """Return as many matrices as there is room for, and a vector of the rest."""
     size = MATRIX[0] * MATRIX[1]
     spans = [Span(0, min(size, numel - begin)) for begin in range(0, numel, size)]
     shapes = tuple(MATRIX if span.numel == size else (span.numel,) for span in spans)

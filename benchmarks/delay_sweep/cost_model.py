@@ -14,7 +14,7 @@ from collections.abc import Callable
 from mend.transport.delayed import Distribution, quantile
 
 POINTS = 2_000
-"""Of the midpoint rule over a delay's quantiles: errors below a per mille of the mean."""
+"""Points of the midpoint rule over a delay's quantiles: errors below a per mille of the mean."""
 
 USUAL = 0.95
 """Share of the rounds that an overlap should hide."""
@@ -74,6 +74,6 @@ def rounds_in_flight(overlap_steps: int, gap_steps: int) -> int:
 
 
 def throughput_share(stall_ms: float, step_ms: float, gap_steps: int) -> float:
-    """Of the throughput without exchange, if every round costs stall_ms."""
+    """Return the share of the throughput without exchange, if every round costs stall_ms."""
     training_ms = gap_steps * step_ms
     return training_ms / (training_ms + stall_ms)

@@ -33,7 +33,7 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a machine describes itself; tests have trees of their own."""
+    """Reads the files in which Linux describes the machine; tests have trees of their own."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 
 def versions() -> str:
-    """What a bug report needs."""
+    """Return the versions that a bug report needs, as one line."""
 
     def of(name: str) -> str:
         try:

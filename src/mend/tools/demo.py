@@ -32,7 +32,7 @@ DELAY_SHARE = 0.5
 """Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging."""
 
 LAST_LINES = 25
-"""Of a failed run, shown again."""
+"""Lines of a failed run that are shown again."""
 
 _PROGRESS = re.compile(r"demo rack=(\d+) step=(\d+) loss=([\d.]+)")
 
@@ -135,7 +135,7 @@ def demo(
 
 
 def next_commands(out: Path) -> list[str]:
-    """What to do with the tapes of the runs."""
+    """Return lines with the commands that read the tapes of the runs."""
     return [
         f"the machines once more, all decisions compared: mend replay {out}",
         f"a round in sentences:                           mend explain {out / report.FREE}",

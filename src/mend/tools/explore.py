@@ -35,7 +35,7 @@ def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bound
 def founding_of(
     members: str, *, crashes: int, questions: int, epochs: int, rounds: int
 ) -> Founding:
-    """The same for the beginning of a job."""
+    """Return the bounds of `--founding`. Raises ConfigError."""
     racks, witness = _members_of(members)
     _refuse_negative(crashes=crashes, questions=questions, epochs=epochs, rounds=rounds)
     return Founding(

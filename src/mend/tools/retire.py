@@ -21,10 +21,10 @@ from mend.transport.status_client import StatusClient
 from mend.types import PERSON, WITNESS
 
 ASK_S = 0.25
-"""Between two rounds of questions."""
+"""Time between two rounds of questions."""
 
 FIRST_S = 3.0
-"""So long for the first answer."""
+"""Longest wait for the first answer."""
 
 INTERRUPTED = 130
 
@@ -85,7 +85,7 @@ def _refuse(reason: str) -> int:
 
 
 def live_answers(answers: Sequence[Answer]) -> list[Answer]:
-    """Who is there now."""
+    """Return the answers of processes that are there now."""
     late_s = FIRST_S + STRAGGLER_S
     return [a for a in answers if a.view and a.view.state != "ended" and a.age_s <= late_s]
 
@@ -95,7 +95,7 @@ def views_of(answers: Sequence[Answer]) -> list[JobStatus]:
 
 
 def best(answers: Sequence[Answer]) -> JobStatus:
-    """Of whoever coordinates, else of who knows most."""
+    """Return the view of the process that coordinates, else of the one that knows most."""
     return max(views_of(answers), key=worth)
 
 
@@ -105,13 +105,13 @@ def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:
 
 
 def evicted_life(answers: Sequence[Answer], rack: int) -> int | None:
-    """Of a rack that was evicted and is not back, as the best view knows it."""
+    """Return the life of a rack that was evicted and is not back, as the best view knows it."""
     first = best(answers)
     return dict(zip(first.evicted, first.evicted_lives, strict=False)).get(rack)
 
 
 def refusal(answers: Sequence[Answer], rack: int) -> str:
-    """Why this rack cannot be retired, as a sentence, or empty."""
+    """Say why this rack cannot be retired; empty: it can."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     jobs = sorted({view.job for view in views})
     if len(jobs) > 1:
@@ -138,7 +138,7 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
 
 
 def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]:
-    """What has come of it, and whether that is final."""
+    """Say what has come of it, and whether that is final."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     seated = seat is not None and seat.life == life
     if first.coordinates and not seated and evicted_life(answers, rack) != life:

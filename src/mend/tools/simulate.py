@@ -38,7 +38,7 @@ Fixed = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one seed, as it crosses processes."""
+    """The result of one seed, as it crosses processes."""
 
     seed: int
     problems: tuple[str, ...]
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to run: seeds [first, stop), or from `first` on until so many minutes are over."""
+    """The seeds to run: [first, stop), or from `first` on until so many minutes are over."""
 
     first: int = 0
     stop: int | None = 300
@@ -63,7 +63,7 @@ class Wanted:
 
 @dataclass
 class Tally:
-    """What has come in so far."""
+    """Sums of the results so far."""
 
     seeds: int = 0
     commits: int = 0
@@ -136,7 +136,7 @@ def run_seed(seed: int, fixed: Fixed | None = None) -> Outcome:
 
 
 def run_seeds(seeds: range, fixed: Fixed) -> list[Outcome]:
-    """In a worker process: all of them, or as many as were begun before everybody had to stop."""
+    """Run the seeds in a worker process, until everybody has to stop."""
     return [run_seed(seed, fixed) for seed in seeds if not _stop.is_set()]
 
 
@@ -213,7 +213,7 @@ def _submit(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[lis
 
 
 _stop: Event
-"""Of a worker process: set when its parent wants no more."""
+"""Set when the parent of this worker process wants no more."""
 
 
 def _enter(stop: Event) -> None:
@@ -267,7 +267,7 @@ def story_of(scenario: Scenario) -> str:
 
 
 def keep(path: Path, outcome: Outcome, scenario: Scenario) -> None:
-    """One more line of the file that the tests run again."""
+    """Append the scenario to the file that the tests run again."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{python_of(scenario)}  # seed {outcome.seed}: {outcome.problems[0]}\n")
 
@@ -325,5 +325,5 @@ def trace(seed: int | None, console: Console, config: Path | None = None) -> int
 
 
 def _say(console: Console, text: str) -> None:
-    """As it is: no colours, and a line stays a line, for grep."""
+    """Print it without colours, a line as a line, for grep."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -28,10 +28,10 @@ from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
 
 WITNESS_PORT = PORT_FIRST - 1
-"""By habit; `mend coordinate` needs --bind."""
+"""Usual port of a witness; `mend coordinate` needs --bind."""
 
 PORTS_MAX = 64
-"""Of a range of data ports, so many are tried."""
+"""Most ports of a range of data ports that are tried."""
 
 CANNOT_LISTEN = "cannot listen at"
 
@@ -113,7 +113,7 @@ def _allowed() -> int | None:
 
 
 def of_keys(config: MendConfig) -> list[Finding]:
-    """What keeps others out of the job. Empty: no address is known yet; a script may say it."""
+    """Judge what keeps others out of the job. Empty: no address is known; a script may name it."""
     if config.rack is None and not config.sideband_addr:
         return []
     bind = config.bind_address
@@ -191,7 +191,7 @@ def _ranges(cores: frozenset[int] | None) -> str | None:
 def _topology(
     hints: Hints | None, config: MendConfig | None, dump: Dump | None, problems: list[str]
 ) -> Report:
-    """What one process can know: only rack_mesh hears the others."""
+    """Return what one process can know of the racks; only rack_mesh hears the other processes."""
     world = None if hints is None else hints.world
     found: Report = {"rack": None, "racks": None, "ranks_per_rack": None, "world_size": world}
     source = "nothing: with one torchrun over several hosts, every host would be a rack"
@@ -217,7 +217,7 @@ def _topology(
 
 
 def _ports(config: MendConfig | None, problems: list[str]) -> list[Report]:
-    """Those of this machine: the defaults, and what the settings name for this rack."""
+    """Try the default ports of this machine, and those that the settings name for this rack."""
     wanted = {("witness, by habit", LOOPBACK, WITNESS_PORT): False}
     for rack in range(config.racks if config is not None else 2):
         wanted["default of rack " + str(rack), LOOPBACK, PORT_FIRST + rack] = False

@@ -15,13 +15,13 @@ SLANT = 3.0
 
 LOST_PCT_MAX = 5.0
 WINDOW_SHARE = 0.5
-"""From this share of what the socket buffers let through on, they are the likely limit."""
+"""The socket buffers are the likely limit from this share of what they let through."""
 
 STREAMS = 4
 """Connections of one transfer."""
 
 WINDOW_MS_MIN = 5.0
-"""On a shorter round trip the buffers are no limit."""
+"""Shortest round trip on which the buffers can be the limit."""
 
 WINDOW_MB_MAX = 256
 """No more than this is recommended for one socket."""
@@ -106,7 +106,7 @@ def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
 
 
 def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
-    """Of a rack that does not hear us, or is not heard: (what is so, what to change)."""
+    """Return (finding, remedy) for a rack that does not hear us, or is not heard."""
     mine, rack, at = meeting.rack, seen.rack, seen.address
     if seen.heard:
         return (
@@ -159,7 +159,7 @@ def _state_of_port(seen: Seen) -> str:
 
 
 def _remedy_of(answer: str, address: str) -> str:
-    """By far the most likely causes first."""
+    """Return the remedy for an answer, the most likely causes first."""
     remedies = {
         "refused": (
             f"The machine is there and nothing listens at {address}. Start `mend doctor --meet` "
@@ -323,7 +323,7 @@ def _of_rates(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
 
 
 def window_mbit(buffers: tuple[int, int] | None, trip_ms: float | None) -> float | None:
-    """What STREAMS connections carry at most: a window per round trip each. About half of a
+    """Return the most that STREAMS connections carry: a window per round trip each. About half of a
     receive buffer is window (tcp_adv_win_scale = 1), two thirds of a send buffer are payload."""
     if buffers is None or trip_ms is None or trip_ms < WINDOW_MS_MIN:
         return None

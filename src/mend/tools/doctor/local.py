@@ -27,11 +27,11 @@ LISTENS = "0A"
 
 SAID_CHARS_MAX = 80
 TIME_ERROR = 5
-"""What adjtimex answers while the clock is not synchronized."""
+"""Answer of adjtimex while the clock is not synchronized."""
 
 MARKS_OF_A_CONTAINER = (".dockerenv", "run/.containerenv")
 BRIDGE = ipaddress.ip_network("172.16.0.0/12")
-"""Where container bridges take their addresses from, by default."""
+"""Default range of the addresses of container bridges."""
 
 SMALL_BUFFER_BYTES = 4 << 20
 
@@ -61,7 +61,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """All of it, as plain data."""
+    """The network of this machine, as plain data."""
 
     cards: tuple[Card, ...]
     routes: tuple[Route, ...]
@@ -79,7 +79,7 @@ class Network:
 
 
 class System:
-    """Where a machine describes itself; tests have trees of their own."""
+    """Reads the files in which Linux describes the machine; tests have trees of their own."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -115,7 +115,7 @@ class System:
         return None
 
     def buffers(self) -> tuple[int, int] | None:
-        """Most that autotuning gives one TCP socket: (receive, send) bytes."""
+        """Return the most that autotuning gives one TCP socket: (receive, send) bytes."""
         found = [self.text(f"proc/sys/net/ipv4/tcp_{way}mem").split() for way in ("r", "w")]
         if all(len(each) == 3 and each[2].isdigit() for each in found):
             return int(found[0][2]), int(found[1][2])
@@ -138,8 +138,8 @@ class System:
         return Room(available, limit, limit_of(resource.RLIMIT_MEMLOCK))
 
     def holder(self, port: int) -> str:
-        """Who listens on a TCP port: `process 77 (python train.py)`. Empty: nobody, or somebody
-        whom this user may not look at."""
+        """Name the process that listens on a TCP port: `process 77 (python train.py)`. Empty:
+        nobody does, or this user may not look at it."""
         wanted = {
             f"socket:[{parts[9]}]"
             for table in ("tcp", "tcp6")
@@ -173,7 +173,7 @@ def limit_of(which: int) -> int | None:
 
 
 def synchronized() -> bool | None:
-    """Whether something keeps the time of day (NTP, PTP). None: the system does not say."""
+    """Return whether something (NTP, PTP) keeps the time of day. None: the system does not say."""
     room = ctypes.create_string_buffer(512)  # a struct timex; modes = 0 only asks
     struct.pack_into("I", room, 0, 0)
     try:
@@ -287,7 +287,7 @@ def _named(card: Card | None) -> str:
 
 
 def _of_own_address(network: Network) -> Iterator[Finding]:
-    """For a job that spans machines: some other address is not loopback."""
+    """Judge this rack's own address in a job that spans machines."""
     own = network.advertised
     if network.listens in ("localhost", "::1") or network.listens.startswith("127."):
         yield problem(

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def panels(self) -> list[Panel]:
-        """Of a run without rounds only those of training."""
+        """The figures; of a run without rounds only those of training."""
         facts = self.facts
         if not facts.rounds:
             training = {"throughput", "stall"} if facts.exchange else {"throughput"}

@@ -24,10 +24,10 @@ apart."""
 DARK, MIDDLE, LIGHT = "#1d2733", "#6b7785", "#e3e8ee"
 GRID_POINTS_MAX = 150
 POINTS_DRAWN = 1600
-"""Of all faint curves of one panel together."""
+"""Most points of all faint curves of one panel together."""
 SMOOTH_BINS = 40
 LOG_RANGE = 20
-"""From this ratio of most to least on, positive values get a logarithmic axis."""
+"""Least ratio of most to least at which positive values get a logarithmic axis."""
 REASONS_SHOWN = 7
 MARKED = frozenset({"rack-silent", "rack-back", "takes-over", "joined", "lineage", "expelled"})
 MARKS_MAX = 12
@@ -46,9 +46,9 @@ BAR_HEIGHTS = {"grace": (0.30, 0.14), "ready": (-0.07, 0.14)}
 BAR_FULL = (-0.27, 0.54)
 LANES_MAX = 48
 BAR_WIDTH_LEAST = 0.0016
-"""Of the whole width: shorter phases are drawn so wide, or nobody would see them."""
+"""Least share of the whole width; shorter phases are drawn so wide, or nobody would see them."""
 DRAWN_IN_ORDER = ("grace", "ready", "exchange", "encode", "capture", "merge", "apply")
-"""In the order of drawing."""
+"""Phases in the order of drawing."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def line_of(rack: int) -> str:
 
 
 def plain_axes(axes: Axes, x: str, y: str) -> None:
-    """What all panels share."""
+    """Draw what all panels share."""
     axes.set_xlabel(x, color=MIDDLE)
     axes.set_ylabel(y, color=MIDDLE)
     axes.spines[["top", "right"]].set_visible(False)

@@ -155,10 +155,7 @@ def train_racks(
 
 def every_gap(options: argparse.Namespace) -> dict[str, int]:
     """Settings for a capture every `options.gap` steps, applied half a gap later."""
-    return {
-        "sync_period_steps": options.gap * options.fragments,
-        "overlap_steps": options.gap // 2,
-    }
+    return {"sync_period_steps": options.gap * options.fragments, "overlap_steps": options.gap // 2}
 
 
 def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) -> None:

@@ -69,10 +69,7 @@ def main() -> None:
     more = {
         "numba": block_kernels("int8") is not None,
         "variants": {
-            name: {
-                "GBps": spread(speed, 2),
-                "of_memcpy": spread(ratios(speed, memcpy)),
-            }
+            name: {"GBps": spread(speed, 2), "of_memcpy": spread(ratios(speed, memcpy))}
             for name, speed in speeds.items()
         },
     }

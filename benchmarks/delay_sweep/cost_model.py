@@ -60,10 +60,7 @@ def concurrent_stall_ms(
     """Per round, for hidden_ms = tau * t_step. A wait for one round is time for all others that
     are in flight, so each pays its share; exact for constant delays, else an approximation."""
     left = mean_over_rounds(
-        mean_ms,
-        distribution,
-        pulls,
-        lambda delay: max(0.0, delay + exchange_ms - hidden_ms),
+        mean_ms, distribution, pulls, lambda delay: max(0.0, delay + exchange_ms - hidden_ms)
     )
     return left / in_flight
 

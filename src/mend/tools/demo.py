@@ -45,12 +45,7 @@ SAYS = {
 
 
 def recipes(
-    *,
-    quick: bool,
-    steps: int | None,
-    out: Path,
-    parallel: str = "ddp",
-    codec: str = "none",
+    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp", codec: str = "none"
 ) -> dict[str, Recipe]:
     """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
     from mend.tools.demo_train import Recipe
@@ -159,12 +154,9 @@ def _clear(folder: Path) -> None:
             and not path.name.startswith("result-rack")
         ]  # fmt: skip
         if strangers:
-            raise ConfigError(
-                "out",
-                str(folder),
-                f"holds {strangers[0]!r}, which no demo wrote",
-                "Choose another --out.",
-            )
+            rule = f"holds {strangers[0]!r}, which no demo wrote"
+            remedy = "Choose another --out."
+            raise ConfigError("out", str(folder), rule, remedy)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 

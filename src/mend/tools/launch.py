@@ -96,12 +96,9 @@ class Job:
                 "torchrun", False, "several processes per rack need it", "Leave it out."
             )
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
-            raise ConfigError(
-                "base_port",
-                self.base_port,
-                "must be 0 or 1024..65535 - racks",
-                "0 picks free ports.",
-            )
+            rule = "must be 0 or 1024..65535 - racks"
+            remedy = "0 picks free ports."
+            raise ConfigError("base_port", self.base_port, rule, remedy)
         if self.link:
             Link.parse(self.link)
 

@@ -140,9 +140,7 @@ class Tape(Protocol):
     def entries(self) -> Iterable[Entry | Gap]: ...
 
 
-def newest_job(
-    tapes: Sequence[Tape],
-) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
+def newest_job(tapes: Sequence[Tape]) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
     """Return how many jobs these tapes are of, and the entries of the one that was founded last.
     Several may have written into one folder, and their rounds have the same numbers. Raises
     TapeError."""

@@ -61,12 +61,7 @@ class Tape(Protocol):
     """Receives the events of a process's machines. Returns at once."""
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None: ...
 
 
@@ -89,11 +84,7 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
         rank=parts.me.rank,
         parts=parts,
         argv=tuple(sys.orig_argv),
-        versions={
-            "mend": VERSION,
-            "python": platform.python_version(),
-            **_of_torch(),
-        },
+        versions={"mend": VERSION, "python": platform.python_version(), **_of_torch()},
         wall_ns=time.time_ns(),
         mono_ns=time.monotonic_ns(),
         **more,
@@ -137,12 +128,7 @@ class TapeWriter:
         self._machines = machines
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None:
         """Loop thread only. Never blocks."""
         if self._stopped or len(self._waiting) >= WAITING_MAX:

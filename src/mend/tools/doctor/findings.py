@@ -54,31 +54,23 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
         named = ", ".join(map(str, met))
         yield remark("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
     for rack in meeting.doubles:
-        yield problem(
-            f"rack {rack}",
-            f"Two processes say that they are rack {rack} of job {meeting.job!r}.",
-            "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0).",
-        )
+        found = f"Two processes say that they are rack {rack} of job {meeting.job!r}."
+        change = "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0)."
+        yield problem(f"rack {rack}", found, change)
     for rack, job in meeting.jobs:
         who = "the witness" if rack == WITNESS else f"rack {rack}"
-        yield problem(
-            f"rack {rack}",
-            f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}.",
-            "Doctors meet where a job would: stop the job first, or choose other ports.",
-        )
+        found = f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}."
+        change = "Doctors meet where a job would: stop the job first, or choose other ports."
+        yield problem(f"rack {rack}", found, change)
     outside = [rack for rack, job in meeting.strangers if job == meeting.job]
     for rack in outside:
-        yield problem(
-            f"rack {rack}",
-            f"Rack {rack} of this job came, but there are only {meeting.racks} here.",
-            "Set MEND_RACKS alike on all racks, and number them from 0.",
-        )
+        found = f"Rack {rack} of this job came, but there are only {meeting.racks} here."
+        change = "Set MEND_RACKS alike on all racks, and number them from 0."
+        yield problem(f"rack {rack}", found, change)
     if meeting.garbage:
-        yield remark(
-            "meeting",
-            f"{meeting.garbage} frames came that are neither a doctor's nor a job's.",
-            "Another program, or another version of mend, sends to this port: see who.",
-        )
+        found = f"{meeting.garbage} frames came that are neither a doctor's nor a job's."
+        change = "Another program, or another version of mend, sends to this port: see who."
+        yield remark("meeting", found, change)
     if meeting.witness is not None:
         yield _of_witness(*meeting.witness)
 
@@ -87,22 +79,15 @@ def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
     if answer == "open" and speaks:
         return ok("witness", f"the witness's port answers at {address}")
     if answer == "open":
-        return problem(
-            "witness",
-            f"What listens at MEND_WITNESS_ADDR={address} is no witness.",
-            "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`.",
-        )
+        found = f"What listens at MEND_WITNESS_ADDR={address} is no witness."
+        change = "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`."
+        return problem("witness", found, change)
     if answer == "refused":
-        return remark(
-            "witness",
-            f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers.",
-            "Start `mend coordinate` there before the job.",
-        )
-    return problem(
-        "witness",
-        f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'}).",
-        _remedy_of(answer, address),
-    )
+        found = f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers."
+        change = "Start `mend coordinate` there before the job."
+        return remark("witness", found, change)
+    found = f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'})."
+    return problem("witness", found, _remedy_of(answer, address))
 
 
 def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
@@ -254,11 +239,9 @@ def _of_trips(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         yield ok(topic, found)
     lost_pct = 100 * (1 - seen.trips / seen.asked) if seen.asked else 0.0
     if lost_pct > LOST_PCT_MAX:
-        yield remark(
-            topic,
-            f"{lost_pct:.0f} % of the pings had no answer in time.",
-            "The link loses packets, or a machine was busy: look at both, and run it again.",
-        )
+        found = f"{lost_pct:.0f} % of the pings had no answer in time."
+        change = "The link loses packets, or a machine was busy: look at both, and run it again."
+        yield remark(topic, found, change)
     if seen.clock_ms is not None and abs(seen.clock_ms) > CLOCK_MS_MAX:
         yield remark(
             topic,
@@ -291,11 +274,9 @@ def _of_flows(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
             told = f"rack {source} to rack {sink}: {rate(flow.mbit)} in {flow.megabytes:.3g} MB"
             yield ok(topic, told)
     if seen.here is None and seen.hears_us and not meeting.turns_done:
-        yield remark(
-            topic,
-            f"Bandwidth to rack {rack} was not measured: the turns did not come to an end.",
-            "Start the doctors closer together, or with a longer --for.",
-        )
+        found = f"Bandwidth to rack {rack} was not measured: the turns did not come to an end."
+        change = "Start the doctors closer together, or with a longer --for."
+        yield remark(topic, found, change)
     yield from _of_rates(meeting, seen)
 
 

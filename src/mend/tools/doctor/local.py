@@ -248,11 +248,9 @@ def _of_routes(network: Network) -> Iterator[Finding]:
                 "/etc/hosts, or use the number.",
             )
         elif route.source is None:
-            yield problem(
-                route.what,
-                f"No network of this machine leads to {route.host} ({route.numbers[0]}).",
-                "Check the address, the routes (`ip route`), and that the interface is up.",
-            )
+            found = f"No network of this machine leads to {route.host} ({route.numbers[0]})."
+            change = "Check the address, the routes (`ip route`), and that the interface is up."
+            yield problem(route.what, found, change)
         else:
             card = cards.get(route.card or "")
             told = f"{route.host} is reached from {route.source} over {_named(card)}"
@@ -300,11 +298,9 @@ def _of_own_address(network: Network) -> Iterator[Finding]:
         return
     elsewhere = [route for route in network.routes if route.numbers and not _loops(route)]
     if not own.numbers:
-        yield problem(
-            "this rack",
-            f"The name {own.host!r}, under which it tells others to reach it, is unknown here.",
-            "Set MEND_ADVERTISE_HOST to a name or number that the other racks know.",
-        )
+        found = f"The name {own.host!r}, under which it tells others to reach it, is unknown here."
+        change = "Set MEND_ADVERTISE_HOST to a name or number that the other racks know."
+        yield problem("this rack", found, change)
     elif _loops(own) and own.host != network.listens:
         yield problem(
             "this rack",
@@ -328,11 +324,9 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
             "set MEND_ADVERTISE_HOST to the host's address.",
         )
     elif own.numbers[0] not in mine:
-        yield remark(
-            "this rack",
-            f"It tells others to reach it at {number}, which no interface here has.",
-            "This is right if NAT forwards these ports; otherwise correct MEND_ADVERTISE_HOST.",
-        )
+        found = f"It tells others to reach it at {number}, which no interface here has."
+        change = "This is right if NAT forwards these ports; otherwise correct MEND_ADVERTISE_HOST."
+        yield remark("this rack", found, change)
     elif holder is not None and peer.card is not None and holder.name != peer.card:
         yield remark(
             "this rack",
@@ -346,11 +340,9 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
 def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
     needed = FILES_BASE + FILES_PER_RACK * racks
     if network.files is not None and network.files < needed:
-        yield remark(
-            "limits",
-            f"Only {network.files} files may be open; a rank needs up to {needed}.",
-            f"`ulimit -n {max(4096, needed)}` before torchrun.",
-        )
+        found = f"Only {network.files} files may be open; a rank needs up to {needed}."
+        change = f"`ulimit -n {max(4096, needed)}` before torchrun."
+        yield remark("limits", found, change)
     else:
         yield ok("limits", f"open files: {network.files or 'no limit'}")
     if gpu and network.locked is not None:
@@ -368,10 +360,8 @@ def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
             "Raise the last number of net.ipv4.tcp_rmem and tcp_wmem (16777216 suits most links).",
         )
     if network.synchronized is False:
-        yield remark(
-            "clock",
-            "Nothing keeps this machine's time of day.",
-            "Nothing is decided by it, but logs of the racks are hard to compare: run chrony.",
-        )
+        found = "Nothing keeps this machine's time of day."
+        change = "Nothing is decided by it, but logs of the racks are hard to compare: run chrony."
+        yield remark("clock", found, change)
     elif network.synchronized:
         yield ok("clock", "the time of day is synchronized")

@@ -200,8 +200,8 @@ def sentences(story: Story, made: RoundFacts) -> list[str]:
             if rack not in inside:
                 lines.append(f"  left out: rack {rack}: {left_out(story, made, rack)}")
     happened = sorted(_timeline(story, made), key=lambda each: each[0])
-    lines += [f"  {_relative(at_ns - zero_ns)}  {text}" for at_ns, text in happened]
-    return [*lines, *(f"  cost: {text}" for text in _costs(story, made))]
+    lines += [f"  {(at_ns - zero_ns) / MS:+10.1f} ms  {text}" for at_ns, text in happened]
+    return [*lines, *(f"  cost: {text}" for text in _costs(made))]
 
 
 def left_out(story: Story, made: RoundFacts, rack: int) -> str:
@@ -328,7 +328,7 @@ def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
     return lines
 
 
-def _costs(story: Story, made: RoundFacts) -> list[str]:
+def _costs(made: RoundFacts) -> list[str]:
     costs = []
     if made.opened and made.decided_ns is not None:
         costs.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
@@ -361,10 +361,6 @@ def _count(number: int, noun: str) -> str:
 
 def _ms(ns: int) -> str:
     return f"{ns / SECOND:.2f} s" if ns >= 10 * SECOND else f"{ns / MS:.1f} ms"
-
-
-def _relative(ns: int) -> str:
-    return f"{ns / MS:+10.1f} ms"
 
 
 def _clock(ns: int) -> str:

@@ -92,7 +92,9 @@ class Story:
     """Index in the log, and who is a member from there on."""
     live: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(time, racks that counted as live), whenever that changed."""
-    reports_ns: dict[int, array[int]] = field(default_factory=lambda: defaultdict(_times))
+    reports_ns: dict[int, array[int]] = field(
+        default_factory=lambda: defaultdict(lambda: array("q"))
+    )
     """Rack -> the times at which it was heard."""
     notes: list[tuple[int, str, dict[str, object]]] = field(default_factory=list)
     """Notes of coordinators besides decisions."""
@@ -125,10 +127,6 @@ class Story:
         """Return the racks that counted as live then; None: not known."""
         place = bisect.bisect_right(self.live, (at_ns, (1 << 20,)))
         return self.live[place - 1][1] if place else None
-
-
-def _times() -> array[int]:
-    return array("q")
 
 
 class Tape(Protocol):

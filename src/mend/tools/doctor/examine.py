@@ -18,7 +18,7 @@ from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
 from mend.config.topology import RANKS_PER_RACK, Hints, read_hints
 from mend.errors import ConfigError, TransportError
-from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
+from mend.hardware.cpu_affinity import Machine, allowed_cores, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
@@ -68,7 +68,7 @@ def examine(topology: Path | None) -> tuple[Report, list[Finding]]:
             "host": host(),
             "system": f"{platform.system()} {platform.release()}",
             "cores": os.cpu_count(),
-            "cores_allowed": _allowed(),
+            "cores_allowed": len(cores) if (cores := allowed_cores()) else None,
         },
         "devices": _devices(dump),
         "nccl_dump": _dumped(dump),
@@ -105,11 +105,6 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
     return value if value is None or isinstance(value, bool | int | float) else str(value)
-
-
-def _allowed() -> int | None:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else None
 
 
 def of_keys(config: MendConfig) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mend.tools.doctor.terms import Finding, Meeting, Seen, ok, problem, rate, remark
-from mend.types import WITNESS
+from mend.types import rack_name
 
 CLOCK_MS_MAX = 1_000.0
 """Times of day may differ by so much before it is worth a word: nothing is decided by them."""
@@ -58,7 +58,7 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
         change = "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0)."
         yield problem(f"rack {rack}", found, change)
     for rack, job in meeting.jobs:
-        who = "the witness" if rack == WITNESS else f"rack {rack}"
+        who = rack_name(rack)
         found = f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}."
         change = "Doctors meet where a job would: stop the job first, or choose other ports."
         yield problem(f"rack {rack}", found, change)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.settings import MendConfig
+from mend.hardware.cpu_affinity import read_short
 from mend.tools.doctor.estimate import Room
 from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.transport import probe
 
-FILE_CHARS_MAX = 1 << 20
 FILES_BASE, FILES_PER_RACK = 256, 16
 """Descriptors of one rank: its lane's connections, and sockets by rack; and torch's own."""
 
@@ -86,11 +86,7 @@ class System:
 
     def text(self, path: str) -> str:
         """A short file, stripped; empty: there is none, or it has no answer."""
-        try:
-            with (self._root / path).open(encoding="ascii", errors="replace") as file:
-                return file.read(FILE_CHARS_MAX).strip()
-        except OSError:
-            return ""
+        return read_short(self._root / path)
 
     def has(self, path: str) -> bool:
         return (self._root / path).exists()

@@ -285,14 +285,8 @@ def _throughput(axes: Axes, facts: RunFacts) -> None:
     size, prefix = scaled([v for _, rate in rates.values() for v in rate])
     unit_s, unit = time_of(facts)
     for rack, (at_s, rate) in rates.items():
-        axes.plot(
-            at_s / unit_s,
-            rate / size,
-            line_of(rack),
-            color=colour(rack),
-            lw=1.6,
-            label=f"rack {rack}",
-        )
+        x, y = at_s / unit_s, rate / size
+        axes.plot(x, y, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}")
     for at in _marks(facts):
         axes.axvline(at / unit_s, color="#9aa5b1", lw=0.8, ls=(0, (4, 3)))
     plain_axes(axes, f"time ({unit})", f"{prefix} tokens/s".strip())
@@ -305,9 +299,8 @@ def _stall(axes: Axes, facts: RunFacts) -> None:
     for rack in facts.racks:
         at_s, rate = rate_of(facts, rack, lambda p: p.stall_ms / 1000)
         share = 100 * np.clip(rate, 0, None) / max(1, len(facts.of_rack(rack)))
-        axes.plot(
-            at_s / unit_s, share, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}"
-        )
+        x = at_s / unit_s
+        axes.plot(x, share, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}")
         most = max(most, float(share.max(initial=0.0)))
     plain_axes(axes, f"time ({unit})", "% of the time")
     axes.set_ylim(0, min(105.0, 1.15 * most))

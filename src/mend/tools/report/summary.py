@@ -10,7 +10,7 @@ from mend.config import describe
 from mend.engine.turnout import short_of, told
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds
-from mend.types import SECOND, WITNESS
+from mend.types import SECOND, rack_name
 
 FRAGMENTS_SHOWN = 16
 SLOW_SHOWN = 8
@@ -251,10 +251,6 @@ def _plain(value: object) -> str:
 
 
 # ------------------------------------------------------------------ words
-
-
-def rack_name(rack: int) -> str:
-    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def short(value: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mend.coordination.slow import sentence_of
 from mend.status.messages import Doings, JobStatus, RackSeen
-from mend.types import SECOND, WITNESS
+from mend.types import SECOND, rack_name
 
 SLOW_RATIO = 1.5
 """A rack whose step takes so many times the median of the racks is called slow."""
@@ -135,7 +135,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     return Picture(
         job=first.job,
         state="ended" if is_over(answers) else _state(first, racks) if fresh else "nobody",
-        coordinator=name_of(first.coordinator),
+        coordinator=rack_name(first.coordinator),
         **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
         turnout=next((each.turnout for each in doings if each.turnout), ""),
@@ -152,10 +152,6 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
 def addresses_of(view: JobStatus) -> list[str]:
     """Return the addresses of the other leaders of the job that this process knows."""
     return [rack.address for rack in view.racks if rack.address and rack.rack != view.rack]
-
-
-def name_of(rack: int) -> str:
-    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def is_over(answers: Iterable[Answer]) -> bool:
@@ -187,15 +183,15 @@ def _sentences(
     start_it = "was evicted because it was slow: start it again (mend launch does) to rejoin"
     sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
-        sentences.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
-    sentences += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
+        sentences.append("no hello yet from " + ", ".join(map(rack_name, first.missing)))
+    sentences += [f"{rack_name(view.rack)}: {view.detail}" for view in others if view.detail]
     for view in known:
         if view.state == "ended" and view not in others:
             sentences.append(
-                f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}")
+                f"{rack_name(view.rack)} has ended" + (view.detail and f": {view.detail}")
             )
         if view.job != first.job:
-            sentences.append(f"{name_of(view.rack)} of another job also answers: {view.job}")
+            sentences.append(f"{rack_name(view.rack)} of another job also answers: {view.job}")
     versions = {view.mend for view in others}
     if len(versions) > 1:
         sentences.append("different versions of mend: " + ", ".join(sorted(versions)))
@@ -236,7 +232,7 @@ def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | 
     line = RackLine(
         each.rack,
         state=_rack_state(each, heard, first, own),
-        told_by="itself" if own is not None else name_of(teller.rack),
+        told_by="itself" if own is not None else rack_name(teller.rack),
         address=each.address,
         step=each.step if each.step >= 0 else None,
         behind=each.behind if each.behind >= 0 else None,

@@ -62,10 +62,7 @@ def _averaging(args: RackArgs) -> None:
             control.allow_allreduce()
             control.result(ROUND_S)
 
-        for name, turn in (
-            ("gloo", lambda: group.allreduce([buffer]).wait()),
-            ("sync", average),
-        ):
+        for name, turn in (("gloo", lambda: group.allreduce([buffer]).wait()), ("sync", average)):
             taken_s, _ = time_turn(group, turn)
             if repeat:
                 found[name].append(taken_s)

@@ -306,7 +306,8 @@ def table(results: Sequence[Result], failed: Mapping[str, str], *, judged: bool)
 
 
 def figure(found: Result) -> str:
-    """Never a point: `0.91 us [0.85, 1.02]`, with `at most` where the greatest counts."""
+    """Return the median and its range: `0.91 us [0.85, 1.02]`; `at most` where the maximum
+    counts."""
     around = found["spread"]
     word = "" if found["measured"] == around["median"] else "at most "
     return escape(

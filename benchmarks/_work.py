@@ -55,7 +55,7 @@ class Seen:
     dropped: int = 0
     """Offers of this rack that were too old to be merged; their tokens are in the next ones."""
     began_s: float = 0.0
-    """When its first step began."""
+    """Begin of its first step."""
     init_s: float = 0.0
     """Duration of mend_init."""
     last: bool = False
@@ -83,7 +83,7 @@ class Job:
         self.until(lambda _: False, seconds)
 
     def must(self, wanted: Callable[[Seen], bool], what: str) -> Seen:
-        """As `until`; raises RuntimeError after LOST_S."""
+        """Wait as `until` does; raise RuntimeError after LOST_S."""
         seen = self.until(wanted, LOST_S)
         if seen is None:
             raise RuntimeError(f"it never came that {what}; last seen: {self.seen[-3:]}")
@@ -155,10 +155,7 @@ def train_racks(
 
 def every_gap(options: argparse.Namespace) -> dict[str, int]:
     """Settings for a capture every `options.gap` steps, applied half a gap later."""
-    return {
-        "sync_period_steps": options.gap * options.fragments,
-        "overlap_steps": options.gap // 2,
-    }
+    return {"sync_period_steps": options.gap * options.fragments, "overlap_steps": options.gap // 2}
 
 
 def work(args: RackArgs, step_ms: float, *, tokens: int = 1, **settings: Any) -> None:

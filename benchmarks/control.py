@@ -201,7 +201,8 @@ class World:
             self._frame(rack, machine, self.racks[to.rack], body)
 
     def _from_rank(self, rack: Rack, rank: int, report: RankReport) -> None:
-        """To its leader. Where that is measured, in a frame; rank 0 lives in the same process."""
+        """Report to its leader. Where that is measured, in a frame; rank 0 lives in the same
+        process."""
         peer, body = Peer(rack.number, rank), cast(Message, report)
         if rank > 0 and self._cost(rack, rack.leader) is not None:
             streams = rack.rank_streams[rank]

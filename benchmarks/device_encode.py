@@ -93,10 +93,7 @@ def main() -> None:
     more = {
         "gpu": torch.cuda.get_device_name(),
         "variants": {
-            name: {
-                "GBps": spread(speed, 0),
-                "of_copy": spread(ratios(speed, copy)),
-            }
+            name: {"GBps": spread(speed, 0), "of_copy": spread(ratios(speed, copy))}
             for name, speed in speeds.items()
         },
         "captures": {

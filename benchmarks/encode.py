@@ -69,10 +69,7 @@ def main() -> None:
     more = {
         "numba": block_kernels("int8") is not None,
         "variants": {
-            name: {
-                "GBps": spread(speed, 2),
-                "of_memcpy": spread(ratios(speed, memcpy)),
-            }
+            name: {"GBps": spread(speed, 2), "of_memcpy": spread(ratios(speed, memcpy))}
             for name, speed in speeds.items()
         },
     }
@@ -107,7 +104,7 @@ def _speeds(options: argparse.Namespace, gigabytes: float) -> dict[str, list[flo
 
 
 def _owned(numel: int) -> Owned:
-    """As many matrices as there is room for, and a vector of the rest."""
+    """Return as many matrices as there is room for, and a vector of the rest."""
     size = MATRIX[0] * MATRIX[1]
     spans = [Span(0, min(size, numel - begin)) for begin in range(0, numel, size)]
     shapes = tuple(MATRIX if span.numel == size else (span.numel,) for span in spans)

@@ -161,7 +161,8 @@ def unverified(series: Series) -> Named:
 
 
 def z_score(series: Series, own: bool) -> Named:
-    """More than 3 deviations above the mean of a window; `own`: it has the newest step in it."""
+    """Name samples over 3 deviations above the mean of a window; `own`: the newest step is in
+    it."""
     for rack, times in enumerate(series):
         window: deque[float] = deque(maxlen=64)
         for step, sample in enumerate(times):
@@ -205,7 +206,7 @@ class Score:
 
 
 def score(kind: Kind, detector: Callable[[Series], Named], seeds: range) -> Score:
-    """Of healthy kinds every rack is a series; of the others rack 0 is."""
+    """Score a detector. Of healthy kinds every rack is a series; of the others rack 0 is."""
     result = Score(late=[])
     assert result.late is not None
     for seed in seeds:
@@ -240,7 +241,7 @@ def _one(job: tuple[int, str, int]) -> tuple[int, str, Score]:
 
 
 def microseconds() -> float:
-    """Of one sample, mend's detector, after the past is full: median of blocks of 100."""
+    """Time a sample of mend's detector after the past is full: median of blocks of 100."""
     one, chance, found = OwnPast(DetectorOptions()), random.Random(0), []
     for block in range(40):
         samples = jitter(chance, 100)

@@ -68,7 +68,7 @@ TOKEN = b"benchmarks.flood"
 KINDS = ("commits_per_second", "cpu", "floods_per_second")
 
 Ports = tuple[int, int]
-"""Of a sideband and a lane."""
+"""(port of a sideband, port of a lane)."""
 Figures = dict[str, dict[str, list[float]]]
 """Kind of figure -> phase -> its value in every repeat."""
 
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _job(options: argparse.Namespace, keys: str, figures: Figures) -> None:
-    """All phases of one job."""
+    """Run all phases of one job."""
     lane, *beside = free_ports(3)
     fork = get_context("forkserver")
     ours, theirs = fork.Pipe()

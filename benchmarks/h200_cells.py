@@ -78,7 +78,7 @@ def overlaps(plan: Plan, step_ms: float, exchange_ms: float) -> dict[int, int]:
 
 
 def cells(plan: Plan, taus: Mapping[int, int]) -> list[Cell]:
-    """All cells, repeat by repeat, so that a disturbance of the machine meets every mode."""
+    """Return all cells, repeat by repeat, so that a disturbance of the machine meets every mode."""
     found = []
     for repeat in range(plan.repeats):
         found.append(Cell(repeat, "none", 0, 0, WARM_UP_MIN, plan.measured))

@@ -12,7 +12,7 @@ from benchmarks import qwen
 from benchmarks._common import proc_bytes
 
 ATTENTION = ("flash", "efficient", "math")
-"""In order of speed. cuDNN's is left out: its backward pass promises no order of its sums."""
+"""By speed. cuDNN's is left out: its backward pass promises no order of its sums."""
 
 SAME_TRIES = 3
 
@@ -35,7 +35,7 @@ def deterministic(device: torch.device, shape: qwen.Shape) -> str:
 
 
 def _same_bits(device: torch.device, shape: qwen.Shape) -> bool:
-    """Whether the attention that is switched on exists, and repeats its gradients."""
+    """Return whether the attention that is switched on exists, and repeats its gradients."""
     attention = qwen.Attention(shape).to(device, torch.bfloat16)
     cos_TE, sin_TE = qwen.rope(512, shape.head_numel, device)
     x_BTD = torch.randn(4, 512, shape.width, device=device, dtype=torch.bfloat16)

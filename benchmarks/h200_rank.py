@@ -38,7 +38,7 @@ from mend.tools.processes import TOKEN
 
 
 def run(options: argparse.Namespace, began: float, kind: type[Bench] | None = None) -> None:
-    """All cells of this rank. `began`: of the process, on time.monotonic()."""
+    """Run all cells of this rank. `began`: start of the process on time.monotonic()."""
     rack, racks = int(os.environ["MEND_RACK"]), int(os.environ["MEND_RACKS"])
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     folder = Path(tempfile.gettempdir()) / f"h200-{os.environ[TOKEN]}"
@@ -82,7 +82,7 @@ class Bench:
         )  # fmt: skip
         self.done: list[tuple[Cell, float]] = []
         self.measured: dict[str, float] = {}
-        """Of the calibration: median step_ms, exchange_ms."""
+        """Medians of the calibration: step_ms, exchange_ms."""
         self.device = device_of_rank()
         self.clock = Clock(self.device)
         self.shape = qwen.SHAPES[options.shape]

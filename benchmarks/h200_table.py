@@ -111,7 +111,7 @@ def _by_index(lines: Sequence[Line]) -> list[Ranks]:
 
 
 def _exchange_ms(cells: Sequence[Ranks]) -> float | None:
-    """Of one exchange that training waited for, without delay: of the calibration."""
+    """Return the time of a blocking exchange without delay, from the calibration."""
     waited = [
         max(line["stall_ms_last"] for line in ranks)
         for ranks in cells
@@ -189,7 +189,7 @@ def _ratios(ratios: list[float]) -> Line:
 
 
 def _memory(repeats: list[Ranks], alone: dict[int, Ranks]) -> Line:
-    """Of a rank, the most of all ranks and repeats."""
+    """Return the most additional memory of a rank, over all ranks and repeats."""
     more = {}
     for key in ("gpu_allocated_bytes", "gpu_reserved_bytes", "pinned_bytes",
                 "host_bytes", "host_bytes_peak"):  # fmt: skip
@@ -251,7 +251,7 @@ def _difference(some: Ranks, others: Ranks) -> int | None:
 
 
 def _repeatable(cells: Sequence[Ranks]) -> dict[str, bool]:
-    """Whether a cell has the same losses in every repeat: of `none`, training repeats itself."""
+    """Return by mode whether its losses are the same in every repeat."""
     first: dict[tuple[str, int], Ranks] = {}
     same: dict[str, bool] = {}
     for ranks in cells:

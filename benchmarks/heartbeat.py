@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _largest_gap_ms(heard: list[int], start: int, end: int) -> float:
-    """Between frames, from the last one before `start` to the first one after `end`."""
+    """Return the largest gap from the last frame before `start` to the first one after `end`."""
     before = [at for at in heard if at <= start][-1:]
     after = [at for at in heard if at >= end][:1]
     inside = [at for at in heard if start < at < end]

@@ -92,7 +92,7 @@ def _rack(args: RackArgs) -> None:
 
 
 def merged_without(seen: Seen, dead: int, killed_s: float) -> bool:
-    """Whether this is a merge after the kill that the dead rack has no part in."""
+    """Return whether this is a merge after the kill that the dead rack has no part in."""
     return seen.at_s > killed_s and bool(seen.merged) and dead not in seen.merged
 
 

@@ -130,10 +130,7 @@ def _radial(
 
 
 def _report(
-    options: argparse.Namespace,
-    numerics: Numerics,
-    anchor: Anchor,
-    seconds: dict[str, list[float]],
+    options: argparse.Namespace, numerics: Numerics, anchor: Anchor, seconds: dict[str, list[float]]
 ) -> None:
     state_bytes = 4 * anchor.data.numel()
     memcpy = [2 * state_bytes / s / 1e9 for s in seconds.pop("memcpy")]

@@ -107,7 +107,8 @@ def main() -> None:
 
 
 def arms(causes: list[str]) -> list[tuple[str, str, str]]:
-    """In lockstep every round waits for every rack; fewer micro-batches help no link."""
+    """Return the arms. In lockstep every round waits for every rack; fewer micro-batches help no
+    link."""
     return [
         (cause, job, arm)
         for cause in causes
@@ -166,7 +167,7 @@ def _verdict(seen: dict[int, list[Step]], healthy: int) -> str:
 
 
 def rates(seen: dict[int, list[Step]], since_s: float, until_s: float) -> Rates:
-    """Of steps that ended in this time; rounds as rack 0 saw them."""
+    """Return the rates of steps that ended in this time, and of rounds as rack 0 saw them."""
     tokens = sum(
         each.taken for mine in seen.values() for each in mine if since_s < each.at_s <= until_s
     )
@@ -183,7 +184,7 @@ def _run_job(options: argparse.Namespace, cause: str, job: str, arm: str) -> dic
 
 @contextlib.contextmanager
 def _network(options: argparse.Namespace) -> Iterator[None]:
-    """Of a slow link: a network namespace for each rack, `options.net`."""
+    """Make a network namespace for each rack, `options.net`, if a link is the cause."""
     options.net = None
     if options.cause != "link":
         yield
@@ -205,7 +206,7 @@ class Work:
         self.size = SIZES[self.options.size]
         self.slower = 1.0
         self.healthy_s = self.options.step_ms / 1e3 if self.sleeps else 0.0
-        """Of a step."""
+        """Healthy time of a step."""
         self.cores = _cores_of(args.rack, self.options.cores)
         os.sched_setaffinity(0, self.cores)  # before any thread of torch or mend
         torch.set_num_threads(1)
@@ -234,7 +235,7 @@ class Work:
             subprocess.run(command, check=True)
 
     def load(self, taken: int) -> None:
-        """So many micro-batches."""
+        """Wait as so many micro-batches need, where the cause is sleep or input."""
         times = self.slower if self.sleeps else self.slower - 1
         if self.options.cause in ("sleep", "input"):
             time.sleep(self.healthy_s * times * taken / WHOLE)

@@ -212,7 +212,7 @@ def read(kept: Path) -> list[dict[str, Any]]:
 
 
 def check_same(rows: Sequence[dict[str, Any]], cell: Cell) -> None:
-    """All runs of a table have one plan."""
+    """Raise UsageError unless all runs of a table have one plan."""
     plan = json.loads(json.dumps(asdict(cell.plan)))
     if any(row["plan"] != plan for row in rows):
         raise UsageError(

@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of one rack."""
+        """Tokens of one rack in a step."""
         return self.size.batch * self.size.context
 
 
@@ -185,7 +185,7 @@ class Curve:
         return held_out_loss(model, self._text, self._plan.size, self._plan.eval_batches)
 
     def look(self, step: int, *models: nn.Module) -> None:
-        """Of several models: the mean of their losses."""
+        """Note the mean loss of these models."""
         losses = [self.loss(model) for model in models]
         self.points.append((step * self._plan.tokens_per_step, math.fsum(losses) / len(losses)))
 

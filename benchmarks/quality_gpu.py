@@ -235,8 +235,8 @@ class Bench:
 
     @torch.no_grad()
     def look(self) -> list[list[float]]:
-        """By arm and seed: the loss of the mean of the racks' weights; of `alone` the mean of the
-        racks' losses."""
+        """Return by arm and seed the loss of the mean of the racks' weights; of `alone` the mean of
+        the racks' losses."""
         merged = [self.view(v.detach()).mean(2, dtype=torch.float64).float() for v in self.values]
         found = self._held_out([value.flatten(0, 1) for value in merged])
         by_arm = found.view(self.wide, self.plan.seeds)
@@ -352,7 +352,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def run(bench: Bench, part: Path, options: argparse.Namespace) -> bool:
-    """Whether all steps are made; else they are kept in `part`."""
+    """Train. True: all steps are made; else they are kept in `part`."""
     begun, first = time.monotonic(), bench.step
     if part.exists():
         bench.load(part)

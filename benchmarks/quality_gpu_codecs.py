@@ -100,7 +100,7 @@ class LowRank:
         self._cuts = list(accumulate((torch.Size(s).numel() for s in shapes), initial=0))
         self._seeds, self.version = seeds, 0
         self.bases: list[list[Tensor]] = []
-        """By side, per matrix: (S, k, r)."""
+        """Bases by side and matrix: (S, k, r)."""
 
     def _matrices(self) -> list[int]:
         return [i for i, s in enumerate(self._shapes) if len(s) == 2 and min(s) > self._rank]
@@ -143,7 +143,7 @@ class LowRank:
 
 
 def _fill_up(merged_Skr: Tensor) -> Tensor:
-    """With enough of random directions to have r of them."""
+    """Add a little noise, so that there are r directions."""
     chance = torch.Generator().manual_seed(merged_Skr.shape[-2])
     noise = torch.rand(merged_Skr.shape[-2:], generator=chance).to(merged_Skr.device) * 2 - 1
     peak = merged_Skr.abs().amax((-2, -1), keepdim=True).clamp(min=TINY)

@@ -121,12 +121,12 @@ class Arm:
 
 
 def _risen(rounds: Fraction, ramp: float) -> float:
-    """How far a ramp is after so many rounds, 0 to 1."""
+    """Return how far a ramp is after so many rounds, 0 to 1."""
     return min(float(rounds) / (float(rounds) + ramp), RAMP_END) / RAMP_END if ramp else 1.0
 
 
 def parse_arm(text: str) -> Arm:
-    """Raises ValueError that names the word that makes no sense."""
+    """Parse an arm. Raises ValueError that names the word that makes no sense."""
     kind, *words = text.split(":")
     kept: dict[str, Any] = {"kind": kind}
     for word in words:
@@ -178,7 +178,7 @@ class Pending:
     owed: list[Tensor]
     side: int = 0
     factors: list[Tensor] = field(default_factory=list)
-    """Of powersgd, on side `side`."""
+    """Factors of powersgd, on side `side`."""
 
 
 class Outer:
@@ -335,7 +335,7 @@ class Outer:
         )
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs beside the weights."""
+        """Return all that a resumed run needs beside the weights."""
         names = [field.name for field in fields(Pending)]
         pending = [tuple(getattr(each, name) for name in names) for each in self._pending]
         return {

@@ -32,7 +32,7 @@ from mend.types import Owned, Span
 
 Report = Mapping[str, Any]
 Losses = dict[str, dict[int, float]]
-"""By arm and seed, at the end."""
+"""Arm -> seed -> loss at the end."""
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def _without_codec(losses: Losses, name: str) -> str | None:
 
 
 def _at_equal_speeds(losses: Losses, name: str, racks: int) -> str | None:
-    """The same arm with racks that make the same share of the steps each, and as many in all. How
+    """Return the arm whose racks make the same share of the steps each, and as many in all. How
     offers are weighed makes no difference there."""
     arm = parse_arm(name)
     mean = sum(map(arm.speed, range(racks)), Fraction(0)) / racks

@@ -46,7 +46,7 @@ class Interval:
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Raises UsageError for more values than the table of quantiles knows."""
+    """Return mean and interval. Raises UsageError beyond the table of quantiles."""
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
         return Interval(mean, math.nan, math.nan, n)
@@ -62,7 +62,7 @@ def paired_pct(losses: Mapping[int, float], base: Mapping[int, float]) -> list[f
 
 
 def verdict(pct: Interval, limit_pct: float = LIMIT_PCT) -> str:
-    """Whether `worse by at most limit_pct` holds, and how well that is known."""
+    """Say whether `worse by at most limit_pct` holds, and how well that is known."""
     if pct.mean > limit_pct:
         return "missed"
     if math.isnan(pct.high):
@@ -291,7 +291,7 @@ def write(
 
 
 def nulls(value: Any) -> Any:
-    """The same with None for numbers that are not finite, in nested dicts and lists."""
+    """Replace numbers that are not finite by None in nested dicts and lists."""
     if isinstance(value, dict):
         return {key: nulls(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

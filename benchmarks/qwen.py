@@ -148,7 +148,7 @@ def build(
 
 
 def flops_per_token(shape: Shape, positions: int) -> float:
-    """Of forward and backward: 6 per weight that is multiplied, and the attention's two products.
+    """Return flops of forward and backward: 6 per multiplied weight, and attention's two products.
 
     Source: 2204.02311, appendix B. A causal mask halves the second part.
     """

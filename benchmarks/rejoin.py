@@ -69,8 +69,8 @@ def _rack(args: RackArgs) -> None:
 
 
 def has_joined(seen: Seen, commits: int) -> bool:
-    """Whether the survivor saw a merge that the new rack has a part in. Its status shows the newest
-    merge of the former life until then, so it must be a later one than `commits`."""
+    """Return whether the survivor saw a merge that the new rack has a part in. Its status shows the
+    newest merge of the former life until then, so it must be a later one than `commits`."""
     return seen.rack == SURVIVOR and seen.commits > commits and DEAD in seen.merged
 
 

@@ -38,7 +38,7 @@ from benchmarks._common import (
 
 GOAL = Goal("merging again within 5 s, nothing lost, stall <= stall_max_s", 5.0, "s")
 SLACK_MS = 50.0
-"""For waking up, beyond `stall_max_s`."""
+"""Allowance for waking up, beyond `stall_max_s`."""
 RACKS = 3
 OPTIONS = {
     "repeats": (5, "of all jobs"),

@@ -102,10 +102,7 @@ def fragments(model: nn.Module, wanted: int) -> list[nn.Module]:
     count = min(wanted - 1, len(blocks))
     cuts = [len(blocks) * i // count for i in range(count + 1)]
     ends = nn.ModuleList([model.embed, model.norm])
-    return [
-        ends,
-        *(nn.ModuleList(blocks[cuts[i] : cuts[i + 1]]) for i in range(count)),
-    ]
+    return [ends, *(nn.ModuleList(blocks[cuts[i] : cuts[i + 1]]) for i in range(count))]
 
 
 class Bench(h200_rank.Bench):

@@ -66,10 +66,7 @@ def main() -> None:
             merged[name].append(min(100 * s.tokens_merged / s.tokens for s in ended.values()))
     values = [min(pair) for pair in zip(*shares.values(), strict=True)]
     plain = limit("of the racks alone", "%", [GOAL.bound])
-    more = {
-        "share_pct": spreads(shares, 2),
-        "merged_pct": spreads(merged, 1),
-    }
+    more = {"share_pct": spreads(shares, 2), "merged_pct": spreads(merged, 1)}
     report("unequal", GOAL, values, options, plain, more)
 
 

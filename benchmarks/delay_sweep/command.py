@@ -60,8 +60,7 @@ def delay_sweep_command(
         str | None, typer.Option(metavar="MS,...", help="Mean delays of a transfer, up to 600000.")
     ] = None,
     distributions: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", help="constant, bimodal, long_tail; CoV 0.29."),
+        str | None, typer.Option(metavar="NAME,...", help="constant, bimodal, long_tail; CoV 0.29.")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Repeats, each with its own delays and batches.")
@@ -75,8 +74,7 @@ def delay_sweep_command(
     racks: Annotated[int, typer.Option(help="Racks of every cell.")] = 2,
     nproc_per_rack: Annotated[int, typer.Option(min=1, help="Processes per rack.")] = 1,
     warm_up: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps before the measurement; at least tau."),
+        int | None, typer.Option(min=1, help="Steps before the measurement; at least tau.")
     ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=2, help="Built-in model: rounds to measure.")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from mend.transport.delayed import Distribution, quantile
 
 POINTS = 2_000
-"""Of the midpoint rule over a delay's quantiles: errors below a per mille of the mean."""
+"""Points of the midpoint rule over a delay's quantiles: errors below a per mille of the mean."""
 
 USUAL = 0.95
 """Share of the rounds that an overlap should hide."""
@@ -60,10 +60,7 @@ def concurrent_stall_ms(
     """Per round, for hidden_ms = tau * t_step. A wait for one round is time for all others that
     are in flight, so each pays its share; exact for constant delays, else an approximation."""
     left = mean_over_rounds(
-        mean_ms,
-        distribution,
-        pulls,
-        lambda delay: max(0.0, delay + exchange_ms - hidden_ms),
+        mean_ms, distribution, pulls, lambda delay: max(0.0, delay + exchange_ms - hidden_ms)
     )
     return left / in_flight
 
@@ -74,6 +71,6 @@ def rounds_in_flight(overlap_steps: int, gap_steps: int) -> int:
 
 
 def throughput_share(stall_ms: float, step_ms: float, gap_steps: int) -> float:
-    """Of the throughput without exchange, if every round costs stall_ms."""
+    """Return the share of the throughput without exchange, if every round costs stall_ms."""
     training_ms = gap_steps * step_ms
     return training_ms / (training_ms + stall_ms)

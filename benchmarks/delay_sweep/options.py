@@ -16,7 +16,7 @@ BUILT_IN = "benchmarks.delay_sweep.train"
 
 PLACES = ("RACK", "RACKS", "JOB_ID", "SIDEBAND_ADDR", "SIDEBAND_PEERS", "WITNESS_ADDR",
     "ADVERTISE_HOST", "DATA_PORTS", "DIAGNOSTICS_DIR", "REPLAY", "LAUNCH_PORTS")  # fmt: skip
-"""Of MEND_*: who and where a process is. Each cell has its own."""
+"""Variables MEND_* that say who and where a process is. Each cell has its own."""
 
 
 USUAL: Mapping[str, Any] = {
@@ -128,7 +128,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _on_cpu(device: str, needed: int) -> bool:
-    """Whether the cells are kept off the GPUs. Raises ConfigError for too few GPUs."""
+    """Return whether to keep the cells off the GPUs. Raises ConfigError for too few GPUs."""
     if device == "cpu":
         return True
     gpus = len(visible_gpus(os.environ))

@@ -116,17 +116,17 @@ class Sweep:
         return tuple(found)
 
     def fields(self) -> dict[str, Any]:
-        """As it is written to a file."""
+        """Return the settings as they are written to a file."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # its own dict
 
     def hash(self) -> str:
-        """Of all settings; cells with other ones are not mixed."""
+        """Return a hash of all settings; cells with other ones are not mixed."""
         text = json.dumps(self.fields(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check(sweep: Sweep) -> None:
-    """Raises ConfigError for settings that cannot be run."""
+    """Raise ConfigError for settings that cannot be run."""
     small = {"racks": 2, "nproc_per_rack": 1, "seeds": 1, "fragments": 1, "warm_up_steps": 1}
     for name, least in small.items():
         if getattr(sweep, name) < least:
@@ -165,7 +165,7 @@ def _check_places(sweep: Sweep) -> None:
 
 
 def calibration(sweep: Sweep) -> tuple[Cell, ...]:
-    """For `overlap_steps=None`: alone for t_step, then an exchange that training waits for."""
+    """Return the cells for `overlap_steps=None`: alone for t_step, then a blocking exchange."""
     place = Place(delay_ms=0.0, distribution="constant")
     tau = min(8, sweep.period_steps - 1)
     return tuple(
@@ -188,8 +188,8 @@ def overlaps(sweep: Sweep, step_ms: float, exchange_ms: float) -> dict[Place, in
 
 
 def cells(sweep: Sweep, taus: Mapping[Place, int]) -> Iterator[Cell]:
-    """All cells, seed by seed. The order of the places turns from seed to seed, and that of the
-    modes from place to place, so that no mode is always first on a machine that gets warm."""
+    """Yield all cells, seed by seed. The order of the places turns from seed to seed, and that of
+    the modes from place to place, so that no mode is always first on a machine that gets warm."""
     for seed in range(sweep.seeds):
         turned = seed % len(sweep.places)
         places = sweep.places[turned:] + sweep.places[:turned]

@@ -35,16 +35,16 @@ class Measured:
     """One run. Times are of the training threads, means are over all ranks."""
 
     tokens_per_s: float
-    """Of all ranks together."""
+    """Rate of all ranks together."""
     step_ms: float
-    """Of a counted step, with whatever it waited."""
+    """Time of a counted step, with its waits."""
     stall_ms_per_round: float
     stall_share: float
     """Part of the counted time in which training waited for mend."""
     rounds: float
-    """Those whose stall was counted, per rank."""
+    """Rounds whose stall was counted, per rank."""
     steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
     bytes_sent: int
     losses: dict[str, list[float]]
     """Rank -> its recorded losses, in order. Empty lists: the script records none."""
@@ -52,7 +52,7 @@ class Measured:
     """Rack -> [fragment, version, digests] of what was decided, by fragment and version."""
 
     def figures(self) -> dict[str, Any]:
-        """All of it, with a hash in place of each long list."""
+        """Return all of it, with a hash in place of each long list."""
         short = {key: value for key, value in asdict(self).items() if key not in _LONG}
         return short | {f"{key}_sha256": bits_of(getattr(self, key)) for key in _LONG}
 
@@ -115,7 +115,7 @@ class Mark(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Between two `progress` events."""
+    """Stall between two `progress` events."""
 
     ms: float
     rounds: int
@@ -154,8 +154,9 @@ def _of(events: Sequence[Event], kind: str) -> list[Event]:
 
 
 def _span(events: Sequence[Event], counted_from: int, gap: int) -> tuple[Mark, Mark]:
-    """From the first counted step over as many whole gaps as were noted, so that all modes are
-    charged for whole rounds. Where only some steps were noted: to the last of them."""
+    """Return the span from the first counted step over as many whole gaps as were noted, so that
+    all modes are charged for whole rounds. Where only some steps were noted: to the last of
+    them."""
     noted = {
         event["step"]: Mark(event["step"], event["tokens"], event["at_ns"])
         for event in events

@@ -24,7 +24,7 @@ from benchmarks.delay_sweep.state import Done
 RESAMPLES = 10_000
 CONFIDENCE_PCT = 95
 SEED = 2501_18512
-"""Of the bootstrap: the same cells give the same intervals."""
+"""Seed of the bootstrap: the same cells give the same intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Row:
     """t_step, without exchange, at this place."""
     tokens_per_s: Estimate
     share: Estimate
-    """Of the throughput without exchange, in the same repeat."""
+    """Share of the throughput without exchange, in the same repeat."""
     share_predicted: float
     stall_ms: Estimate
     """Per round."""
@@ -91,7 +91,7 @@ def exchange_ms(sweep: Sweep, done: Sequence[Done]) -> float:
 
 
 def rows(sweep: Sweep, done: Sequence[Done]) -> list[Row]:
-    """Of all places that have a repeat without exchange, in the sweep's order."""
+    """Return the rows of places that have a repeat without exchange, in the sweep's order."""
     counted = [one for one in done if one.cell.seed != CALIBRATION]
     beyond_ms = exchange_ms(sweep, counted)
     found = []
@@ -214,7 +214,7 @@ def _differences(group: Sequence[Done], *, whole: bool) -> Iterator[str]:
 def _first_difference(
     one: Mapping[str, Sequence[Any]], two: Mapping[str, Sequence[Any]], *, whole: bool
 ) -> str:
-    """Where; empty: nowhere. Floats are compared by their bits' spelling, so NaN equals NaN."""
+    """Say where they differ; empty: nowhere. Floats are compared as text, so NaN equals NaN."""
     if one.keys() != two.keys():
         return f"{sorted(one)} and {sorted(two)}"
     for who in one:

@@ -38,7 +38,7 @@ from mend.tools.launch import Job, launch
 from mend.types import VERSION
 
 LAST_LINES = 25
-"""Of a failed cell, shown again."""
+"""Lines of a failed cell that are shown again."""
 
 EXIT_DIFFERENT = 1
 

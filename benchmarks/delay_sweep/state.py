@@ -90,12 +90,12 @@ class State:
         return next((one for one in self.done if one.cell == cell), None)
 
     def add(self, done: Done) -> None:
-        """On disk when this returns."""
+        """Write a finished cell; it is on disk when this returns."""
         self._append(asdict(done))
         self.done.append(done)
 
     def folder(self, cell: Cell) -> Path:
-        """Of the cell's events, tapes and logs."""
+        """Return the folder of the cell's events, tapes and logs."""
         return self.out / RUNS / cell.key
 
     def _append(self, record: dict[str, Any]) -> None:

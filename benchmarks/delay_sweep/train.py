@@ -41,7 +41,7 @@ def steps_of(config: mend.MendConfig, warm_up: int, rounds: int) -> int:
 def train(
     model: nn.Module, windows: Windows, device: torch.device, given: argparse.Namespace
 ) -> None:
-    """All steps of this rank."""
+    """Train all steps of this rank."""
     config = mend.MendConfig()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     with mend.session(model, config, optimizer=optimizer) as runtime:

@@ -46,6 +46,10 @@ class Member(NamedTuple):
     incarnation: int
 
 
+def rack_name(rack: int) -> str:
+    return "the witness" if rack == WITNESS else f"rack {rack}"
+
+
 def fp32(value: float | Fraction) -> float:
     """The nearest fp32 number. OverflowError: there is none."""
     rounded: float = struct.unpack("<f", struct.pack("<f", float(value)))[0]

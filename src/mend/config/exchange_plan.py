@@ -5,21 +5,21 @@ from __future__ import annotations
 from mend.coordination.round import SLICED_MIN
 
 MESH_RACKS = 3
-"""Up to so many racks `auto` is a mesh, whose racks compare their merges."""
+"""Most racks of which `auto` makes a mesh, whose racks compare their merges."""
 
 _MANY = 1 << 24
 """Elements; enough that the blocks of a codec are as good as whole."""
 
 
 def is_sharded(plan: str, codec: str, merge: str, racks: int) -> bool:
-    """Whether racks merge a slice each."""
+    """Return whether racks merge a slice each."""
     if plan != "auto":
         return plan == "sharded"
     return racks > MESH_RACKS and not unsharded(codec, merge, racks) and _saves(codec, racks)
 
 
 def unsharded(codec: str, merge: str, racks: int) -> str:
-    """Why a result cannot be merged slice by slice; empty: it can."""
+    """Say why a result cannot be merged slice by slice; empty: it can."""
     from mend.codec import codec_named, cut_numel  # loads torch, which a witness has no use for
 
     if racks < SLICED_MIN:
@@ -32,8 +32,8 @@ def unsharded(codec: str, merge: str, racks: int) -> str:
 
 
 def _saves(codec: str, racks: int) -> bool:
-    """Whether a payload and the result, which travels as fp32, are less than a payload of each of
-    the racks. Both times a rack has one part in `racks` itself."""
+    """Return whether a payload and the result, which travels as fp32, are less than a payload of
+    each of the racks. Both times a rack has one part in `racks` itself."""
     from mend.codec import LayoutCodec, codec_named
 
     made = codec_named(codec)

@@ -39,8 +39,8 @@ def line_of(secret: bytes) -> str:
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
-    """All keys of a file, the one to use first. Raises ConfigError, which never has a key in it:
-    the file is not there, is empty or damaged, or others may read it."""
+    """Read all keys of a file, the one to use first. Raises ConfigError, which never has a key in
+    it: the file is not there, is empty or damaged, or others may read it."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -111,7 +111,7 @@ def protection_of(config: MendConfig, bind: str) -> str:
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only processes of this machine reach it. Names are looked up."""
+    """Return whether only processes of this machine reach it. Names are looked up."""
     host, _ = host_and_port(bind)
     try:
         numbers: tuple[str, ...] = (str(ipaddress.ip_address(host)),)

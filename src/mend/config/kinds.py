@@ -30,11 +30,11 @@ class Kind:
     rule: str
     accept: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
-    """From the text of an environment variable to a value that `accept` takes."""
+    """Parses the text of an environment variable to a value that `accept` takes."""
 
 
 def refuse_unless(fits: object) -> None:
-    """Raises ValueError, which a caller that knows the setting turns into a ConfigError."""
+    """Raise ValueError, which a caller that knows the setting turns into a ConfigError."""
     if not fits:
         raise ValueError
 
@@ -65,7 +65,7 @@ def number(rule: str, fits: Callable[[float], bool]) -> Kind:
 
 
 def seconds(low: float = 0.0) -> Kind:
-    """At most a day."""
+    """Seconds, at most a day."""
     return number(f"{low:g} to 86400 (seconds)", lambda value: low <= value <= 86_400)
 
 
@@ -94,7 +94,7 @@ def either(kind: Kind, word: str, value: object) -> Kind:
 
 
 def is_address(written: str, port_min: int = 1) -> bool:
-    """Whether it is tcp://host:port; IPv6 numbers stand in brackets."""
+    """Return whether it is tcp://host:port; IPv6 numbers stand in brackets."""
     match = _ADDRESS.fullmatch(written)
     return match is not None and port_min <= int(match[3]) <= 65_535
 
@@ -115,7 +115,7 @@ def _word(written: str) -> bool:
 
 
 def _peers(value: Any) -> tuple[str, ...]:
-    """As `rack=address`, ascending; plain addresses stay as they are, in their order."""
+    """Return `rack=address`, ascending; plain addresses stay as they are, in their order."""
     if isinstance(value, Mapping):
         value = [f"{rack}={address}" for rack, address in value.items()]
     entries = listed(value) if isinstance(value, str) else list(value)

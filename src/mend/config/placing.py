@@ -20,8 +20,8 @@ from mend.transport.whereabouts import Whereabouts
 
 
 class Found(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank of a rack found: the rack, all racks' addresses, entries that are its own
-    machine; or the parts of the ConfigError that kept it from finding them."""
+    """The findings of one rank: the rack, all racks' addresses, entries that are its own machine;
+    or the parts of the ConfigError that kept it from finding them."""
 
     rack: int = 0
     peers: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_open(config: MendConfig) -> bool:
-    """Whether the peers leave open which rack this is, what its address is, or where others
+    """Return whether the peers leave open which rack this is, what its address is, or where others
     reach it. Without peers all racks are on one machine, and `rack` is enough."""
     if not config.sideband_peers:
         return False

@@ -12,14 +12,14 @@ OWN_MERGES = ("mean", "rda")
 
 
 def is_codec(word: str) -> bool:
-    """Whether a codec is registered under it."""
+    """Return whether a codec is registered under this name."""
     from mend.codec import is_codec  # loads torch, which a witness has no use for
 
     return is_codec(word)
 
 
 def is_outer(word: str) -> bool:
-    """Whether an outer optimizer is registered under it."""
+    """Return whether an outer optimizer is registered under this name."""
     if word == NESTEROV:
         return True
     from mend.outer import OUTERS  # loads torch as well
@@ -28,7 +28,7 @@ def is_outer(word: str) -> bool:
 
 
 def is_merge(word: str) -> bool:
-    """Whether a merge rule is registered under it."""
+    """Return whether a merge rule is registered under this name."""
     if word in OWN_MERGES:
         return True
     from mend.merge import MERGES  # loads torch as well

@@ -430,7 +430,7 @@ class MendConfig:
     )
 
     named: InitVar[frozenset[str] | None] = None
-    """Which fields a source named; for `dataclasses.replace`, which hands it on."""
+    """Fields that a source named; for `dataclasses.replace`, which hands it on."""
 
     def __post_init__(self, named: frozenset[str] | None) -> None:
         object.__setattr__(self, "named", named or frozenset())
@@ -446,8 +446,8 @@ class MendConfig:
 
     @property
     def stall_s(self) -> float:
-        """How long training waits for a result in one outage. With an overlap a late one is applied
-        a quarter of the overlap later; without it every round is waited for."""
+        """Longest wait of training for a result in one outage. With an overlap a late one is
+        applied a quarter of the overlap later; without it every round is waited for."""
         if self.stall_max_s != "adaptive":
             return float(self.stall_max_s)
         return STALL_S if self.tau and self.concurrent_outer_step else STALL_BLOCKING_S
@@ -461,7 +461,7 @@ class MendConfig:
 
     @property
     def sharded(self) -> bool:
-        """Whether racks merge a slice each (exchange_plan)."""
+        """Racks merge a slice each (exchange_plan)."""
         return is_sharded(self.exchange_plan, self.codec, self.merge, self.racks)
 
     @property
@@ -488,12 +488,12 @@ class MendConfig:
 
     @property
     def bind_address(self) -> str:
-        """Where this rack's leader listens, as tcp://host:port. Raises like rack_number."""
+        """Address of this rack's leader, as tcp://host:port. Raises like rack_number."""
         return self.sideband_addr or self.peer_addresses[self.rack_number]
 
     @property
     def listens_everywhere(self) -> bool:
-        """Whether sideband_addr is every address of this machine."""
+        """sideband_addr is every address of this machine."""
         return self.sideband_addr.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))
 
     @property
@@ -516,7 +516,7 @@ class MendConfig:
         )
 
     def is_named(self, name: str) -> bool:
-        """Whether an argument, the environment or the TOML file named this setting."""
+        """Return whether an argument, the environment or the TOML file named this setting."""
         return name in getattr(self, "named")  # noqa: B009  # mypy takes it for the class's None
 
     @property
@@ -555,7 +555,7 @@ def describe() -> list[Setting]:
 
 
 def _refuse_pairs(c: MendConfig) -> None:
-    """Raises ConfigError for the first settings that are right alone and wrong together."""
+    """Raise ConfigError for the first settings that are right alone and wrong together."""
     for conflicts in (
         _job_conflicts, _compression_conflicts, _security_conflicts, _rack_conflicts,
         _address_conflicts,

@@ -47,7 +47,7 @@ class Named:
 
 
 def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> dict[str, Named]:
-    """Raises ConfigError for a name that no setting has."""
+    """Take the arguments. Raises ConfigError for a name that no setting has."""
     for name, value in given.items():
         if name not in kinds:
             raise _unknown(name, value, f"the argument {name} is", list(kinds))

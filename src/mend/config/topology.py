@@ -45,7 +45,7 @@ class Hints:
 
 
 def read_hints() -> Hints:
-    """Raises ConfigError for a value that cannot be meant."""
+    """Read all of them. Raises ConfigError for a value that cannot be meant."""
     address = os.environ.get("SLURM_TOPOLOGY_ADDR", "")
     pattern = os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")
     number = _whole("SLURM_NODEID", 0)

@@ -151,7 +151,7 @@ def detector_options(config: MendConfig) -> DetectorOptions:
 
 
 def rounds_in_flight(config: MendConfig) -> int:
-    """Most rounds that are between capture and apply at once."""
+    """Return the most rounds that are between capture and apply at once."""
     periods = [config.sync_period_steps, *config.moment_periods.values()]
     return sum(config.tau * config.fragments // period + 1 for period in periods)
 

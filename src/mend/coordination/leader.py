@@ -33,7 +33,7 @@ from mend.coordination.messages import (
 from mend.coordination.rank_reports import RankReports
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
-from mend.types import SECOND, WITNESS, Member, Peer, life_of
+from mend.types import SECOND, Member, Peer, life_of, rack_name
 
 PROGRESS_NS = 5 * SECOND
 
@@ -238,7 +238,7 @@ class Leader:
 
     def _start_reason(self) -> str:
         if self.orders is None and self.asker is not None:
-            who = "the witness" if self.asker == WITNESS else f"rack {self.asker}"
+            who = rack_name(self.asker)
             return (
                 f"{who} knows this job, in which a former life of this rack has a seat, and nobody "
                 "leads it: every rack that is silent has to be started again, or retired (mend "
@@ -262,7 +262,7 @@ class Leader:
     def _where(self) -> str:
         """The coordinator, for people."""
         rack = self.follower.coordinator.rack
-        name = "the witness" if rack == WITNESS else f"rack {rack}"
+        name = rack_name(rack)
         seat = self.log.appended.seats.get(rack)
         address = seat.address if seat else self.coordinator_address
         return f"{name} at {address}" if address else name

@@ -59,7 +59,7 @@ from mend.errors import (
     WorkerFailed,
 )
 from mend.trace.writer import Tape
-from mend.types import WITNESS, Member, Owned, Peer, offer_key, state_key
+from mend.types import Member, Owned, Peer, offer_key, rack_name, state_key
 
 Payload = tuple[Member, int, int]
 
@@ -305,8 +305,8 @@ class ConcurrentOuterStep:
             return ""
         asked = dict.fromkeys((leader.founder.rack, *(p.rack for p in leader.options.peers)))
         others = [rack for rack in asked if rack != self.me.rack]
-        silent = [_name(rack) for rack in others if rack not in self._met]
-        heard = [_name(rack) for rack in others if rack in self._met]
+        silent = [rack_name(rack) for rack in others if rack not in self._met]
+        heard = [rack_name(rack) for rack in others if rack in self._met]
         text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
@@ -479,10 +479,6 @@ class ConcurrentOuterStep:
 
     def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
         return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
-
-
-def _name(rack: int) -> str:
-    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def _opened_in(orders: RankOrders) -> dict[int, int]:

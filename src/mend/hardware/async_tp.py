@@ -33,7 +33,7 @@ FUSED = (
     "symm_mem.fused_matmul_reduce_scatter",
     "symm_mem.fused_scaled_matmul_reduce_scatter",
 )
-"""What the compiler puts in place of a collective and its matmuls."""
+"""Operators that the compiler puts in place of a collective and its matmuls."""
 
 Note = Callable[[str, dict[str, object]], None]
 
@@ -66,7 +66,7 @@ class AsyncTp:
 
     @classmethod
     def enable(cls, model: nn.Module, mesh: Any = None, note: Note | None = None) -> AsyncTp:
-        """All ranks of a rack together, before the model's first compiled step.
+        """Switch it on, on all ranks of a rack together, before the model's first compiled step.
 
         `mesh`: a DeviceMesh with a dimension "tp", where the parameters do not tell. Warns, and
         leaves everything as it is, where it cannot work; never raises for that. What only a step
@@ -92,7 +92,7 @@ class AsyncTp:
         return f"not active: {self._refused or self._unfound()}"
 
     def stepped(self) -> None:
-        """After an optimizer step: the first one has compiled forward and backward, so report."""
+        """Report after the first optimizer step, which has compiled forward and backward."""
         if not self._told:
             self._tell()
 
@@ -134,7 +134,7 @@ class AsyncTp:
 
 
 def why_not(groups: dict[str, Any], *, cuda: bool) -> str:
-    """What forbids it before any rank tries; empty if nothing does. The same on all ranks."""
+    """Say what forbids it before any rank tries; empty: nothing does. The same on all ranks."""
     if not cuda:
         return "there is no CUDA device"
     if not groups:
@@ -183,7 +183,7 @@ def tp_groups(model: nn.Module, mesh: Any = None) -> dict[str, Any]:
 def tp_dimensions(
     names: tuple[str, ...] | None, sharded: list[bool], *, by_fsdp: bool
 ) -> list[int]:
-    """Which dimensions of a parameter's mesh are tensor-parallel; see the head of this module."""
+    """Return the tensor-parallel dimensions of a parameter's mesh; see the head of this module."""
     shards = [i for i, is_shard in enumerate(sharded) if is_shard]
     foreign = shards[1:] if by_fsdp else shards
     return [i for i in shards if i in foreign or (names is not None and names[i] == NAME)]

@@ -25,7 +25,7 @@ DISPLAY_CLASS = "0x03"
 """PCI class of GPUs, with or without a screen."""
 
 CORES_MAX = 1 << 16
-FILE_CHARS_MAX = 1 << 16
+FILE_CHARS_MAX = 1 << 20
 
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
@@ -33,7 +33,7 @@ _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a machine describes itself; tests have trees of their own."""
+    """Reads the files in which Linux describes the machine; tests have trees of their own."""
 
     sys: Path = Path("/sys")
     proc: Path = Path("/proc")
@@ -58,17 +58,17 @@ class Machine:
     def siblings(self, core: int) -> frozenset[int]:
         """The threads of its physical core, itself among them."""
         name = f"devices/system/cpu/cpu{core}/topology/thread_siblings_list"
-        return (parse_cores(_read(self.sys / name)) or frozenset()) | {core}
+        return (parse_cores(read_short(self.sys / name)) or frozenset()) | {core}
 
     def boot(self) -> str:
         """Differs between machines, also where their names do not; empty: not known."""
-        return _read(self.proc / "sys/kernel/random/boot_id")
+        return read_short(self.proc / "sys/kernel/random/boot_id")
 
     def bus_id_of(self, uuid: str) -> str | None:
         """The GPU of that UUID, as the driver lists them."""
         with contextlib.suppress(OSError):
             for folder in sorted((self.proc / "driver/nvidia/gpus").iterdir()):
-                if uuid.lower() in _read(folder / "information").lower():
+                if uuid.lower() in read_short(folder / "information").lower():
                     return plain_bus_id(folder.name)
         return None
 
@@ -79,7 +79,7 @@ class Machine:
     def _device(self, bus_id: str, name: str) -> str:
         if not _BUS_ID.fullmatch(bus_id):
             return ""
-        return _read(self.sys / "bus/pci/devices" / bus_id / name)
+        return read_short(self.sys / "bus/pci/devices" / bus_id / name)
 
 
 def host() -> str:
@@ -145,7 +145,7 @@ def worker_cores(
     unknown where the GPU is, or it is near no core of this process.
     """
     near = near_cores(device_index, machine=machine, dump=dump, bus_ids=bus_ids)
-    may = frozenset(allowed) if allowed is not None else _allowed()
+    may = frozenset(allowed) if allowed is not None else allowed_cores()
     if near is None or may is None or not near & may:
         return None
     own = str(bus_ids(device_index))
@@ -190,12 +190,13 @@ def pin_worker(cores: frozenset[int] | None) -> bool:
     return True
 
 
-def _allowed() -> frozenset[int] | None:
+def allowed_cores() -> frozenset[int] | None:
+    """Return the cores that this process may use. None: the system does not say."""
     affinity = getattr(os, "sched_getaffinity", None)
     return frozenset(affinity(0)) if affinity is not None else None
 
 
-def _read(path: Path) -> str:
+def read_short(path: Path) -> str:
     """The stripped text of a short system file; empty if there is no such file."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:

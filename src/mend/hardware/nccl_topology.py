@@ -49,7 +49,7 @@ class Gpu:
     """Bus id of the PCI bridge it hangs on; empty: directly on the processor."""
     nics: tuple[str, ...]
     links: tuple[str, ...]
-    """What its NVLinks end at: a GPU's bus id, or "nvswitch"."""
+    """Ends of its NVLinks: a GPU's bus id, or "nvswitch"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ def announce(racks: int, ranks_per_rack: int, source: str, *, found: bool) -> No
 
 
 def plain_bus_id(text: str) -> str:
-    """As sysfs writes it: NVML and CUDA write 00000000:1B:00.0. Other text comes back in lower
-    case."""
+    """Return a bus id as sysfs writes it, where NVML and CUDA write 00000000:1B:00.0; other text in
+    lower case."""
     text = text.strip().lower()
     match = _BUS_ID.fullmatch(text)
     if match is None:
@@ -132,7 +132,7 @@ def parse_mask(text: str) -> frozenset[int] | None:
 
 
 def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
-    """Raises ConfigError, which names `field`, for a file that cannot be read or is no dump."""
+    """Read a dump. Raises ConfigError, which names `field`, if it cannot be read or is no dump."""
     try:
         if not path.is_file() and path.exists():  # a pipe would be waited for
             raise ConfigError(field, str(path), "is no file", "Correct the path, or unset it.")
@@ -150,7 +150,7 @@ def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
 
 
 def parse_dump(text: str | bytes) -> Dump:
-    """Raises ValueError, saying what is wrong and where."""
+    """Parse a dump. Raises ValueError, which says what is wrong and where."""
     data = text.encode() if isinstance(text, str) else text
     if len(data) > DUMP_BYTES_MAX:
         raise ValueError(f"it is larger than {DUMP_BYTES_MAX >> 20} MiB")

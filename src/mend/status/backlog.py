@@ -29,7 +29,7 @@ class Backlog(Generic[T]):
     # -------------------------------------------------------------- any thread
 
     def put(self, item: T) -> None:
-        """Never blocks."""
+        """Add an item. Never blocks."""
         with self._changed:
             if self.over or len(self._waiting) >= self._most:
                 self.lost += 1
@@ -49,7 +49,7 @@ class Backlog(Generic[T]):
     # -------------------------------------------------------------- the writer
 
     def take(self, most: int) -> Sequence[T]:
-        """Up to `most` items, oldest first. Waits for the first; empty: it is over."""
+        """Return up to `most` items, oldest first. Waits for the first; empty: it is over."""
         with self._changed:
             while not self._waiting and not self._missed and not self.over:
                 self._changed.wait()

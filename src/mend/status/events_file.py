@@ -35,10 +35,10 @@ CUT = "events-cut"
 """Kind of the event that stands where an older half was deleted."""
 
 RETRY_S = 1.0
-"""How often a file that could not be written is tried again."""
+"""Time between two attempts to write a file."""
 
 LOOK_S = 1.0
-"""How often the writer checks that the file still exists."""
+"""Time between two checks that the file still exists."""
 
 KEPT_MAX = 1_000
 """Lines since the last check, which are written again if the file is gone."""
@@ -145,7 +145,7 @@ class _File:
         self._kept.extend(lines)
 
     def gone(self) -> bool:
-        """Whether the open file was removed or replaced. Checked from time to time."""
+        """Return whether the open file was removed or replaced. Checked from time to time."""
         if self._removed:
             return True
         now_s = time.monotonic()

@@ -24,13 +24,13 @@ LINE_CHARS_MAX = 3_000
 are cut; the events file has them whole."""
 
 LOOK_MS = 100
-"""How often a wait for a full pipe checks whether this process ends."""
+"""Time between two checks whether this process ends, while a pipe is full."""
 
 CLOSE_S = 5.0
-"""How long waiting lines are written at the end, while there is a reader."""
+"""Longest time at the end to write waiting lines, while there is a reader."""
 
 STUCK_S = 1.0
-"""How long the end waits for a reader that takes nothing."""
+"""Longest wait at the end for a reader that takes nothing."""
 
 
 class LogLines:
@@ -72,7 +72,7 @@ class LogLines:
                 self._backlog.abandon()
 
     def _handle(self, record: logging.LogRecord) -> bool:
-        """Whether the handlers took it. They are the user's: an exception of theirs loses one
+        """Call the handlers; return whether they took the record. An exception of theirs loses one
         line."""
         if not all(self._takes(descriptor) for descriptor in _descriptors(record.levelno)):
             return False

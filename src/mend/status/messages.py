@@ -92,7 +92,7 @@ class RoundSeen(Word, frozen=True):
 
 
 class Doings(Word, frozen=True):
-    """What a rack's leader knows of its own training. `recent`: of the last seconds."""
+    """The state of a rack's own training, as its leader knows it. `recent`: of the last seconds."""
 
     ranks: U16
     shown: Annotated[tuple[RankSeen, ...], Meta(max_length=SHOWN_MAX)]
@@ -125,7 +125,7 @@ class Doings(Word, frozen=True):
 
 
 class JobStatus(Word, frozen=True, tag=2):
-    """Where a job stands, as one of its processes knows it."""
+    """The state of a job, as one of its processes knows it."""
 
     job: JobName
     mend: Short
@@ -134,7 +134,7 @@ class JobStatus(Word, frozen=True, tag=2):
     state: Literal["starting", "running", "leaving", "ended"]
     """ended: this process stops now."""
     detail: Short
-    """What it waits for at the start, or what stopped it."""
+    """Reason for its wait at the start, or for its end."""
     over: bool
     """The log says that all racks have left."""
     coordinator: U16
@@ -183,7 +183,7 @@ def encode_look(look: Look) -> bytes:
 
 
 def encode_view(view: JobStatus) -> bytes:
-    """Raises WireError for a frame over the limit."""
+    """Encode a status. Raises WireError for a frame over the limit."""
     frame = wire.framed(_encoder.encode(view), HEAD)
     if len(frame) > VIEW_BYTES_MAX:
         raise WireError(f"a view of {len(frame)} bytes exceeds the limit of {VIEW_BYTES_MAX}")
@@ -191,12 +191,12 @@ def encode_view(view: JobStatus) -> bytes:
 
 
 def decode_look(frame: bytes) -> Look:
-    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    """Decode a look. Raises WireError and nothing else, whatever the bytes."""
     return _decoded(_looks, frame, LOOK_BYTES_MAX)
 
 
 def decode_view(frame: bytes) -> JobStatus:
-    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    """Decode a status. Raises WireError and nothing else, whatever the bytes."""
     return _decoded(_views, frame, VIEW_BYTES_MAX)
 
 

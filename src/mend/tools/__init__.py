@@ -38,7 +38,7 @@ app = typer.Typer(
 
 
 def versions() -> str:
-    """What a bug report needs."""
+    """Return the versions that a bug report needs, as one line."""
 
     def of(name: str) -> str:
         try:
@@ -93,8 +93,7 @@ def coordinate_command(
         int, typer.Option(help="The sideband_heartbeat_ms of the racks.")
     ] = 100,
     diagnostics_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder for events and tape; default: MEND_DIAGNOSTICS_DIR."),
+        Path | None, typer.Option(help="Folder for events and tape; default: MEND_DIAGNOSTICS_DIR.")
     ] = None,
 ) -> None:
     """Run the witness, which votes and orders the merges but holds no tensors.

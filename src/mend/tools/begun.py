@@ -26,8 +26,8 @@ class Begun:
         self._has = False
 
     def never(self, addresses: Sequence[str]) -> bool:
-        """Whether all of these say that it has not begun. Once one has said that it has, nobody is
-        asked any more. Who does not answer (yet, or `observe=False`) says neither."""
+        """Return whether all addresses answer that the job has not begun. Once one answers that it
+        has, none is asked any more. No answer (yet, or with `observe=False`) gives False."""
         if self._has:
             return False
         now_s = time.monotonic()
@@ -45,7 +45,7 @@ class Begun:
         return not self._has and set(addresses) <= self._views.keys()
 
     def refused(self, rack: int) -> str:
-        """Why the rack was not let in, if it was refused; else empty."""
+        """Return why the rack was refused; empty if it was not."""
         told = [why for view in self._views.values() for why in view.why]
         return next((why for why in told if why.startswith(f"rack {rack} was refused")), "")
 

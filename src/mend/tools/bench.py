@@ -39,9 +39,6 @@ def source_tree() -> Path:
     for root in (Path(__file__).resolve().parents[3], Path.cwd()):
         if (root / COMMANDS).exists():
             return root
-    raise ConfigError(
-        "bench",
-        str(Path.cwd()),
-        "the benchmarks are in the source tree, not in an installed package",
-        "Clone the repository, and run mend bench in it.",
-    )
+    rule = "the benchmarks are in the source tree, not in an installed package"
+    remedy = "Clone the repository, and run mend bench in it."
+    raise ConfigError("bench", str(Path.cwd()), rule, remedy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 NAME = "mend witness"
-"""What each of its lines begins with."""
+"""Beginning of each of its lines."""
 
 
 def coordinate(

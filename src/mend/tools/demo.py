@@ -32,7 +32,7 @@ DELAY_SHARE = 0.5
 """Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging."""
 
 LAST_LINES = 25
-"""Of a failed run, shown again."""
+"""Lines of a failed run that are shown again."""
 
 _PROGRESS = re.compile(r"demo rack=(\d+) step=(\d+) loss=([\d.]+)")
 
@@ -45,12 +45,7 @@ SAYS = {
 
 
 def recipes(
-    *,
-    quick: bool,
-    steps: int | None,
-    out: Path,
-    parallel: str = "ddp",
-    codec: str = "none",
+    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp", codec: str = "none"
 ) -> dict[str, Recipe]:
     """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
     from mend.tools.demo_train import Recipe
@@ -135,7 +130,7 @@ def demo(
 
 
 def next_commands(out: Path) -> list[str]:
-    """What to do with the tapes of the runs."""
+    """Return lines with the commands that read the tapes of the runs."""
     return [
         f"the machines once more, all decisions compared: mend replay {out}",
         f"a round in sentences:                           mend explain {out / report.FREE}",
@@ -159,12 +154,9 @@ def _clear(folder: Path) -> None:
             and not path.name.startswith("result-rack")
         ]  # fmt: skip
         if strangers:
-            raise ConfigError(
-                "out",
-                str(folder),
-                f"holds {strangers[0]!r}, which no demo wrote",
-                "Choose another --out.",
-            )
+            rule = f"holds {strangers[0]!r}, which no demo wrote"
+            remedy = "Choose another --out."
+            raise ConfigError("out", str(folder), rule, remedy)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 

@@ -48,7 +48,7 @@ class Row:
 
 
 def load_results(folder: Path) -> Ranks:
-    """All result files of a run. Raises FileNotFoundError when there is none."""
+    """Read all result files of a run. Raises FileNotFoundError when there is none."""
     results = {}
     for path in sorted(folder.glob("result-rack*-rank*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -155,7 +155,7 @@ def same_losses(blocking: Ranks, overlapped: Ranks) -> Check:
 
 
 def same_model(one: Row) -> Check:
-    """All racks of a run end with the same merged model."""
+    """Check that all racks of a run end with the same merged model."""
     claim = f"{one.run}: both racks hold the same model"
     digests = set(one.digests.values())
     passed = len(digests) == 1 and len(one.digests) > 1 and "" not in digests
@@ -195,7 +195,7 @@ def _commits(folder: Path) -> dict[int, Commits]:
 
 
 def summary(settings: dict[str, Any], rows: list[Row], checks: list[Check]) -> dict[str, Any]:
-    """What goes into summary.json."""
+    """Return the content of summary.json."""
     return {
         "settings": settings,
         "runs": [asdict(one) for one in rows],

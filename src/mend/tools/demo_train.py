@@ -55,7 +55,7 @@ class Recipe:
 
 
 def mend_settings(recipe: Recipe) -> dict[str, Any]:
-    """What the run sets of MendConfig; addresses come from the environment `mend launch` makes."""
+    """Return the settings of the run; addresses come from the environment of `mend launch`."""
     return {
         "exchange": recipe.exchange,
         "fragments": recipe.fragments,
@@ -74,7 +74,7 @@ def mend_settings(recipe: Recipe) -> dict[str, Any]:
 
 @dataclass
 class Track:
-    """What the loop writes down, per step. Losses are those of this rank's own batch."""
+    """The figures of each step. Losses are those of this rank's own batch."""
 
     losses: list[float]
     stall_ms: list[float]
@@ -130,8 +130,8 @@ def finish(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, 
 
 
 def parallelize(model: ByteGPT, parallel: str) -> nn.Module:
-    """Over the ranks of the rack. FSDP2: each block a unit, what is left (embeddings, the last
-    norm) in the root."""
+    """Spread the model over the ranks of the rack. FSDP2: each block is a unit; the root has the
+    rest (embeddings, the last norm)."""
     if parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     assert parallel == "fsdp2", parallel

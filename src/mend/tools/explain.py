@@ -38,7 +38,7 @@ MOVES = {
     PUT_OUT: "is evicted, to be started again",
     GIVEN_UP: "is lost",
 }
-"""What is done about a slow rack."""
+"""Move against a slow rack -> its sentence."""
 
 
 def explain(
@@ -97,7 +97,7 @@ def chosen(
 
 
 def overview(story: Story) -> list[str]:
-    """How many rounds there were, why they closed, what they took, and what else happened."""
+    """Count the rounds and why they closed; give their times, and notes of what else happened."""
     rounds = story.decided
     lines = [f"{_count(len(rounds), 'decided round')} on these tapes"]
     reasons = Counter(each.commit.reason for each in rounds if each.commit)
@@ -129,8 +129,8 @@ def overview(story: Story) -> list[str]:
 
 
 def _slow(story: Story) -> list[tuple[int, str]]:
-    """Who was slow: when, against what, by how much, how sure, by what, and what was done about
-    it; the newest ones."""
+    """Tell which racks and links were slow, against what, why, and what was done; the newest
+    ones."""
     found = []
     for at_ns, kind, about in story.notes:
         if kind == CAUSE:
@@ -200,12 +200,12 @@ def sentences(story: Story, made: RoundFacts) -> list[str]:
             if rack not in inside:
                 lines.append(f"  left out: rack {rack}: {left_out(story, made, rack)}")
     happened = sorted(_timeline(story, made), key=lambda each: each[0])
-    lines += [f"  {_relative(at_ns - zero_ns)}  {text}" for at_ns, text in happened]
-    return [*lines, *(f"  cost: {text}" for text in _costs(story, made))]
+    lines += [f"  {(at_ns - zero_ns) / MS:+10.1f} ms  {text}" for at_ns, text in happened]
+    return [*lines, *(f"  cost: {text}" for text in _costs(made))]
 
 
 def left_out(story: Story, made: RoundFacts, rack: int) -> str:
-    """Why a member of the job is not one of the round."""
+    """Say why a member of the job is not one of the round."""
     commit, closed_ns = made.commit, made.closed_ns
     assert commit is not None
     for ended in commit.dropped:
@@ -237,7 +237,7 @@ def left_out(story: Story, made: RoundFacts, rack: int) -> str:
 
 
 def _drops(story: Story, made: RoundFacts, rack: int) -> list[Drop]:
-    """What ended the rack's offers of this fragment since its round before."""
+    """Return the records that ended the rack's offers of this fragment since its round before."""
     before = [each.index for each in story.decided if each.fragment == made.fragment]
     since = max((index for index in before if index < made.index), default=0)
     return [
@@ -250,7 +250,7 @@ def _drops(story: Story, made: RoundFacts, rack: int) -> list[Drop]:
 
 
 def _silence(story: Story, made: RoundFacts, rack: int, closed_ns: int) -> str:
-    """Whether the rack was not heard, at least at first; empty: it was."""
+    """Say whether the rack was silent at the close, or when the round opened; empty: neither."""
     heard = story.heard(closed_ns)
     if heard is not None and rack not in heard:
         return "it was silent"
@@ -328,7 +328,7 @@ def _of_rank(who: str, rank: RankFacts) -> list[tuple[int, str]]:
     return lines
 
 
-def _costs(story: Story, made: RoundFacts) -> list[str]:
+def _costs(made: RoundFacts) -> list[str]:
     costs = []
     if made.opened and made.decided_ns is not None:
         costs.append(f"{_ms(made.decided_ns - made.opened[0])} from open to decided")
@@ -361,10 +361,6 @@ def _count(number: int, noun: str) -> str:
 
 def _ms(ns: int) -> str:
     return f"{ns / SECOND:.2f} s" if ns >= 10 * SECOND else f"{ns / MS:.1f} ms"
-
-
-def _relative(ns: int) -> str:
-    return f"{ns / MS:+10.1f} ms"
 
 
 def _clock(ns: int) -> str:

@@ -12,6 +12,7 @@ from mend.sim.model_check import founding
 from mend.sim.model_check.explore import Explorer, Progress
 from mend.sim.model_check.founding import Bounds as Founding
 from mend.sim.model_check.state import NOBODY, Bounds
+from mend.tools.simulate import say
 
 WITNESS_NAME = "witness"
 
@@ -35,7 +36,7 @@ def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bound
 def founding_of(
     members: str, *, crashes: int, questions: int, epochs: int, rounds: int
 ) -> Founding:
-    """The same for the beginning of a job."""
+    """Return the bounds of `--founding`. Raises ConfigError."""
     racks, witness = _members_of(members)
     _refuse_negative(crashes=crashes, questions=questions, epochs=epochs, rounds=rounds)
     return Founding(
@@ -72,7 +73,7 @@ def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> i
     def tell(progress: Progress) -> None:
         nonlocal seen
         seen = progress
-        _say(console, _line(progress, time.monotonic() - started))
+        say(console, _line(progress, time.monotonic() - started))
 
     try:
         if isinstance(bounds, Founding):
@@ -80,18 +81,18 @@ def explore(bounds: Bounds | Founding, limit: int | None, console: Console) -> i
         else:
             found = Explorer(bounds).run(tell, limit)
     except KeyboardInterrupt:
-        _say(console, f"stopped after {seen.states:,} states; no invariant broke")
+        say(console, f"stopped after {seen.states:,} states; no invariant broke")
         return 2
-    _say(console, _line(found.progress, time.monotonic() - started))
+    say(console, _line(found.progress, time.monotonic() - started))
     if found.broken:
-        _say(console, f"BROKEN: {found.broken}")
+        say(console, f"BROKEN: {found.broken}")
         for line in found.trace:
-            _say(console, line)
+            say(console, line)
         return 1
     if not found.complete:
-        _say(console, f"stopped at the limit of {limit:,} states; no invariant broke")
+        say(console, f"stopped at the limit of {limit:,} states; no invariant broke")
         return 2
-    _say(console, "visited every state within these bounds; no invariant broke")
+    say(console, "visited every state within these bounds; no invariant broke")
     return 0
 
 
@@ -101,7 +102,3 @@ def _line(progress: Progress, seconds: float) -> str:
         f"frontier {progress.frontier:,}, {progress.states / max(seconds, 1e-3):,.0f} states/s, "
         f"{seconds:.1f} s"
     )
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -35,7 +35,7 @@ DAY_S = 86_400.0
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 RACKS = (2, 4, 8, 16)
 KINDS = (".svg", ".png", ".pdf")
-"""Of pictures."""
+"""Kinds of picture files."""
 DATA_PARALLEL, ELASTIC = "data parallel", "elastic data parallel"
 
 PUBLISHED = {
@@ -64,19 +64,19 @@ class Assumed:
     elastic_s: float = 15.9
     """Pause of a group that goes on with the slices it has left. Inferred."""
     repair_share: float = 0.4
-    """Of the failures: those after which a slice is out, others end with the pause. Inferred."""
+    """Share of the failures after which a slice is out; the others end with the pause. Inferred."""
     slice_chips: float = 256.0
     """Chips that are out together. Only slice_chips x repair_s counts. Inferred."""
     repair_s: float = 8_300.0
     """Seconds that a slice is out, the mean. Inferred."""
     takeover_stall_s: float = 1.0
-    """What training of every other rack waits when the rack that coordinates is gone: stall_max_s.
-    Measured: 1.0 s (benchmarks/results/takeover.json)."""
+    """Time that training of every other rack waits when the rack that coordinates is gone:
+    stall_max_s. Measured: 1.0 s (benchmarks/results/takeover.json)."""
     donor_s: float = 0.33
-    """What the rack that a restarted one copies from spends on it. Measured with 80 MB:
-    0.32 and 0.33 s (docs/benchmarks.md, rejoin)."""
+    """Time that a rack spends when a restarted one copies from it. Measured with 80 MB: 0.32 and
+    0.33 s (docs/benchmarks.md, rejoin)."""
     held_up_s: float = 2.2
-    """For how long no round closes after a rack is gone, 2 s of it until that is noticed.
+    """Time after the loss of a rack in which no round closes, 2 s of it until that is noticed.
     Measured: 2.2 s (README, kill and takeover)."""
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ def report(
 
 
 def assumed_by(pairs: Iterable[str]) -> Assumed:
-    """From `name=number` each. Raises ConfigError."""
+    """Read the assumptions, each as `name=number`. Raises ConfigError."""
     names = [field.name for field in fields(Assumed)]
     values: dict[str, float] = {}
     for pair in pairs:
@@ -139,7 +139,7 @@ def running(chips: float, pause_s: float, assumed: Assumed) -> float:
 
 
 def goodput(chips: float, pause_s: float, assumed: Assumed) -> float:
-    """Of a group: the share of time in which it runs, less the slices that are out."""
+    """Return the share of time in which a group runs, less the slices that are out."""
     p = running(chips, pause_s, assumed)
     failures = p / (assumed.mtbf_days * DAY_S)  # of a chip, in a second
     out = failures * assumed.repair_share * assumed.repair_s * assumed.slice_chips
@@ -191,7 +191,7 @@ def _at_least(least: int, racks: int, p: float) -> float:
 
 
 def as_data(assumed: Assumed, rows: list[Row]) -> dict[str, Any]:
-    """For programs. Percent."""
+    """Return the table as data for --json, in percent."""
 
     def percent(shares: tuple[float, ...]) -> list[float]:
         return [round(100 * share, 2) for share in shares]
@@ -213,7 +213,7 @@ def as_data(assumed: Assumed, rows: list[Row]) -> dict[str, Any]:
 
 
 def show(assumed: Assumed, rows: list[Row], console: Console) -> None:
-    """For people."""
+    """Print the table."""
     table = Table(title="Goodput in percent: a cost model (published figures in brackets)")
     table.add_column("chips")
     for chips in CHIPS:

@@ -49,7 +49,7 @@ def new_command(
 
 
 def create(path: Path, keys: tuple[bytes, ...]) -> None:
-    """Never over another file. Raises ConfigError."""
+    """Write a new key file, never over another file. Raises ConfigError."""
     from mend.config.keyfile import HEAD, line_of
     from mend.errors import ConfigError
 

@@ -47,12 +47,12 @@ PLAIN = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
     **{"MASTER_ADDR": LOOPBACK, "MASTER_PORT": "0"},  # any port will do for a group of one
 }
-"""What torchrun sets for a rack of one process."""
+"""Variables that torchrun sets for a rack of one process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """What to start. `command` is `script.py args...` or `-m module args...`."""
+    """The job to start. `command` is `script.py args...` or `-m module args...`."""
 
     command: tuple[str, ...]
     racks: int = 2
@@ -64,8 +64,8 @@ class Job:
     log_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     max_restarts: int = 0
-    """How often a rack that fails is started again; it then joins the running job. One that was
-    evicted is, whatever this says: the job has asked for it."""
+    """Most times that a rack that failed is started again; it then joins the running job. An
+    evicted rack is started again whatever this says: the job has asked for it."""
     torchrun: bool = True
     """False: racks of one process are started without it, which takes seconds less."""
     link: str = ""
@@ -96,12 +96,9 @@ class Job:
                 "torchrun", False, "several processes per rack need it", "Leave it out."
             )
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
-            raise ConfigError(
-                "base_port",
-                self.base_port,
-                "must be 0 or 1024..65535 - racks",
-                "0 picks free ports.",
-            )
+            rule = "must be 0 or 1024..65535 - racks"
+            remedy = "0 picks free ports."
+            raise ConfigError("base_port", self.base_port, rule, remedy)
         if self.link:
             Link.parse(self.link)
 
@@ -141,7 +138,7 @@ class Outcome:
 
 
 def make_log_dir(folder: Path) -> None:
-    """Raises ConfigError where it cannot be."""
+    """Make the folder. Raises ConfigError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,7 +150,7 @@ def make_log_dir(folder: Path) -> None:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:
-    """What may go into CUDA_VISIBLE_DEVICES: the variable itself, else what nvidia-smi lists."""
+    """Return the names for CUDA_VISIBLE_DEVICES: from the variable itself, else from nvidia-smi."""
     if (listed := environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [
             name.strip()
@@ -227,7 +224,7 @@ def rack_environments(
 
 
 def inner_interfaces(environ: Mapping[str, str]) -> dict[str, str]:
-    """In a namespace the machine's name leads nowhere: the ranks of a rack meet on loopback."""
+    """Return variables that let ranks meet on loopback: a namespace has no name of the machine."""
     return {name: environ.get(name, "lo") for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
 
 
@@ -275,14 +272,14 @@ class Launch:
         self._reason, self._kill_s = "", 0.0
         self._restarts = [0] * job.racks
         self._evictions = [0] * job.racks
-        """How many of these were of racks that the job had evicted."""
+        """Restarts of racks that the job had evicted."""
         self._environments: list[dict[str, str]] = []
         self._addresses: list[str] = []
         self._net: Net | None = None
         self._outcomes = Path()
-        """Where ranks tell how they ended."""
+        """Folder in which ranks tell how they ended."""
         self._keys = Path()
-        """Where a key is made for this job alone."""
+        """Folder of a key that is made for this job alone."""
         self._key_file: Path | None = None
 
     def run(self) -> Outcome:
@@ -314,13 +311,13 @@ class Launch:
         return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
 
     def _find_unmerged(self) -> dict[int, Ended]:
-        """Of each rack the first rank whose work was not merged, as its newest life told it."""
+        """Return by rack its first rank whose work was not merged, as its newest life told it."""
         told = [ended for ended in read_ended(self._outcomes) if not ended.good]
         return {ended.rack: ended for ended in reversed(told)}
 
     @contextmanager
     def _network(self) -> Iterator[None]:
-        """With the network that the job asks for, if any."""
+        """Make the network that the job asks for, if any, and remove it on the way out."""
         if not self.job.link:
             yield
             return
@@ -362,7 +359,7 @@ class Launch:
             self.racks.append(self._start_rack(rack))
 
     def _key_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What tells the racks of the key: that of the user, or one for this job alone."""
+        """Return variables that name the key: that of the user, or one for this job alone."""
         insecure = environ.get(INSECURE, "").strip().lower()
         if insecure not in ("", "0", "false", "no", "off"):
             return {}
@@ -449,20 +446,20 @@ class Launch:
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
     def _was_evicted(self, rack: int) -> bool:
-        """Whether its newest life was put out of the job, to be started again."""
+        """Return whether its newest life was put out of the job, to be started again."""
         told = [ended for ended in read_ended(self._outcomes) if ended.rack == rack]
         return any(ended.outcome == "evicted" for ended in told)
 
     def _has_lives(self, rack: int) -> bool:
-        """Whether it has ended in a way after which it is started again, if others are left."""
+        """Return whether a rack that ended so is started again, if others are left."""
         if self._was_evicted(rack):
             return self._evictions[rack] < EVICTIONS_MAX
         tries = self._restarts[rack] - self._evictions[rack]
         return self._has_failed(rack) and tries < self.job.max_restarts
 
     def _may_restart(self, rack: int) -> bool:
-        """Whether a rack that has ended is started again, which tells the others that its former
-        life is over: nothing of that may be left. Not when there is nobody to join."""
+        """Return whether to start a rack again that has ended. The new life tells the others that
+        the former one is over, so nothing of that may be left. False if there is nobody to join."""
         if not self._has_lives(rack) or self._interrupts.count or self.culprit is not None:
             return False
         others = [r for r in range(self.job.racks) if r != rack]
@@ -530,7 +527,7 @@ class Launch:
             self.racks[rack].signal(number)
 
     def _end_witness(self) -> None:
-        """It leaves with the last rack. Racks that never joined, or died, leave it waiting."""
+        """End the witness. Racks that never joined, or died, leave it waiting."""
         if self.witness is None:
             return
         all_well = all(child.process.returncode == 0 for child in self.racks)

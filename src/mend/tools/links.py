@@ -27,9 +27,9 @@ from mend.tools.processes import Child
 __all__ = ["Link", "Net", "Site", "links", "remove_leftovers"]
 
 BURST_MS = 4
-"""What tbf may send at once, at least two packets: no more often does a timer have to fire."""
+"""What tbf may send at once, two packets at least; so its timer fires at most this often."""
 QUEUE_MS = 50
-"""What may wait for its turn to be sent; a packet that finds more is dropped."""
+"""Longest queue of packets that wait to be sent; a packet that finds more is dropped."""
 
 NETWORK = "10.213.0."
 """Addresses inside the namespaces; no other network sees them. Rack r is r + 1."""
@@ -40,7 +40,7 @@ NETNS = Path("/run/netns")
 TUN = Path("/dev/net/tun")
 START_S = 10.0
 SEED = "0"
-"""Of the losses: which packets are lost is the same in every run."""
+"""Seed of the losses: the same packets are lost in every run."""
 
 _NAME = re.compile(r"mend-(\d+)-\d+-\w+")
 _made = itertools.count()
@@ -149,7 +149,7 @@ def _ip(arguments: list[str]) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Raises LinkError with what the program said."""
+    """Run a command. Raises LinkError with what the program said."""
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise LinkError(
@@ -159,7 +159,7 @@ def _run(command: list[str]) -> None:
 
 
 def _delete(namespace: str) -> None:
-    """It may not have been made yet, or be gone."""
+    """Delete a namespace, which may not have been made yet, or be gone."""
     subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
 
 

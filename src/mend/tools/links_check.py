@@ -24,18 +24,18 @@ from mend.transport import handshake
 
 TOLERANCE = 0.15
 RTT_SLACK_MS = 2.0
-"""What a handshake may take longer in any case: the device and the scheduler have their share."""
+"""Time that a handshake may take longer in any case, for the device and the scheduler."""
 LOSS_SIGMAS = 4.0
 LOSS_SLACK_PCT = 0.5
 
 HANDSHAKES = 7
 STREAMS = 4
 SECONDS, OMITTED_S = 2, 1
-"""Of a measurement by iperf3, and of its beginning that does not count."""
+"""Length of a measurement by iperf3, and of its beginning, which does not count."""
 UDP_OFFERED = 1.25
-"""Of the rate: the rest must not come through."""
+"""Share of the rate that is sent to measure it: the excess must not come through."""
 UDP_LOSS_OFFERED = 0.5
-"""Of the rate, to see what is lost where nothing queues."""
+"""Share of the rate that is sent to measure losses, at which nothing queues."""
 DATAGRAM_HEADERS_BYTES = 28
 """IP and UDP; the rest of a packet is payload."""
 BUFFER_BYTES = 2_000_000
@@ -47,7 +47,7 @@ START_S, RUN_S = 10.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the link is. Rates in bits of payload per second: the first site's and the other's."""
+    """Figures of a link. Rates are bits of payload per second: from the first site, and back."""
 
     rtt_ms: float
     rate_bits: tuple[float, float]
@@ -79,7 +79,7 @@ def verify(net: Net) -> Measured:
 
 
 def difference(link: Link, measured: Measured) -> str:
-    """What is not within the tolerance, in words; empty when all is."""
+    """Say what is outside the tolerance; empty: nothing is."""
     most_ms = max((1 + TOLERANCE) * link.rtt_ms, link.rtt_ms + RTT_SLACK_MS)
     if not (1 - TOLERANCE) * link.rtt_ms <= measured.rtt_ms <= most_ms:
         return f"the round trip is {measured.rtt_ms:.1f} ms"
@@ -113,7 +113,7 @@ def measure(net: Net) -> Measured:
 
 
 def _buffer_bytes() -> int:
-    """Of a UDP socket: what the system allows, since a full one loses what the link did not."""
+    """Return the largest allowed buffer of a UDP socket: a full one loses what the link did not."""
     allowed = (SOCKETS / "rmem_max", SOCKETS / "wmem_max")
     return min(BUFFER_BYTES, *(int(path.read_text()) for path in allowed))
 

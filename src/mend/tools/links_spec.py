@@ -14,14 +14,14 @@ LOSS_PCT_MAX = 50.0
 
 JUMBO_FROM_BITS = 100_000_000
 MTU, MTU_JUMBO = 1500, 9000
-"""Of slow links (a large packet would hold up the others) and of fast ones (fewer packets for the
-device); jumbo from 100 Mbit/s on."""
+"""MTU of slow links (a large packet would hold up the others), and from 100 Mbit/s on of fast ones
+(fewer packets for the device)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is between any two racks. `rtt_ms` is there and back, as ping shows it; rate and loss
-    are of each direction."""
+    """The link between any two racks. `rtt_ms`: there and back, as ping shows it; rate and loss are
+    of each direction."""
 
     rate_bits: int
     rtt_ms: float = 0.0
@@ -54,7 +54,7 @@ class Link:
 
     @property
     def rate_text(self) -> str:
-        """In the largest unit that leaves at least 1."""
+        """The rate in the largest unit that leaves at least 1."""
         unit = max((u for u in UNITS if UNITS[u] <= self.rate_bits), key=lambda unit: UNITS[unit])
         return f"{self.rate_bits / UNITS[unit]:g}{unit}"
 

@@ -44,10 +44,10 @@ CODEC_FIRST = "int4"
 """Cost no loss that was measured (docs/compression.md), at an eighth of the bytes."""
 
 BUSY_MAX = 0.7
-"""Of the time may payloads keep the link busy: the rest is for catching up after an outage."""
+"""Most of the time that payloads may keep the link busy: the rest makes up for an outage."""
 
 LINK_SHARE = 0.9
-"""Of the rate becomes payload: headers, TCP that has to find the rate anew in each round."""
+"""Payload's share of the rate: headers, and TCP that finds the rate anew in each round."""
 
 TAU_SHARE = 4
 """tau is at most H over this; above it MendConfig warns."""
@@ -96,28 +96,28 @@ class Choice:
 
     config: MendConfig
     exchange: Exchange
-    """Of a fragment of average size."""
+    """Exchange of a fragment of average size."""
     longest: Exchange
-    """Of the one that holds the largest tensor; tau is for this one."""
+    """Exchange of the fragment that holds the largest tensor; tau is for this one."""
     step_ms: float
     copy_ms: float
-    """Of one round, on the training thread."""
+    """Time of the training thread per round."""
     memory: Memory
-    """Of one rank, on the host."""
+    """Host memory of one rank."""
     device_bytes: int
     encoding_bytes: int = 0
-    """Of its GPU with encode_on="device" in place of `device_bytes`; 0: it cannot encode that."""
+    """GPU memory with encode_on="device" in place of `device_bytes`; 0: it cannot encode that."""
     moment_bytes: int = 0
-    """That a rack receives in H steps for the optimizer's moments, and sends."""
+    """Bytes that a rack receives, and sends, in H steps for the optimizer's moments."""
 
     @property
     def gap_ms(self) -> float:
-        """Between two rounds."""
+        """Time between two rounds."""
         return self.step_ms * gap_steps(self.config.fragments, self.config.sync_period_steps)
 
     @property
     def window_ms(self) -> float:
-        """What the overlap hides."""
+        """Time that the overlap hides."""
         return self.step_ms * self.config.tau
 
     @property
@@ -131,7 +131,7 @@ class Choice:
 
     @property
     def wait_ms(self) -> float:
-        """Of training, per round on average, for exchanges that the overlap does not hide."""
+        """Wait of training per round, on average, for exchanges that the overlap does not hide."""
         others = self.config.fragments - 1
         waits = others * self._wait_ms(self.exchange) + self._wait_ms(self.longest)
         return max(waits / (others + 1), self.exchange.transfer_ms - self.gap_ms)
@@ -155,7 +155,7 @@ class Choice:
 
     @property
     def period_bytes(self) -> int:
-        """That a rack receives in H steps, and sends."""
+        """Bytes that a rack receives in H steps, and sends."""
         return self.exchange.bytes * self.config.fragments + self.moment_bytes
 
     @property
@@ -240,8 +240,8 @@ def choice_of(
 
 
 def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
-    """What is asked for; else `auto`, but for racks that it shards and a mesh is quicker for: it
-    counts bytes and no round trips."""
+    """Return the exchange plan that is asked for, else `auto`; but `mesh` for racks that auto
+    shards though a mesh is quicker: it counts bytes and no round trips."""
     if base.is_named("exchange_plan") and base.exchange_plan != "auto":
         return base.exchange_plan
     auto = replace(mesh, exchange_plan="auto")
@@ -252,8 +252,8 @@ def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
 
 
 def by_the_other_plan(asked: Asked, config: MendConfig) -> Exchange | None:
-    """The same round as a mesh where this one is sharded, and the other way round. None: it cannot
-    be sharded."""
+    """Return the exchange of the same round as a mesh where this one is sharded, and the other way
+    round. None: it cannot be sharded."""
     if not config.sharded and unsharded(config.codec, config.merge, config.racks):
         return None
     other = replace(config, exchange_plan="mesh" if config.sharded else "sharded")
@@ -261,7 +261,7 @@ def by_the_other_plan(asked: Asked, config: MendConfig) -> Exchange | None:
 
 
 def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
-    """Of a P-th of `params` elements."""
+    """Return the exchange of a P-th of `params` elements."""
     return exchange_of(
         config,
         params,
@@ -286,7 +286,7 @@ def start_seconds(asked: Asked) -> float:
 
 
 def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
-    """What to know about the choice, or to change; one sentence or two each."""
+    """Say what to know about the choice, or to change, in one sentence or two each."""
     if not chosen.fits:
         yield from _what_would_fit(asked, chosen)
     elif chosen.config.tau > OVERLAP_STEPS_DEFAULT:
@@ -325,7 +325,7 @@ def _int4_first(asked: Asked) -> Iterator[str]:
 
 
 def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
-    """With the recommended H at its longest and the smallest payload, since that needs least."""
+    """Say what would fit, by the longest H and the smallest payload, which need least."""
     config, least = chosen.config, min(asked.codecs, key=item_bytes)
     size = item_bytes(least) * asked.params * (asked.racks - 1)
     carried_ms = size * 8 / (asked.link.rate_bits * LINK_SHARE) * 1000

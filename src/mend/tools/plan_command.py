@@ -124,7 +124,7 @@ def plan_command(
 
 
 def settings(chosen: Choice) -> dict[str, str | int]:
-    """What a job must be told, all racks alike."""
+    """Return the settings of the choice, for all racks alike."""
     config = chosen.config
     compression = config.outer_step_compression_mode
     payload = {"payload_dtype": config.payload_dtype}
@@ -140,12 +140,12 @@ def settings(chosen: Choice) -> dict[str, str | int]:
 
 
 def exports(chosen: Choice) -> list[str]:
-    """For a shell."""
+    """Return the settings as lines for a shell."""
     return [f"export MEND_{name.upper()}={value}" for name, value in settings(chosen).items()]
 
 
 def toml(chosen: Choice) -> list[str]:
-    """For the file that MEND_CONFIG names."""
+    """Return the settings as lines of the file that MEND_CONFIG names."""
     lines = (
         f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
         for name, value in settings(chosen).items()
@@ -154,8 +154,8 @@ def toml(chosen: Choice) -> list[str]:
 
 
 def row_data(row: Choice) -> dict[str, Any]:
-    """For programs. Rates and bytes are of one rack, each direction; memory is of one rank; loss
-    is percent above data parallel (plan_loss)."""
+    """Return a row as data for --json. Rates and bytes are of one rack, each direction; memory is
+    of one rank; loss is percent above data parallel (plan_loss)."""
     from mend.tools.plan_loss import loss_of
 
     loss = loss_of(row.config)
@@ -188,7 +188,7 @@ def row_data(row: Choice) -> dict[str, Any]:
 
 
 def as_data(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> dict[str, Any]:
-    """All of the answer."""
+    """Return the whole answer as data for --json."""
     from mend.tools import plan
 
     return {
@@ -229,7 +229,7 @@ def _constants(device: str) -> dict[str, float]:
 
 
 def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
-    """For people."""
+    """Print the answer."""
     from rich.console import Console
 
     from mend.tools import plan
@@ -252,7 +252,7 @@ def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
 
 
 def outcome(asked: Asked, chosen: Choice) -> list[str]:
-    """What the choice leads to, a line per question."""
+    """Describe what the choice leads to, a line per question."""
     from mend.tools import plan
     from mend.tools.plan_loss import loss_of
 
@@ -282,7 +282,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
 
 
 def plan_of(asked: Asked, chosen: Choice) -> str:
-    """Of many racks: what they pull, and what the other plan would take."""
+    """Say what many racks pull, and what the other plan would take."""
     from mend.tools import plan
 
     racks, other = chosen.config.racks, plan.by_the_other_plan(asked, chosen.config)
@@ -332,7 +332,7 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
 
 
 def assumptions(asked: Asked, told: str) -> str:
-    """What the figures rest on."""
+    """List the assumptions behind the figures."""
     fixed = _constants(asked.device)
     cut = "fragments of equal size" + ("" if asked.largest else " (--largest-tensor not given)")
     if asked.largest:

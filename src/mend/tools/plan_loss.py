@@ -23,7 +23,7 @@ MEASURED: dict[tuple[bool, Start], dict[int, float]] = {
 """(momentum 0.9 with the ramp, or none; where the racks begin) -> H -> percent, without overlap."""
 
 OVERLAP_PCT: dict[Start, float] = {"scratch": 0.7, "warm": 0.1}
-"""More for tau 8 of H 64 that rises with the rounds."""
+"""Added for tau 8 of H 64 that rises with the rounds."""
 
 
 class Loss(NamedTuple):
@@ -40,7 +40,7 @@ class Loss(NamedTuple):
 
 
 def loss_of(config: MendConfig) -> Loss:
-    """Of a job with these settings; a momentum counts as the measured one."""
+    """Return the loss of a job with these settings; a momentum counts as the measured one."""
     momentum, period = config.outer_optimizer_momentum > 0, config.sync_period_steps
     late = float(config.tau > 0)
     scratch = _between(MEASURED[momentum, "scratch"], period) + late * OVERLAP_PCT["scratch"]

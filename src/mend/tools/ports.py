@@ -13,8 +13,8 @@ from mend.transport.bulk_client import BulkLane
 LOOPBACK = "127.0.0.1"
 
 QUIET = "20000-29999"
-"""Where ports are picked: below the range from which systems take the local ends of connections. A
-port from that range can be gone between being found free here and being listened on by a rack."""
+"""Ports to pick from: below the range from which systems take the local ends of connections. A port
+from that range can be gone between being found free here and being listened on by a rack."""
 
 
 def quiet() -> range:

@@ -25,10 +25,10 @@ BACKLOG_BYTES_MAX = 4 << 20
 """Waits for a reader that has paused; lines beyond it are dropped, and counted."""
 
 LAST_WORDS_S = 30.0
-"""So long a reader has at the end to take what waits."""
+"""Longest wait at the end for a reader to take what is left."""
 
 AGAIN_S = 0.05
-"""Between two attempts to write to what somebody else has made non-blocking."""
+"""Pause between two attempts to write to what somebody else has made non-blocking."""
 
 
 class Printer:
@@ -85,7 +85,7 @@ class Printer:
                 self._bytes -= len(data)
 
     def _go_silent(self) -> None:
-        """Nobody will read any more."""
+        """Drop everything, as nobody will read any more."""
         with self._changed:
             self._waiting.clear()
             self._bytes = BACKLOG_BYTES_MAX  # no line fits
@@ -110,7 +110,7 @@ class Printer:
 
 
 def _write(fd: int, data: bytes) -> bool:
-    """Whether somebody took it; waits as long as that takes."""
+    """Write all of it, however long that takes. False: nobody reads any more."""
     while data:
         try:
             data = data[os.write(fd, data) :]

@@ -22,11 +22,11 @@ TOKEN = "LAUNCHED_BY_MEND"
 """Set for every process of a launch, to recognise its orphans. Not MEND_...: those are settings."""
 
 RESTART = "RESTARTED_BY_MEND"
-"""How often a rack was started again, from 0; for scripts."""
+"""Variable with the number of restarts of a rack, for scripts."""
 
 READ_BYTES = 1 << 16
 READS_MAX = 16
-"""At once, so that a process that talks without end leaves the others their turn."""
+"""Most reads in a row, so that a process that talks without end leaves the others their turn."""
 KILL_ROUNDS_MAX = 50
 
 Sink = Callable[[str, str], None]
@@ -82,7 +82,7 @@ class Child:
         return True
 
     def signal(self, number: int) -> None:
-        """To the whole process group, if it still runs (a reaped id may be somebody else's)."""
+        """Signal the whole process group, if it still runs (a reaped id may be somebody else's)."""
         if self.running():
             os.killpg(self.process.pid, number)
 
@@ -176,7 +176,7 @@ class Interrupts:
         self.first = 0
         self.count = 0
         self.asked = 0
-        """How often SIGUSR1 came, with which schedulers say that a limit is near."""
+        """How often SIGUSR1 came, by which schedulers announce that a limit is near."""
 
     def _ring(self, number: int, _: FrameType | None) -> None:
         self.first = self.first or number

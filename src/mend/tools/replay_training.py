@@ -37,7 +37,7 @@ EQUAL, DIFFERENT = 0, 1
 LAST_LINES = 20
 SAY_S = 2.0
 SETTLE_S = 1.0
-"""After the first difference: others that are as early may come in so long."""
+"""Wait after the first difference for others that are as early."""
 
 HINTS = {
     START: "another seed, another checkpoint to begin with, or another model",
@@ -69,7 +69,7 @@ def replay_training(tapes: Sequence[Path], command: Sequence[str], log_dir: Path
 
 
 def read_script(paths: Sequence[Path]) -> ReplayScript:
-    """Raises TapeError."""
+    """Read the tapes, and make the script. Raises TapeError."""
     found = []
     for path in tapes_in(paths):
         tape = read_tape(path)

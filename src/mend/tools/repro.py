@@ -32,30 +32,30 @@ EQUAL, DIFFERENT, INTERRUPTED = 0, 1, 130
 
 POLL_S = 0.05
 SAY_S = 5.0
-"""Between two lines that say how far a run is."""
+"""Time between two lines that say how far a run is."""
 
 LEAVE_S = 5.0
-"""So long a script has to end after a first Ctrl-C."""
+"""Time that a script has to end after a first Ctrl-C."""
 
 END_S = 60.0
 """Seconds that a script has to end after its last step, where that is known."""
 
 STACKS_S = 5.0
-"""So long a script that is ended has to print where it hangs."""
+"""Time that a script that is ended has to print where it hangs."""
 
 LAST_LINES = 20
 DETAILS_MAX = 3
 """Pairs of runs with operators recorded: what depends on time may part at another step again."""
 
 WINDOW_STEPS = 8
-"""At most so many steps are recorded with their operators."""
+"""Most steps that are recorded with their operators."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What one of the two runs has for itself. `processes`: 0: plain python, else torchrun."""
+    """The setting of one of the two runs. `processes` 0: plain python, else torchrun."""
 
     name: str
     processes: int = 0
@@ -65,7 +65,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much of a run is recorded. 0: not known, or none."""
+    """The part of a run that is recorded. 0: not known, or none."""
 
     last: int = 0
     """The step after which the run is ended; 0: it ends by itself."""
@@ -87,7 +87,7 @@ class Asked:
 
 
 class Stopped(Exception):
-    """By Ctrl-C."""
+    """Ctrl-C stopped the runs."""
 
 
 def repro(asked: Asked) -> int:
@@ -142,7 +142,7 @@ def record(asked: Asked, folder: Path, detail: tuple[int, int]) -> int:
 
 
 def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
-    """What two machines have recorded."""
+    """Compare what two machines have recorded."""
     if len(folders) != 2:
         raise UsageError(f"{len(folders)} recordings; name two, or a script after --")
     one, other = (read(folder) for folder in folders)
@@ -150,7 +150,7 @@ def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
 
 
 def read(folder: Path) -> list[Recording]:
-    """Of all ranks, in their order. Raises UsageError."""
+    """Read the recordings of all ranks, in their order. Raises UsageError."""
     paths = sorted(folder.glob("rank-*.jsonl"))
     if not paths:
         raise UsageError(f"{folder} has no rank-N.jsonl; mend repro --record FOLDER makes them")
@@ -202,10 +202,9 @@ def command_of(asked: Asked, setting: Setting, folder: Path, extent: Extent) -> 
 
 
 def _run(asked: Asked, setting: Setting, folder: Path, extent: Extent, say: Say) -> None:
-    """Raises UsageError where the script fails, Stopped at Ctrl-C. Leaves no process behind.
-
-    A script that hangs after its last step, as some do in destroy_process_group(), is ended after
-    END_S; what it has recorded is whole."""
+    """Run the script once. Raises UsageError if it fails, Stopped at Ctrl-C. A script that hangs
+    after its last step, as some do in destroy_process_group(), is ended after END_S; what it has
+    recorded is whole. Leaves no process behind."""
     for old in folder.glob("rank-*.jsonl"):
         old.unlink()
     token, lines, interrupts = os.urandom(8).hex(), deque[str](maxlen=LAST_LINES), Interrupts()
@@ -267,8 +266,8 @@ def _ask_where(child: Child, token: str) -> None:
 
 
 class _End:
-    """Whether a run hangs: every rank has recorded the last step, and then no rank anything more
-    for END_S."""
+    """Finds out whether a run hangs: every rank has recorded the last step, and then none anything
+    more for END_S."""
 
     def __init__(self, folder: Path, ranks: int, last: int) -> None:
         self._folder, self._ranks, self._last = folder, ranks, last

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def run(command: list[str]) -> None:
-    """As the interpreter does with these arguments."""
+    """Run the script as the interpreter does with these arguments."""
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

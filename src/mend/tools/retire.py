@@ -15,16 +15,16 @@ from mend.config.keyfile import secrets_in_force
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
-from mend.tools.top.picture import Answer, name_of, worth
+from mend.tools.top.picture import Answer, worth
 from mend.tools.top.run import STRAGGLER_S, Wanted, Watch, addresses_in_force, sigterm_exits
 from mend.transport.status_client import StatusClient
-from mend.types import PERSON, WITNESS
+from mend.types import PERSON, WITNESS, rack_name
 
 ASK_S = 0.25
-"""Between two rounds of questions."""
+"""Time between two rounds of questions."""
 
 FIRST_S = 3.0
-"""So long for the first answer."""
+"""Longest wait for the first answer."""
 
 INTERRUPTED = 130
 
@@ -54,7 +54,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     if reason := refusal(answers, rack):
         return _refuse(reason)
     seat, life = seat_of(answers, rack), evicted_life(answers, rack)
-    about = ", ".join(sorted(name_of(answer.view.rack) for answer in answers if answer.view))
+    about = ", ".join(sorted(rack_name(answer.view.rack) for answer in answers if answer.view))
     where = seat.address if seat is not None else "evicted, and not back"
     life = seat.life if seat is not None else life
     assert life is not None, "who has no seat and is not awaited is refused"
@@ -85,7 +85,7 @@ def _refuse(reason: str) -> int:
 
 
 def live_answers(answers: Sequence[Answer]) -> list[Answer]:
-    """Who is there now."""
+    """Return the answers of processes that are there now."""
     late_s = FIRST_S + STRAGGLER_S
     return [a for a in answers if a.view and a.view.state != "ended" and a.age_s <= late_s]
 
@@ -95,7 +95,7 @@ def views_of(answers: Sequence[Answer]) -> list[JobStatus]:
 
 
 def best(answers: Sequence[Answer]) -> JobStatus:
-    """Of whoever coordinates, else of who knows most."""
+    """Return the view of the process that coordinates, else of the one that knows most."""
     return max(views_of(answers), key=worth)
 
 
@@ -105,13 +105,13 @@ def seat_of(answers: Sequence[Answer], rack: int) -> RackSeen | None:
 
 
 def evicted_life(answers: Sequence[Answer], rack: int) -> int | None:
-    """Of a rack that was evicted and is not back, as the best view knows it."""
+    """Return the life of a rack that was evicted and is not back, as the best view knows it."""
     first = best(answers)
     return dict(zip(first.evicted, first.evicted_lives, strict=False)).get(rack)
 
 
 def refusal(answers: Sequence[Answer], rack: int) -> str:
-    """Why this rack cannot be retired, as a sentence, or empty."""
+    """Say why this rack cannot be retired; empty: it can."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     jobs = sorted({view.job for view in views})
     if len(jobs) > 1:
@@ -129,7 +129,7 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
         if view and view.rack == rack and view.life == seat.life:
             return f"rack {rack} is alive: it answers at {answer.address}. Stop it first"
     if first.coordinates and seat.live:
-        who = name_of(first.rack)
+        who = rack_name(first.rack)
         return (
             f"rack {rack} is alive: {who}, which coordinates, heard it {seat.silent_ms} ms ago. "
             "Stop it first; if it has just died, ask again in some seconds"
@@ -138,15 +138,15 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
 
 
 def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]:
-    """What has come of it, and whether that is final."""
+    """Say what has come of it, and whether that is final."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     seated = seat is not None and seat.life == life
     if first.coordinates and not seated and evicted_life(answers, rack) != life:
         racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
         return f"rack {rack} is out; the job goes on with racks {racks}", True
-    noted = sorted(name_of(view.rack) for view in views if rack in view.retired)
+    noted = sorted(rack_name(view.rack) for view in views if rack in view.retired)
     if not noted:
-        return f"no process accepted it: {name_of(first.rack)} may hear rack {rack} again", False
+        return f"no process accepted it: {rack_name(first.rack)} may hear rack {rack} again", False
     here = {view.rack for view in views}
     missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
     said = f"rack {rack} is retired ({', '.join(noted)} know it)"

@@ -38,7 +38,7 @@ Fixed = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one seed, as it crosses processes."""
+    """The result of one seed, as it crosses processes."""
 
     seed: int
     problems: tuple[str, ...]
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to run: seeds [first, stop), or from `first` on until so many minutes are over."""
+    """The seeds to run: [first, stop), or from `first` on until so many minutes are over."""
 
     first: int = 0
     stop: int | None = 300
@@ -63,7 +63,7 @@ class Wanted:
 
 @dataclass
 class Tally:
-    """What has come in so far."""
+    """Sums of the results so far."""
 
     seeds: int = 0
     commits: int = 0
@@ -136,7 +136,7 @@ def run_seed(seed: int, fixed: Fixed | None = None) -> Outcome:
 
 
 def run_seeds(seeds: range, fixed: Fixed) -> list[Outcome]:
-    """In a worker process: all of them, or as many as were begun before everybody had to stop."""
+    """Run the seeds in a worker process, until everybody has to stop."""
     return [run_seed(seed, fixed) for seed in seeds if not _stop.is_set()]
 
 
@@ -213,7 +213,7 @@ def _submit(pool: ProcessPoolExecutor, seeds: range, fixed: Fixed) -> Future[lis
 
 
 _stop: Event
-"""Of a worker process: set when its parent wants no more."""
+"""Set when the parent of this worker process wants no more."""
 
 
 def _enter(stop: Event) -> None:
@@ -257,8 +257,8 @@ def _report_failure(
     if wanted.as_json:
         return
     shrunk = ", shrunk to the smallest scenario that still does" if smallest != scenario else ""
-    _say(console, f"\nseed {outcome.seed} broke an invariant{shrunk}:\n")
-    _say(console, story_of(smallest))
+    say(console, f"\nseed {outcome.seed} broke an invariant{shrunk}:\n")
+    say(console, story_of(smallest))
 
 
 def story_of(scenario: Scenario) -> str:
@@ -267,7 +267,7 @@ def story_of(scenario: Scenario) -> str:
 
 
 def keep(path: Path, outcome: Outcome, scenario: Scenario) -> None:
-    """One more line of the file that the tests run again."""
+    """Append the scenario to the file that the tests run again."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{python_of(scenario)}  # seed {outcome.seed}: {outcome.problems[0]}\n")
 
@@ -290,7 +290,7 @@ def _summary(
         console.print_json(json.dumps(told))
         return
     early = "interrupted after " if interrupted else ""
-    _say(
+    say(
         console,
         f"{early}{tally.seeds} seeds from {wanted.first}: {len(tally.failed)} broke an invariant; "
         f"{tally.commits} commits, {tally.virtual_ns / SECOND:.0f} virtual seconds, "
@@ -298,7 +298,7 @@ def _summary(
     )
     if tally.failed:
         numbers = " ".join(str(outcome.seed) for outcome in tally.failed[:FAILURES_SHOWN])
-        _say(console, f"for details: mend simulate --seed N --trace, with N one of {numbers}")
+        say(console, f"for details: mend simulate --seed N --trace, with N one of {numbers}")
 
 
 def trace(seed: int | None, console: Console, config: Path | None = None) -> int:
@@ -309,14 +309,14 @@ def trace(seed: int | None, console: Console, config: Path | None = None) -> int
         raise ConfigError("trace", True, "needs one seed", "Give --seed N.")
     torch.set_num_threads(1)
     world = World(draw(seed, fixed_by(config)))
-    _say(console, setup(world.scenario) + "\n")
+    say(console, setup(world.scenario) + "\n")
     for process in world.processes():
-        process.tell = partial(_say, console)
-    world.broken.tell = lambda when_ns, text: _say(console, f"{when_ns / SECOND:9.3f} s {text}")
+        process.tell = partial(say, console)
+    world.broken.tell = lambda when_ns, text: say(console, f"{when_ns / SECOND:9.3f} s {text}")
     report = world.run()
     for problem in report.problems:
-        _say(console, f"    {problem}")
-    _say(
+        say(console, f"    {problem}")
+    say(
         console,
         f"seed {seed}: {report.commits} commits in {report.virtual_ns / 1e9:.2f} virtual seconds, "
         f"{report.events} events, {len(report.problems)} problems, trace {report.trace[:16]}",
@@ -324,6 +324,6 @@ def trace(seed: int | None, console: Console, config: Path | None = None) -> int
     return len(report.problems)
 
 
-def _say(console: Console, text: str) -> None:
-    """As it is: no colours, and a line stays a line, for grep."""
+def say(console: Console, text: str) -> None:
+    """Print it without colours, a line as a line, for grep."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

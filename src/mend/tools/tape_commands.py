@@ -76,8 +76,7 @@ def replay_command(
 
 def explain_command(
     tapes: Annotated[
-        list[Path],
-        typer.Argument(metavar="TAPE...", help="Tapes, or folders that hold tapes."),
+        list[Path], typer.Argument(metavar="TAPE...", help="Tapes, or folders that hold tapes.")
     ],
     number: Annotated[
         int | None,

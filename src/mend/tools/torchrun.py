@@ -32,7 +32,8 @@ def main() -> None:
 
 
 def _ask_ranks() -> None:
-    """Whose own handlers stop training with a checkpoint, say. Linux only; else it is ignored."""
+    """Pass SIGUSR1 to the ranks, whose handlers stop training, say. Linux only; else it is
+    ignored."""
     with suppress(OSError):  # a thread or a rank has just ended
         for task in Path("/proc/self/task").iterdir():
             for pid in (task / "children").read_text().split():

@@ -28,7 +28,7 @@ RoundKey = tuple[int, int]
 Span = tuple[int, int]
 
 SLOW_NOTES = frozenset({ONSET, CAUSE, RELIEF, LINK_ONSET, LINK_RELIEF})
-"""Of what a rank says of itself, kinds that are told of a whole run."""
+"""Notes of a rank about itself that are told of a whole run."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class RankFacts:
     pulled_bytes: int = 0
     merge: Span | None = None
     learnt_ns: int | None = None
-    """When the rank learned that it is decided."""
+    """Time at which the rank learned that it is decided."""
     applied_ns: int | None = None
     in_mend_ns: int | None = None
 
@@ -63,23 +63,23 @@ class RoundFacts:
     fragment: int
     version: int
     opened: tuple[int, int] | None = None
-    """When, and by which rack."""
+    """(time, rack that opened it)."""
     whys: list[tuple[int, str]] = field(default_factory=list)
-    """Why it did not go on, whenever that changed."""
+    """(time, why it did not go on), whenever that changed."""
     gathers: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
-    """When, attempt, racks."""
+    """(time, attempt, racks)."""
     held: dict[int, int] = field(default_factory=dict)
     declined: dict[int, str] = field(default_factory=dict)
     written_ns: int | None = None
     decided_ns: int | None = None
     commit: Commit | None = None
     index: int = 0
-    """Of its record in the log."""
+    """Index of its record in the log."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=lambda: defaultdict(RankFacts))
 
     @property
     def closed_ns(self) -> int | None:
-        """When its members were fixed for the last time."""
+        """Time at which its members were fixed for the last time."""
         return self.gathers[-1][0] if self.gathers else self.written_ns
 
 
@@ -87,23 +87,25 @@ class RoundFacts:
 class Story:
     rounds: dict[RoundKey, RoundFacts] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], OfferFacts] = field(default_factory=dict)
-    """By rack, fragment, seq."""
+    """(rack, fragment, seq) -> its facts."""
     rosters: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """Index in the log, and who is a member from there on."""
     live: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    """Who counted as live, whenever that changed."""
-    reports_ns: dict[int, array[int]] = field(default_factory=lambda: defaultdict(_times))
-    """When each rack was heard."""
+    """(time, racks that counted as live), whenever that changed."""
+    reports_ns: dict[int, array[int]] = field(
+        default_factory=lambda: defaultdict(lambda: array("q"))
+    )
+    """Rack -> the times at which it was heard."""
     notes: list[tuple[int, str, dict[str, object]]] = field(default_factory=list)
-    """What coordinators noted besides decisions."""
+    """Notes of coordinators besides decisions."""
     payload_bytes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     coordinated: bool = False
-    """Whether the tape of a process that coordinated is among them."""
+    """The tape of a process that coordinated is among them."""
 
     drops: dict[int, Drop] = field(default_factory=dict)
     """Index in the log -> offers that ended without a commit."""
     decided: list[RoundFacts] = field(default_factory=list)
-    """In the order of the log."""
+    """Decided rounds in the order of the log."""
 
     def round(self, fragment: int, version: int) -> RoundFacts:
         return self.rounds.setdefault((fragment, version), RoundFacts(fragment, version))
@@ -116,19 +118,15 @@ class Story:
         return tuple(sorted({rack for rack, _, _ in self.offers}))
 
     def last_heard_ns(self, rack: int, at_ns: int) -> int | None:
-        """When a rack was heard for the last time before; None: it is not known."""
+        """Return when a rack was heard for the last time before; None: not known."""
         times = self.reports_ns[rack]
         place = bisect.bisect_right(times, at_ns)
         return times[place - 1] if place else None
 
     def heard(self, at_ns: int) -> tuple[int, ...] | None:
-        """Who counted as live then; None: it is not known."""
+        """Return the racks that counted as live then; None: not known."""
         place = bisect.bisect_right(self.live, (at_ns, (1 << 20,)))
         return self.live[place - 1][1] if place else None
-
-
-def _times() -> array[int]:
-    return array("q")
 
 
 class Tape(Protocol):
@@ -140,14 +138,10 @@ class Tape(Protocol):
     def entries(self) -> Iterable[Entry | Gap]: ...
 
 
-def newest_job(
-    tapes: Sequence[Tape],
-) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
-    """How many jobs these tapes are of, and what they tell of the one that was founded last.
-    Several may have written into one folder, and their rounds have the same numbers.
-
-    Raises TapeError as the entries do.
-    """
+def newest_job(tapes: Sequence[Tape]) -> tuple[int, list[tuple[Header, Iterable[Entry | Gap]]]]:
+    """Return how many jobs these tapes are of, and the entries of the one that was founded last.
+    Several may have written into one folder, and their rounds have the same numbers. Raises
+    TapeError."""
     founded = [_founded(tape) for tape in tapes]
     jobs: dict[Genesis, int] = {}
     for mine in founded:
@@ -187,7 +181,7 @@ def _time_of_day(tape: Tape, entry: Entry) -> int:
 
 
 def story_of(tapes: Iterable[tuple[Header, Iterable[Entry | Gap]]]) -> Story:
-    """Raises TapeError as the entries do."""
+    """Make the story of the tapes of one job. Raises TapeError as the entries do."""
     story = Story()
     for header, entries in tapes:
         offset_ns = header.wall_ns - header.mono_ns
@@ -328,9 +322,9 @@ class _RankReader:
         self._merging: dict[RoundKey, int] = {}
         self._captured: dict[tuple[int, int], tuple[int | None, ...]] = {}
         self._steps: dict[tuple[int, int], int] = {}
-        """Of the same captures."""
+        """(fragment, seq) -> step of the capture."""
         self._behind: list[RankFacts] = []
-        """What was applied after the newest step, or captured there and merged."""
+        """Versions that were applied after the newest step, or captured there and merged."""
 
     def end(self) -> None:
         """The tape is at its end: what came last may be of who left, long after its step."""

@@ -70,7 +70,7 @@ class Header(Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     versions: dict[str, str] = {}
     payload_bytes: tuple[int, ...] = ()
-    """Of this rank's part of an offer, per fragment; empty for a witness."""
+    """Bytes of this rank's part of an offer, per fragment; empty for a witness."""
     moments: int = 0
     """How many of the last fragments are of the optimizer's moments."""
     wall_ns: int = 0
@@ -126,14 +126,14 @@ class Entry:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """Raises TapeError for one that this mend does not know."""
+        """The decoded effects. Raises TapeError for one that this mend does not know."""
         return tuple(effect_of(answer) for answer in self.answers)
 
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=str)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Bound | _Given | Gap | Base)
 Decoders = dict[str, msgspec.msgpack.Decoder[Any]]
-"""By the name of a class."""
+"""Name of a class -> its decoder."""
 
 _EVENTS: Decoders = {
     kind.__name__: msgspec.msgpack.Decoder(kind) for kind in Event.__subclasses__()
@@ -159,12 +159,12 @@ def record_of_entry(
 
 
 def answer_of(effect: Effect) -> Answer:
-    """As it would be on the tape."""
+    """Encode an effect as it would be on the tape."""
     return Answer(type(effect).__name__, _encoder.encode(effect))
 
 
 def effect_of(answer: Answer) -> Effect:
-    """Raises TapeError."""
+    """Decode an effect. Raises TapeError."""
     effect: Effect = _typed(_EFFECTS, answer.name, answer.data)
     return effect
 
@@ -264,7 +264,7 @@ def file_begin() -> bytes:
 
 
 def check_begin(begin: bytes) -> None:
-    """Raises TapeError if it is no tape, or one of another format."""
+    """Raise TapeError if it is no tape, or one of another format."""
     if len(begin) < FILE_BYTES or begin[: len(MAGIC)] != MAGIC:
         raise TapeError("it does not begin like a tape of mend")
     version = _FILE.unpack(begin)[1]
@@ -276,7 +276,7 @@ def check_begin(begin: bytes) -> None:
 
 
 def read_head(data: bytes, number: int) -> Head:
-    """Raises TapeError for a head that is not that of chunk `number`."""
+    """Decode a head. Raises TapeError if it is not that of chunk `number`."""
     (check,) = _CHECK.unpack(data[_HEAD.size :])
     if check != xxhash.xxh32_intdigest(data[: _HEAD.size]):
         raise TapeError(f"the head of chunk {number} fails its checksum")
@@ -290,6 +290,6 @@ def read_head(data: bytes, number: int) -> Head:
 
 
 def check_chunk(head: Head, deflated: bytes) -> None:
-    """Raises TapeError when the bytes are not those that were written."""
+    """Raise TapeError if the bytes are not those that were written."""
     if xxhash.xxh3_64_intdigest(deflated) != head.checksum:
         raise TapeError(f"chunk {head.number} fails its checksum")

@@ -51,7 +51,7 @@ class RecordedTape:
         return sum(file.stop for file in self.files)
 
     def entries(self) -> Iterator[Entry | Gap]:
-        """All entries, in the order in which they were handled. Raises TapeError."""
+        """Read all entries, in the order in which they were handled. Raises TapeError."""
         number = 0
         for file in self.files:
             for record in _records(file):
@@ -81,13 +81,6 @@ def read_tape(path: Path) -> RecordedTape:
         headers.append(header)
         files.append(file)
     return RecordedTape(paths[0], headers[0], tuple(files), lost, files[-1].ended)
-
-
-def read_header(path: Path) -> Header:
-    """Read the header of one file and nothing else. Raises TapeError."""
-    with _naming(path), path.open("rb") as file:
-        form.check_begin(file.read(form.FILE_BYTES))
-        return _header_in(*_next_chunk(file, 0, form.FILE_BYTES))
 
 
 def part_to_replay(tape: RecordedTape) -> tuple[bytes, RecordedTape]:
@@ -123,7 +116,7 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """All files of the tape that has this file, in order."""
+    """Return all files of the tape that has this file, in order."""
     named = _NAME.fullmatch(path.name)
     if named is None:
         return [path]
@@ -164,7 +157,7 @@ def _checked(path: Path) -> tuple[Header, TapeFile, str]:
 
 
 def _header_in(chunk: tuple[Head, bytes] | None, lost: str) -> Header:
-    """Of the first chunk of a file. Raises TapeError."""
+    """Return the header in the first chunk of a file. Raises TapeError."""
     header: Header | Entry | Gap | Base | None = None
     for record in Unpacker().records(*chunk) if chunk and not chunk[0].last else ():
         header = form.read_record(record, 0)

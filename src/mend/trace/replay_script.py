@@ -45,7 +45,7 @@ class Act(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
     steps: int = 0
     checksum: str = ""
-    """Of the payload that a capture became; empty: not on the tape, or there was none."""
+    """Checksum of the payload of a capture; empty: not on the tape, or there was none."""
     closing: bool = False
 
     @property
@@ -80,7 +80,7 @@ class Part(msgspec.Struct, frozen=True):
     life: int = 1
     """Counted from 1, in the order in which the lives of this rack joined."""
     first: tuple[int, ...] = ()
-    """Of a life that joined the running job: the versions that it began with. Empty: a founder."""
+    """Versions that a life that joined the running job began with. Empty: a founder."""
     batches: tuple[tuple[int, int], ...] = ()
     """(step, percent): the share of its micro-batches that the rack takes after that step."""
 
@@ -138,7 +138,7 @@ def encode_script(script: ReplayScript) -> bytes:
 
 
 def decode_script(data: bytes) -> ReplayScript:
-    """Raises TapeError."""
+    """Decode a script. Raises TapeError."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError) as error:
@@ -167,14 +167,14 @@ class Recital:
     captures: dict[tuple[int, int], int] = field(default_factory=dict)
     """(fragment, seq) -> place in `acts`."""
     records: dict[int, Record] = field(default_factory=dict)
-    """By their place in the log, counted from 0, without those that a snapshot replaced."""
+    """Place in the log, counted from 0 -> record, without those that a snapshot replaced."""
     decided: int = 0
     """Records of the log up to the newest one."""
     sums: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     """(fragment, version, digest, digests of tensors)."""
     declined: set[tuple[int, int]] = field(default_factory=set)
     gave: set[tuple[Member, int, str]] = field(default_factory=set)
-    """As a donor: (rack that joined, step, digest)."""
+    """(rack that joined, step, digest) of each state that this rank gave as a donor."""
     pulled: Taken | None = None
     """The last state that came from a donor."""
     copied: Taken | None = None
@@ -308,7 +308,7 @@ class Life:
 
 
 def script_of(tapes: Sequence[Recital]) -> ReplayScript:
-    """Raises TapeError when the tapes are not those of one job, or a founder's is not there."""
+    """Make the script. Raises TapeError for tapes of several jobs, or without one of a founder."""
     log = _log_of(tapes)
     genesis, omitted = log[0], list[str]()
     assert isinstance(genesis, Genesis), "the first record of every log"
@@ -378,7 +378,7 @@ def _log_of(tapes: Sequence[Recital]) -> list[Record]:
 
 
 def _unbroken(tape: Recital) -> list[Record]:
-    """From the first record on."""
+    """Return the records from the first one on, up to a gap."""
     return [tape.records[i] for i in takewhile(tape.records.__contains__, count())]
 
 
@@ -409,7 +409,7 @@ def _lives_of(
 
 
 def _seats_in(log: Sequence[Record]) -> list[Seat]:
-    """Of every member once, in the order in which they joined."""
+    """Return the seat of every member once, in the order in which they joined."""
     seats_of: dict[Member, Seat] = {}
     for record in log:
         if isinstance(record, Genesis | Roster):
@@ -420,7 +420,7 @@ def _seats_in(log: Sequence[Record]) -> list[Seat]:
 
 
 def _why_not(life: Life, lowest: int) -> str:
-    """Why a life that joined later cannot be replayed, or empty."""
+    """Say why a life that joined later cannot be replayed; empty: it can."""
     if not life.acts:
         return "not all of its tapes are here"
     parts = life.ranks[0].header.parts

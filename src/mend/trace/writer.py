@@ -61,12 +61,7 @@ class Tape(Protocol):
     """Receives the events of a process's machines. Returns at once."""
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None: ...
 
 
@@ -89,11 +84,7 @@ def header_of(job: str, parts: Parts, **more: Any) -> Header:
         rank=parts.me.rank,
         parts=parts,
         argv=tuple(sys.orig_argv),
-        versions={
-            "mend": VERSION,
-            "python": platform.python_version(),
-            **_of_torch(),
-        },
+        versions={"mend": VERSION, "python": platform.python_version(), **_of_torch()},
         wall_ns=time.time_ns(),
         mono_ns=time.monotonic_ns(),
         **more,
@@ -132,17 +123,12 @@ class TapeWriter:
         self._thread.start()
 
     def watch(self, machines: Mapping[str, Machine]) -> None:
-        """All machines whose events will come: later files begin with their state. Before the first
-        event."""
+        """Name all machines whose events will come: later files begin with their state. Call it
+        before the first event."""
         self._machines = machines
 
     def put(
-        self,
-        machine: str,
-        now_ns: int,
-        event: Event,
-        effects: Sequence[Effect],
-        error: str = "",
+        self, machine: str, now_ns: int, event: Event, effects: Sequence[Effect], error: str = ""
     ) -> None:
         """Loop thread only. Never blocks."""
         if self._stopped or len(self._waiting) >= WAITING_MAX:
@@ -255,7 +241,7 @@ class _Files:
         self._segment_bytes = max(1, min(SEGMENT_BYTES, bytes_max // 4))
         self._stem = f"tape-rack{header.rack}-rank{header.rank}"
         self._sizes: dict[Path, int] = {}
-        """Of those that are still there, oldest first."""
+        """Sizes of the files that are still there, oldest first."""
         self._segment = self._begin_bytes = 0
         self._packer = Packer()
         self._file: BinaryIO | None = None
@@ -279,12 +265,12 @@ class _Files:
 
     @property
     def begun(self) -> bool:
-        """Whether there has been a file."""
+        """There has been a file."""
         return bool(self._sizes)
 
     @property
     def full(self) -> bool:
-        """Whether the next file should begin. What a file begins with does not count."""
+        """The next file should begin. The header and state that a file begins with do not count."""
         return self._sizes[self.path] - self._begin_bytes >= self._segment_bytes
 
     def write(self, records: Sequence[bytes]) -> None:

@@ -24,7 +24,7 @@ from mend.sim.model_check.explore import Found, Progress, Search
 from mend.sim.model_check.membership import policy, seat
 from mend.sim.model_check.parts import AcceptorShot, LogShot, ProposerShot, Snapshots
 from mend.sim.model_check.state import Broken, epoch_name, outcomes, word
-from mend.types import WITNESS, Member, Peer
+from mend.types import WITNESS, Member, Peer, rack_name
 
 LATER_NS = 1 << 40
 """Longer than any detection time: messages from before count as silence."""
@@ -528,8 +528,9 @@ class ModelWorld(Snapshots):
 
 
 def name(member: Member) -> str:
-    who = "the witness" if member.rack == WITNESS else f"rack {member.rack}"
-    return who + (f" in life {member.incarnation}" if member.incarnation > 1 else "")
+    return rack_name(member.rack) + (
+        f" in life {member.incarnation}" if member.incarnation > 1 else ""
+    )
 
 
 def play(world: ModelWorld, sentences: Sequence[str], start: State | None = None) -> State:

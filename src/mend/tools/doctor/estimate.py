@@ -23,12 +23,12 @@ from mend.tools.doctor.terms import Finding, ok, problem, rate, remark
 from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
-"""Of one exchange between racks that a witness coordinates: an offer is announced (1), pulled and
-reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one for TCP to
-find the rate; docs/plan.md has what was measured over a shaped link."""
+"""Round trips of an exchange between racks that a witness coordinates: an offer is announced (1),
+pulled and reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one
+for TCP to find the rate; docs/plan.md has what was measured over a shaped link."""
 
 SHARDED_TRIPS = 2
-"""More of them where racks merge a slice each: that it is merged is told, and it is pulled."""
+"""Further ones where racks merge a slice each: the merge is announced, the slice is pulled."""
 
 ANCHOR_VERSIONS = 2
 FP32 = 4
@@ -73,12 +73,12 @@ def params_of(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one rank, on the host, bytes."""
+    """Host memory of one rank in bytes."""
 
     anchors: int
     rounds: int
     residual: int = 0
-    """What a lossy codec owes."""
+    """Residual of a lossy codec."""
 
     @property
     def total(self) -> int:
@@ -111,13 +111,13 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What this machine has, bytes. None: not known, or no limit."""
+    """Memory of this machine in bytes. None: not known, or no limit."""
 
     available: int | None
     limit: int | None
-    """Of the machine or the container, whichever is less."""
+    """Limit of the machine or of the container, whichever is less."""
     locked: int | None = None
-    """Most that may be page-locked."""
+    """Most memory that may be page-locked."""
 
 
 def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list[Finding]:
@@ -198,7 +198,7 @@ def exchange_of(
 
 
 def moment_bytes(config: MendConfig, params: int) -> int:
-    """That a rack receives in H steps for moments of every parameter, which travel as fp32."""
+    """Return the bytes that a rack receives in H steps for all moments, which travel as fp32."""
     payloads = Fraction(config.racks - 1)
     if config.sharded:
         payloads *= Fraction(2, config.racks)
@@ -207,7 +207,7 @@ def moment_bytes(config: MendConfig, params: int) -> int:
 
 
 def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -> list[Finding]:
-    """Whether tau steps of training hide it; without `step_ms`, how long a step must be."""
+    """Judge whether tau steps hide it; without `step_ms`, say how long a step must be."""
     told = (
         f"an exchange takes about {exchange.total_ms:.0f} ms: {exchange.transfer_ms:.0f} for "
         f"{amount(exchange.bytes)}, {exchange.trips_ms:.0f} for round trips, "
@@ -235,7 +235,7 @@ def tau_for(total_ms: float, step_ms: float) -> int:
 
 
 def _longer(config: MendConfig, exchange: Exchange, step_ms: float) -> str:
-    """What would cover it, the cheapest first."""
+    """Return the settings that would hide the exchange, the cheapest first."""
     tau = tau_for(exchange.total_ms, step_ms)
     if 4 * tau <= config.sync_period_steps:
         advice = [f"MEND_OVERLAP_STEPS={tau} would"]
@@ -268,8 +268,8 @@ def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Fin
 
 
 def merge_ns_per_element(merge: str, racks: int) -> float:
-    """Of one thread that merges the payloads of `racks` racks and digests the result, measured
-    here for some tens of milliseconds."""
+    """Measure for some tens of milliseconds how long one thread takes to merge the payloads of
+    `racks` racks and to digest the result."""
     import torch
 
     from mend.engine.digest import StateDigest
@@ -296,7 +296,7 @@ def merge_ns_per_element(merge: str, racks: int) -> float:
 
 
 def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
-    """For programs."""
+    """Return the exchange as data for --json."""
     return {
         "bytes": exchange.bytes,
         "inbound": rate(mbit),
@@ -308,8 +308,8 @@ def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
 
 
 def payload_bytes(codec: str, numel: int) -> int:
-    """Of so many elements; for a codec that has to know the tensors, as if they were matrices of
-    SIDE x SIDE, the last one smaller."""
+    """Return the bytes of a payload. A codec that depends on the shapes of tensors is given
+    matrices of SIDE x SIDE, the last one smaller."""
     spans = [Span(0, min(SIDE * SIDE, numel - begin)) for begin in range(0, numel, SIDE * SIDE)]
     shapes = tuple((-(-span.numel // SIDE), SIDE) for span in spans)
     owned = Owned(tuple(spans), numel, shapes)
@@ -317,5 +317,5 @@ def payload_bytes(codec: str, numel: int) -> int:
 
 
 def item_bytes(codec: str) -> float:
-    """Of a payload, per element of a long vector."""
+    """Return the bytes that a payload has per element of a long vector."""
     return payload_bytes(codec, NUMEL_LARGE) / NUMEL_LARGE

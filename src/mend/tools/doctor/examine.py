@@ -18,7 +18,7 @@ from mend.config.placing import place
 from mend.config.settings import PORT_FIRST, MendConfig
 from mend.config.topology import RANKS_PER_RACK, Hints, read_hints
 from mend.errors import ConfigError, TransportError
-from mend.hardware.cpu_affinity import Machine, bus_id_of, host, near_cores
+from mend.hardware.cpu_affinity import Machine, allowed_cores, bus_id_of, host, near_cores
 from mend.hardware.nccl_topology import Dump, read_dump
 from mend.tools import versions
 from mend.tools.doctor.local import network_of, of_network
@@ -28,10 +28,10 @@ from mend.transport.bulk_client import BulkLane
 from mend.transport.whereabouts import Whereabouts
 
 WITNESS_PORT = PORT_FIRST - 1
-"""By habit; `mend coordinate` needs --bind."""
+"""Usual port of a witness; `mend coordinate` needs --bind."""
 
 PORTS_MAX = 64
-"""Of a range of data ports, so many are tried."""
+"""Most ports of a range of data ports that are tried."""
 
 CANNOT_LISTEN = "cannot listen at"
 
@@ -68,7 +68,7 @@ def examine(topology: Path | None) -> tuple[Report, list[Finding]]:
             "host": host(),
             "system": f"{platform.system()} {platform.release()}",
             "cores": os.cpu_count(),
-            "cores_allowed": _allowed(),
+            "cores_allowed": len(cores) if (cores := allowed_cores()) else None,
         },
         "devices": _devices(dump),
         "nccl_dump": _dumped(dump),
@@ -107,13 +107,8 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-def _allowed() -> int | None:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else None
-
-
 def of_keys(config: MendConfig) -> list[Finding]:
-    """What keeps others out of the job. Empty: no address is known yet; a script may say it."""
+    """Judge what keeps others out of the job. Empty: no address is known; a script may name it."""
     if config.rack is None and not config.sideband_addr:
         return []
     bind = config.bind_address
@@ -191,7 +186,7 @@ def _ranges(cores: frozenset[int] | None) -> str | None:
 def _topology(
     hints: Hints | None, config: MendConfig | None, dump: Dump | None, problems: list[str]
 ) -> Report:
-    """What one process can know: only rack_mesh hears the others."""
+    """Return what one process can know of the racks; only rack_mesh hears the other processes."""
     world = None if hints is None else hints.world
     found: Report = {"rack": None, "racks": None, "ranks_per_rack": None, "world_size": world}
     source = "nothing: with one torchrun over several hosts, every host would be a rack"
@@ -217,7 +212,7 @@ def _topology(
 
 
 def _ports(config: MendConfig | None, problems: list[str]) -> list[Report]:
-    """Those of this machine: the defaults, and what the settings name for this rack."""
+    """Try the default ports of this machine, and those that the settings name for this rack."""
     wanted = {("witness, by habit", LOOPBACK, WITNESS_PORT): False}
     lane = LOOPBACK
     for rack in range(config.racks if config is not None else 2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mend.tools.doctor.terms import Finding, Meeting, Seen, ok, problem, rate, remark
-from mend.types import WITNESS
+from mend.types import rack_name
 
 CLOCK_MS_MAX = 1_000.0
 """Times of day may differ by so much before it is worth a word: nothing is decided by them."""
@@ -15,13 +15,13 @@ SLANT = 3.0
 
 LOST_PCT_MAX = 5.0
 WINDOW_SHARE = 0.5
-"""From this share of what the socket buffers let through on, they are the likely limit."""
+"""The socket buffers are the likely limit from this share of what they let through."""
 
 STREAMS = 4
 """Connections of one transfer."""
 
 WINDOW_MS_MIN = 5.0
-"""On a shorter round trip the buffers are no limit."""
+"""Shortest round trip on which the buffers can be the limit."""
 
 WINDOW_MB_MAX = 256
 """No more than this is recommended for one socket."""
@@ -54,31 +54,23 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
         named = ", ".join(map(str, met))
         yield remark("meeting", f"met {len(met)} of {len(meeting.peers)} racks: {named}")
     for rack in meeting.doubles:
-        yield problem(
-            f"rack {rack}",
-            f"Two processes say that they are rack {rack} of job {meeting.job!r}.",
-            "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0).",
-        )
+        found = f"Two processes say that they are rack {rack} of job {meeting.job!r}."
+        change = "Give every rack a MEND_RACK of its own; one doctor per rack (its local rank 0)."
+        yield problem(f"rack {rack}", found, change)
     for rack, job in meeting.jobs:
-        who = "the witness" if rack == WITNESS else f"rack {rack}"
-        yield problem(
-            f"rack {rack}",
-            f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}.",
-            "Doctors meet where a job would: stop the job first, or choose other ports.",
-        )
+        who = rack_name(rack)
+        found = f"A job is running: {who} of job {job!r} sent frames of a job to {meeting.address}."
+        change = "Doctors meet where a job would: stop the job first, or choose other ports."
+        yield problem(f"rack {rack}", found, change)
     outside = [rack for rack, job in meeting.strangers if job == meeting.job]
     for rack in outside:
-        yield problem(
-            f"rack {rack}",
-            f"Rack {rack} of this job came, but there are only {meeting.racks} here.",
-            "Set MEND_RACKS alike on all racks, and number them from 0.",
-        )
+        found = f"Rack {rack} of this job came, but there are only {meeting.racks} here."
+        change = "Set MEND_RACKS alike on all racks, and number them from 0."
+        yield problem(f"rack {rack}", found, change)
     if meeting.garbage:
-        yield remark(
-            "meeting",
-            f"{meeting.garbage} frames came that are neither a doctor's nor a job's.",
-            "Another program, or another version of mend, sends to this port: see who.",
-        )
+        found = f"{meeting.garbage} frames came that are neither a doctor's nor a job's."
+        change = "Another program, or another version of mend, sends to this port: see who."
+        yield remark("meeting", found, change)
     if meeting.witness is not None:
         yield _of_witness(*meeting.witness)
 
@@ -87,26 +79,19 @@ def _of_witness(address: str, answer: str, speaks: bool) -> Finding:
     if answer == "open" and speaks:
         return ok("witness", f"the witness's port answers at {address}")
     if answer == "open":
-        return problem(
-            "witness",
-            f"What listens at MEND_WITNESS_ADDR={address} is no witness.",
-            "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`.",
-        )
+        found = f"What listens at MEND_WITNESS_ADDR={address} is no witness."
+        change = "Point MEND_WITNESS_ADDR at the --bind of `mend coordinate`."
+        return problem("witness", found, change)
     if answer == "refused":
-        return remark(
-            "witness",
-            f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers.",
-            "Start `mend coordinate` there before the job.",
-        )
-    return problem(
-        "witness",
-        f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'}).",
-        _remedy_of(answer, address),
-    )
+        found = f"Nothing listens at MEND_WITNESS_ADDR={address} so far; the machine answers."
+        change = "Start `mend coordinate` there before the job."
+        return remark("witness", found, change)
+    found = f"MEND_WITNESS_ADDR={address} cannot be reached ({answer or 'not tried'})."
+    return problem("witness", found, _remedy_of(answer, address))
 
 
 def _absent(meeting: Meeting, seen: Seen) -> tuple[str, str]:
-    """Of a rack that does not hear us, or is not heard: (what is so, what to change)."""
+    """Return (finding, remedy) for a rack that does not hear us, or is not heard."""
     mine, rack, at = meeting.rack, seen.rack, seen.address
     if seen.heard:
         return (
@@ -159,7 +144,7 @@ def _state_of_port(seen: Seen) -> str:
 
 
 def _remedy_of(answer: str, address: str) -> str:
-    """By far the most likely causes first."""
+    """Return the remedy for an answer, the most likely causes first."""
     remedies = {
         "refused": (
             f"The machine is there and nothing listens at {address}. Start `mend doctor --meet` "
@@ -254,11 +239,9 @@ def _of_trips(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         yield ok(topic, found)
     lost_pct = 100 * (1 - seen.trips / seen.asked) if seen.asked else 0.0
     if lost_pct > LOST_PCT_MAX:
-        yield remark(
-            topic,
-            f"{lost_pct:.0f} % of the pings had no answer in time.",
-            "The link loses packets, or a machine was busy: look at both, and run it again.",
-        )
+        found = f"{lost_pct:.0f} % of the pings had no answer in time."
+        change = "The link loses packets, or a machine was busy: look at both, and run it again."
+        yield remark(topic, found, change)
     if seen.clock_ms is not None and abs(seen.clock_ms) > CLOCK_MS_MAX:
         yield remark(
             topic,
@@ -291,11 +274,9 @@ def _of_flows(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
             told = f"rack {source} to rack {sink}: {rate(flow.mbit)} in {flow.megabytes:.3g} MB"
             yield ok(topic, told)
     if seen.here is None and seen.hears_us and not meeting.turns_done:
-        yield remark(
-            topic,
-            f"Bandwidth to rack {rack} was not measured: the turns did not come to an end.",
-            "Start the doctors closer together, or with a longer --for.",
-        )
+        found = f"Bandwidth to rack {rack} was not measured: the turns did not come to an end."
+        change = "Start the doctors closer together, or with a longer --for."
+        yield remark(topic, found, change)
     yield from _of_rates(meeting, seen)
 
 
@@ -323,7 +304,7 @@ def _of_rates(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
 
 
 def window_mbit(buffers: tuple[int, int] | None, trip_ms: float | None) -> float | None:
-    """What STREAMS connections carry at most: a window per round trip each. About half of a
+    """Return the most that STREAMS connections carry: a window per round trip each. About half of a
     receive buffer is window (tcp_adv_win_scale = 1), two thirds of a send buffer are payload."""
     if buffers is None or trip_ms is None or trip_ms < WINDOW_MS_MIN:
         return None

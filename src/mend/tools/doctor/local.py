@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.settings import MendConfig
+from mend.hardware.cpu_affinity import read_short
 from mend.tools.doctor.estimate import Room
 from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.transport import probe
 
-FILE_CHARS_MAX = 1 << 20
 FILES_BASE, FILES_PER_RACK = 256, 16
 """Descriptors of one rank: its lane's connections, and sockets by rack; and torch's own."""
 
@@ -27,11 +27,11 @@ LISTENS = "0A"
 
 SAID_CHARS_MAX = 80
 TIME_ERROR = 5
-"""What adjtimex answers while the clock is not synchronized."""
+"""Answer of adjtimex while the clock is not synchronized."""
 
 MARKS_OF_A_CONTAINER = (".dockerenv", "run/.containerenv")
 BRIDGE = ipaddress.ip_network("172.16.0.0/12")
-"""Where container bridges take their addresses from, by default."""
+"""Default range of the addresses of container bridges."""
 
 SMALL_BUFFER_BYTES = 4 << 20
 
@@ -61,7 +61,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """All of it, as plain data."""
+    """The network of this machine, as plain data."""
 
     cards: tuple[Card, ...]
     routes: tuple[Route, ...]
@@ -79,18 +79,14 @@ class Network:
 
 
 class System:
-    """Where a machine describes itself; tests have trees of their own."""
+    """Reads the files in which Linux describes the machine; tests have trees of their own."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def text(self, path: str) -> str:
         """A short file, stripped; empty: there is none, or it has no answer."""
-        try:
-            with (self._root / path).open(encoding="ascii", errors="replace") as file:
-                return file.read(FILE_CHARS_MAX).strip()
-        except OSError:
-            return ""
+        return read_short(self._root / path)
 
     def has(self, path: str) -> bool:
         return (self._root / path).exists()
@@ -115,7 +111,7 @@ class System:
         return None
 
     def buffers(self) -> tuple[int, int] | None:
-        """Most that autotuning gives one TCP socket: (receive, send) bytes."""
+        """Return the most that autotuning gives one TCP socket: (receive, send) bytes."""
         found = [self.text(f"proc/sys/net/ipv4/tcp_{way}mem").split() for way in ("r", "w")]
         if all(len(each) == 3 and each[2].isdigit() for each in found):
             return int(found[0][2]), int(found[1][2])
@@ -138,8 +134,8 @@ class System:
         return Room(available, limit, limit_of(resource.RLIMIT_MEMLOCK))
 
     def holder(self, port: int) -> str:
-        """Who listens on a TCP port: `process 77 (python train.py)`. Empty: nobody, or somebody
-        whom this user may not look at."""
+        """Name the process that listens on a TCP port: `process 77 (python train.py)`. Empty:
+        nobody does, or this user may not look at it."""
         wanted = {
             f"socket:[{parts[9]}]"
             for table in ("tcp", "tcp6")
@@ -173,7 +169,7 @@ def limit_of(which: int) -> int | None:
 
 
 def synchronized() -> bool | None:
-    """Whether something keeps the time of day (NTP, PTP). None: the system does not say."""
+    """Return whether something (NTP, PTP) keeps the time of day. None: the system does not say."""
     room = ctypes.create_string_buffer(512)  # a struct timex; modes = 0 only asks
     struct.pack_into("I", room, 0, 0)
     try:
@@ -248,11 +244,9 @@ def _of_routes(network: Network) -> Iterator[Finding]:
                 "/etc/hosts, or use the number.",
             )
         elif route.source is None:
-            yield problem(
-                route.what,
-                f"No network of this machine leads to {route.host} ({route.numbers[0]}).",
-                "Check the address, the routes (`ip route`), and that the interface is up.",
-            )
+            found = f"No network of this machine leads to {route.host} ({route.numbers[0]})."
+            change = "Check the address, the routes (`ip route`), and that the interface is up."
+            yield problem(route.what, found, change)
         else:
             card = cards.get(route.card or "")
             told = f"{route.host} is reached from {route.source} over {_named(card)}"
@@ -287,7 +281,7 @@ def _named(card: Card | None) -> str:
 
 
 def _of_own_address(network: Network) -> Iterator[Finding]:
-    """For a job that spans machines: some other address is not loopback."""
+    """Judge this rack's own address in a job that spans machines."""
     own = network.advertised
     if network.listens in ("localhost", "::1") or network.listens.startswith("127."):
         yield problem(
@@ -300,11 +294,9 @@ def _of_own_address(network: Network) -> Iterator[Finding]:
         return
     elsewhere = [route for route in network.routes if route.numbers and not _loops(route)]
     if not own.numbers:
-        yield problem(
-            "this rack",
-            f"The name {own.host!r}, under which it tells others to reach it, is unknown here.",
-            "Set MEND_ADVERTISE_HOST to a name or number that the other racks know.",
-        )
+        found = f"The name {own.host!r}, under which it tells others to reach it, is unknown here."
+        change = "Set MEND_ADVERTISE_HOST to a name or number that the other racks know."
+        yield problem("this rack", found, change)
     elif _loops(own) and own.host != network.listens:
         yield problem(
             "this rack",
@@ -328,11 +320,9 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
             "set MEND_ADVERTISE_HOST to the host's address.",
         )
     elif own.numbers[0] not in mine:
-        yield remark(
-            "this rack",
-            f"It tells others to reach it at {number}, which no interface here has.",
-            "This is right if NAT forwards these ports; otherwise correct MEND_ADVERTISE_HOST.",
-        )
+        found = f"It tells others to reach it at {number}, which no interface here has."
+        change = "This is right if NAT forwards these ports; otherwise correct MEND_ADVERTISE_HOST."
+        yield remark("this rack", found, change)
     elif holder is not None and peer.card is not None and holder.name != peer.card:
         yield remark(
             "this rack",
@@ -346,11 +336,9 @@ def _of_advertised(network: Network, own: Route, peer: Route) -> Iterator[Findin
 def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
     needed = FILES_BASE + FILES_PER_RACK * racks
     if network.files is not None and network.files < needed:
-        yield remark(
-            "limits",
-            f"Only {network.files} files may be open; a rank needs up to {needed}.",
-            f"`ulimit -n {max(4096, needed)}` before torchrun.",
-        )
+        found = f"Only {network.files} files may be open; a rank needs up to {needed}."
+        change = f"`ulimit -n {max(4096, needed)}` before torchrun."
+        yield remark("limits", found, change)
     else:
         yield ok("limits", f"open files: {network.files or 'no limit'}")
     if gpu and network.locked is not None:
@@ -368,10 +356,8 @@ def _of_limits(network: Network, racks: int, *, gpu: bool) -> Iterator[Finding]:
             "Raise the last number of net.ipv4.tcp_rmem and tcp_wmem (16777216 suits most links).",
         )
     if network.synchronized is False:
-        yield remark(
-            "clock",
-            "Nothing keeps this machine's time of day.",
-            "Nothing is decided by it, but logs of the racks are hard to compare: run chrony.",
-        )
+        found = "Nothing keeps this machine's time of day."
+        change = "Nothing is decided by it, but logs of the racks are hard to compare: run chrony."
+        yield remark("clock", found, change)
     elif network.synchronized:
         yield ok("clock", "the time of day is synchronized")

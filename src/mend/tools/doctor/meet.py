@@ -91,7 +91,7 @@ def hold_meeting(config: MendConfig, about: About, rules: Rules, *, loud: bool) 
 
 
 def meeting_of(met: MeetingResult, config: MendConfig, about: About, system: System) -> Meeting:
-    """As plain data."""
+    """Return the result as plain data."""
     state, mine = met.state, met.state.rules.rack
     turn = state.turn
     witness = met.knocks.get(None)

@@ -28,11 +28,11 @@ from mend.types import KEY_BYTES, MS, SECOND, Address, Peer
 BEAT_S = 0.1
 PING_S = 0.02
 CROWD = 8
-"""With more racks than this, beats and pings come more slowly, as many in all."""
+"""Most racks at the full rate of beats and pings; more racks send as many in all, more slowly."""
 
 TICK_S = 0.02
 KNOCK_S = 2.0
-"""How long a knock waits for an answer."""
+"""Longest wait of a knock for an answer."""
 
 KNOCKS_APART_S = 0.5
 STALL_NS = 5 * SECOND
@@ -52,8 +52,7 @@ PATTERN_BYTES = 1 << 20
 
 @dataclass
 class MeetingResult:
-    """What came of a meeting. `knocks`: by rack, of those that did not meet us; None: the
-    witness."""
+    """The result of a meeting. `knocks`: by rack that did not meet us; None: the witness."""
 
     state: MeetingState
     ended_ns: int
@@ -66,7 +65,7 @@ class MeetingResult:
 def meet(
     rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]
 ) -> MeetingResult:
-    """At the addresses of a job. Blocks until everything is measured or the time is over.
+    """Meet the other doctors at the addresses of the job. Blocks until all is measured.
 
     `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
     TransportError when this rack cannot listen; KeyboardInterrupt leaves nothing behind.
@@ -205,7 +204,7 @@ class _Meeting:
             await asyncio.sleep(TICK_S)
 
     async def _measure(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
-        """All of them at once, each into a part of the room of its own."""
+        """Pull from all holders at once, each into its own part of the room."""
         share = len(self._room) // len(holders)
         most = max(size for size in _sizes() if size <= max(share, PIECE_BYTES_MIN))
         parts: list[Coroutine[Any, Any, Pull]] = []
@@ -249,7 +248,7 @@ class _Meeting:
 
 
 def _shorten(error: MendError) -> str:
-    """What went wrong with the one holder, without the advice, which the findings give."""
+    """Return the error without its advice, which the findings give."""
     text = str(error)
     return clean((text.partition(" failed: ")[2] or text).partition(". ")[0])
 
@@ -267,12 +266,12 @@ def _pattern() -> bytearray:
 
 
 def _key(size: int) -> bytes:
-    """Of the payload of that many bytes; of no kind that a job's lane has."""
+    """Return the key of the payload of that many bytes; no key of a job's lane is like it."""
     return (b"d" + size.to_bytes(8, "big")).ljust(KEY_BYTES, b"\0")
 
 
 def longest_s(rules: Rules) -> float:
-    """At most so long does a meeting take, however slow or silent the others are."""
+    """Return the longest that a meeting takes, however slow or silent the others are."""
     turns = 2 * rules.racks + 1 if rules.pull_ns and rules.racks > 1 else 0
     turn_ns = rules.pull_ns + TURN_SPARE_NS
     return (rules.wait_ns + 2 * LATE_NS + turns * turn_ns + FAREWELL_NS) / SECOND

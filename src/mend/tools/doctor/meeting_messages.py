@@ -37,13 +37,13 @@ class Word(Struct, frozen=True, array_like=True):
 
 
 class About(Word, frozen=True):
-    """What stays the same while a doctor runs."""
+    """The facts of a doctor that stay the same while it runs."""
 
     versions: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=16)]
     facts: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=64)]
-    """What must be equal on all racks, as text."""
+    """Facts that must be equal on all racks, as text."""
     wishes: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=64)]
-    """What had better be equal."""
+    """Facts that should be equal."""
     plan: Text
     """Empty; it keeps the layout of this version."""
     host: Text
@@ -52,7 +52,7 @@ class About(Word, frozen=True):
     listens: Text
     lane: Address
     serves: bool
-    """Whether it takes part in measuring bandwidth."""
+    """It takes part in measuring bandwidth."""
 
 
 class Trips(Word, frozen=True):
@@ -66,7 +66,7 @@ class Trips(Word, frozen=True):
 
 
 class Pull(Word, frozen=True):
-    """What one rack got from another in a turn. error: "" where nothing went wrong."""
+    """The result of a pull by one rack from another in a turn. `error`: empty where none came."""
 
     turn: Count
     holder: U16
@@ -78,15 +78,15 @@ class Pull(Word, frozen=True):
 
 
 class Turn(Word, frozen=True):
-    """Who pulls now, by order of the lowest rack. Of two, the one of the lower rack counts, and of
-    the same rack the higher number. last: nobody pulls any more."""
+    """The racks that pull now, by order of the lowest rack. Of two turns, the one of the lower rack
+    counts, and of the same rack the higher number. `last`: nobody pulls any more."""
 
     by: U16
     number: Count
     pairs: Annotated[tuple[tuple[U16, U16], ...], Meta(max_length=4096)]
     """(who pulls, from whom)."""
     ms: Annotated[int, Meta(ge=0, le=600_000)]
-    """How long to measure."""
+    """Duration of the measurement."""
     together: bool
     last: bool
 
@@ -99,7 +99,7 @@ class Here(Word, frozen=True, tag=1):
     heard: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=64)]
     """(rack, nonce) of whom it hears at present."""
     left_ms: Count
-    """How long it waits for others, still."""
+    """Time that it still waits for others."""
     trips: Annotated[tuple[Trips, ...], Meta(max_length=64)]
     turn: Turn | None
     did: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=64)]
@@ -119,7 +119,7 @@ class Pong(Word, frozen=True, tag=3):
 
 
 class Envelope(Word, frozen=True):
-    """What a frame holds. nonce: drawn once per process."""
+    """The content of a frame. `nonce`: drawn once per process."""
 
     job: Annotated[str, Meta(max_length=64)]
     rack: U16
@@ -136,12 +136,12 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def clean(text: str) -> str:
-    """As a Text: short, and nothing that a terminal would obey."""
+    """Make a Text of it: short, and nothing that a terminal would obey."""
     return "".join(each if each.isprintable() else " " for each in text[:TEXT_MAX])
 
 
 def decode(frame: bytes) -> Envelope:
-    """Raises WireError with what was wrong; never anything else, whatever the bytes."""
+    """Decode a frame. Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, _HEAD, FRAME_BYTES_MAX)
     try:
         return _decoder.decode(body)

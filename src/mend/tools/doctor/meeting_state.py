@@ -35,10 +35,10 @@ PINGS_MAX = 2 * PINGS
 """Sent to one rack at most, as some may be lost."""
 
 LIVE_NS = 3 * SECOND
-"""Who was not heard for so long is gone."""
+"""A rack that was not heard for so long is gone."""
 
 TURN_SPARE_NS = 12 * SECOND
-"""On top of its measuring time, for connections that nobody answers."""
+"""Added to the measuring time of a turn, for connections that nobody answers."""
 
 LATE_NS = 5 * SECOND
 FAREWELL_NS = 2 * SECOND
@@ -103,7 +103,7 @@ class MeetingState:
     # ------------------------------------------------------------------ hearing and saying
 
     def hear(self, frame: bytes, now_ns: int, wall_ns: int) -> tuple[int, bytes] | None:
-        """What to say at once, and to which rack."""
+        """Take in a frame. Returns an answer to send at once, with the rack that it is for."""
         try:
             envelope = decode(frame)
         except WireError:
@@ -207,7 +207,7 @@ class MeetingState:
         ]
 
     def hears_us(self, rack: int) -> bool:
-        """Whether it said so when it was heard last."""
+        """Return whether the rack said so when it was heard last."""
         here = self.others[rack].here if rack in self.others else None
         return here is not None and (self.rules.rack, self.nonce) in here.heard
 
@@ -242,15 +242,15 @@ class MeetingState:
                 self._adopt(self._ordered[self.turn.number], now_ns)
 
     def _due(self, live: Sequence[int], now_ns: int) -> bool:
-        """Nobody waits any longer: the first whose patience ends decides for all."""
+        """Return whether to stop waiting: the first whose patience ends decides for all."""
         heres = (self.others[rack].here for rack in live)
         return now_ns - self.begun_ns >= self.rules.wait_ns or any(
             here is not None and here.left_ms == 0 for here in heres
         )
 
     def _participants(self, live: Iterable[int]) -> list[int]:
-        """Who pulls and is pulled from: whoever an order reaches, maybe through another, but for
-        those that do not want to. Nobody, where this rack does not."""
+        """Return the racks that pull and are pulled from: those that an order reaches, maybe
+        through another rack, except for the unwilling. Empty if this rack is unwilling."""
         if not self.about.serves:
             return []
         near = [rack for rack in live if self.hears_us(rack)]
@@ -279,7 +279,7 @@ class MeetingState:
                     self._did[rack] = max(number, self._did.get(rack, 0))
 
     def wanted(self) -> tuple[Turn, list[int]] | None:
-        """From whom to pull now. None: nothing is left to do in this turn."""
+        """Return the turn and the racks to pull from. None: nothing is left to do in this turn."""
         turn, rack = self.turn, self.rules.rack
         if turn is None or self._did.get(rack, 0) >= turn.number:
             return None
@@ -287,7 +287,7 @@ class MeetingState:
         return (turn, holders) if holders else None
 
     def pulled(self, turn: Turn, found: Sequence[Pull]) -> None:
-        """What came of it. A turn that was given up meanwhile still counts as measured."""
+        """Note the result. A turn that was given up meanwhile still counts as measured."""
         self.pulls += found
         if self.turn is not None and turn.by == self.turn.by:
             rack = self.rules.rack

@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What the command line says. None: not said."""
+    """The arguments of the command. None: not given."""
 
     topology: Path | None = None
     as_json: bool = False
@@ -91,7 +91,7 @@ def doctor(asked: Asked) -> int:
 
 
 def _settings() -> tuple[MendConfig, Hints]:
-    """Once more, quietly: `examine` has reported their faults."""
+    """Read the settings again without warnings: `examine` has reported their faults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return MendConfig(), read_hints()
@@ -134,7 +134,7 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
 
 
 def _forget_port(findings: list[Finding]) -> None:
-    """That this rack's port is taken, where it is also known who has it."""
+    """Remove the finding that this rack's port is taken, where another one names who has it."""
     findings[:] = [each for each in findings if CANNOT_LISTEN not in each.found]
 
 

@@ -20,7 +20,7 @@ MET = {
     (False, True): "hears only",
     (False, False): "no",
 }
-"""By (it is heard here, it hears us)."""
+"""(it is heard here, it hears us) -> word."""
 
 
 def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) -> None:

@@ -54,7 +54,7 @@ class Seen:
     heard_by: tuple[int, ...] = ()
     """Other racks that hear it."""
     answer: str = ""
-    """Of its port, to a knock: open, refused, silent, no route, no such name; empty: not tried."""
+    """Answer of its port: open, refused, silent, no route, no such name; empty: not tried."""
     detail: str = ""
     speaks: bool = False
     """Something that speaks as mend does answered there."""
@@ -70,23 +70,23 @@ class Seen:
     p99_ms: float | None = None
     clock_ms: float | None = None
     here: Flow | None = None
-    """From it to this rack, alone; None: not measured."""
+    """The flow from it to this rack, alone; None: not measured."""
     there: Flow | None = None
-    """From this rack to it, as it says."""
+    """The flow from this rack to it, as it reports."""
     together: Flow | None = None
-    """From it to this rack, while everybody pulled from everybody."""
+    """The flow from it to this rack, while all racks pulled from all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """All that one rack learnt."""
+    """All that one rack found out in a meeting."""
 
     rack: int
     racks: int
     job: str
     address: str
     lane: str
-    """Where its payloads were."""
+    """Address of its payloads."""
     heartbeat_ms: int
     detect_ms: float
     seconds: float
@@ -110,7 +110,7 @@ class Meeting:
 
     @property
     def inbound_mbit(self) -> float | None:
-        """From all others at once, where all of them were measured."""
+        """Rate from all others at once. None: not all of them were measured."""
         flows = [seen.together for seen in self.peers]
         rates = [flow.mbit for flow in flows if flow is not None and flow.mbit is not None]
         return sum(rates) if rates and len(rates) == len(flows) else None

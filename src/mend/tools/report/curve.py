@@ -11,7 +11,7 @@ BINS_MAX = 160
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """How far a rank had come. Counters go on over its lives: a restart does not begin at 0."""
+    """The progress of a rank. Counters go on over its lives: a restart does not begin at 0."""
 
     at_ns: int
     step: int
@@ -40,7 +40,7 @@ class Track:
             self.kept, self.stride = self.kept[::2], 2 * self.stride
 
     def points(self) -> list[Point]:
-        """In the order of time."""
+        """Return the points in the order of time."""
         if self.newest is None or self.kept[-1] is self.newest:
             return list(self.kept)
         return [*self.kept, self.newest]
@@ -81,7 +81,7 @@ class Curve:
         self._open = []
 
     def finish(self) -> None:
-        """What is left over becomes the last point."""
+        """Make the last point of the values that are left over."""
         if self._open:
             self._close()
 

@@ -39,7 +39,7 @@ NOTHING = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 def check_matplotlib() -> None:
-    """Raises ConfigError with the command that installs it."""
+    """Raise ConfigError, with the command that installs it, if matplotlib is missing."""
     try:
         import matplotlib  # noqa: F401 - only whether it is there
     except ImportError as error:

@@ -25,7 +25,7 @@ NAMES_MAX = 12
 NAME_MAX = 40
 REASONS_MAX = 40
 FAULTS_SHOWN = 20
-"""As many of the first, and of the last."""
+"""Faults that are shown of the first, and of the last ones."""
 TEXT_MAX = 300
 FAULTS = LOUD - {"waiting", "leaving"}
 """Kinds that a report lists. Racks begin and end at different times, so waiting then is usual."""
@@ -77,7 +77,7 @@ class Commit(msgspec.Struct, gc=False):
     rounds: float = 0.0
     momentum: float = 0.0
     moments: bool = False
-    """Of the optimizer's moments: its tokens are those of the weights' rounds."""
+    """It merged the optimizer's moments: its tokens are those of the weights' rounds."""
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -104,7 +104,7 @@ class Slow(msgspec.Struct, gc=False):
     ratio: float
     step: Whole
     cause: str = ""
-    """In words, once it is validated."""
+    """Cause in words; empty: not validated."""
 
 
 class LinkSlow(msgspec.Struct, gc=False):
@@ -112,7 +112,7 @@ class LinkSlow(msgspec.Struct, gc=False):
     to_rack: Whole
     ratio: float
     step: Whole
-    """Of the rack that pulls."""
+    """Step of the rack that pulls."""
 
 
 class SlowCause(msgspec.Struct, gc=False):
@@ -171,12 +171,12 @@ class RankFacts:
     curves: dict[str, Curve] = field(default_factory=dict)
     lives: int = 1
     closed: bool = False
-    """It came to its end in order: the last `progress` says so."""
+    """It ended in order: the last `progress` says so."""
     commits: int = 0
     versions: dict[int, tuple[int, str]] = field(default_factory=dict)
     """fragment -> (newest version, its digests as one word)."""
     base: Point = field(default_factory=lambda: Point(0, 0, 0, 0.0, 0, 0))
-    """What its former lives came to."""
+    """Sums of its former lives."""
     now: Point | None = None
 
 
@@ -187,18 +187,18 @@ class RunFacts:
     job: str = ""
     exchange: bool = True
     protection: dict[int, str] = field(default_factory=dict)
-    """What keeps others out, by rack: keys, loopback, insecure."""
+    """Protection of each rack: keys, loopback, insecure."""
     """False: every rack trains for itself, and there are no rounds."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
     begin_ns: int = 0
     end_ns: int = 0
     rounds: int = 0
     moment_rounds: int = 0
-    """Of these rounds: those of the optimizer's moments."""
+    """How many of these rounds merged the optimizer's moments."""
     moment_bytes: int = 0
-    """Of all payloads of moments."""
+    """Bytes of all payloads of moments."""
     fragments: set[int] = field(default_factory=set)
-    """Of weights."""
+    """Fragments of weights."""
     reasons: Counter[str] = field(default_factory=Counter)
     turnout: Counter[tuple[int, int]] = field(default_factory=Counter)
     """(racks merged, racks that lived) -> rounds."""
@@ -226,19 +226,19 @@ class RunFacts:
     residuals: Curve = field(default_factory=Curve)
     """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
-    """Of the last round: how many its fragment had merged before, its outer momentum."""
+    """Of the last round: the rounds that its fragment had merged before, and its outer momentum."""
     slow: dict[tuple[int, str], Slow] = field(default_factory=dict)
     """(rack, compared with what) -> the worst verdict at its onset."""
     slow_links: dict[tuple[int, int], LinkSlow] = field(default_factory=dict)
     """(from rack, to rack) -> the same."""
     evicted: dict[int, str] = field(default_factory=dict)
-    """By rack that was put out of the job, to be started again: why, the last time."""
+    """Evicted rack -> why, the last time."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
     @property
     def racks(self) -> list[int]:
-        """Those that trained, or were merged."""
+        """The racks that trained, or were merged."""
         named = {rack for rack, _ in self.ranks} | set(self.merged)
         return sorted(named - {WITNESS})
 
@@ -289,7 +289,7 @@ class Gathering:
             "roster": (RosterChange, self._roster),
         }
         self._leaves: dict[int, str] = {}
-        """By rack that is to be evicted: why."""
+        """Rack that is to be evicted -> why."""
         self._founded = False
 
     def take(self, rack: int, rank: int, time_ns: int, event: dict[str, Any]) -> None:
@@ -420,7 +420,7 @@ class Gathering:
             known.cause = clean(cause_in_words(event.cause, event.slow_rank, event.link_to))
 
     def _announce_eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
-        """Whether it was is known when it has left."""
+        """Note the reason; only when the rack has left, it is evicted."""
         self._leaves[event.slow_rack] = clean(event.reason)
 
     def _take_eviction_back(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
@@ -490,7 +490,7 @@ class Gathering:
             facts.tokens_merged[share.rack] += share.tokens
 
     def _lineage(self, source: RankFacts, time_ns: int, event: Marker) -> None:
-        """What only dead racks had is undone and decided anew, to other bits."""
+        """End all comparisons: what only dead racks had is decided anew, to other bits."""
         for key in list(self._pending):
             self._close_comparison(key)
 

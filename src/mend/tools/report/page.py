@@ -26,7 +26,7 @@ from mend.tools.report.panels import (
     timeline_panel,
 )
 from mend.tools.report.rounds import MEANS, Rounds
-from mend.types import VERSION
+from mend.types import VERSION, rack_name
 
 PROTECTIONS = {"keys": "encrypted, with a key", "loopback": "on loopback, without a key"}
 
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def panels(self) -> list[Panel]:
-        """Of a run without rounds only those of training."""
+        """The figures; of a run without rounds only those of training."""
         facts = self.facts
         if not facts.rounds:
             training = {"throughput", "stall"} if facts.exchange else {"throughput"}
@@ -97,7 +97,7 @@ def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
         phase_colours=PHASE_COLOURS,
         meanings=MEANS,
         protections=PROTECTIONS,
-        rack_names=lambda racks: [summary.rack_name(rack) for rack in racks],
+        rack_names=lambda racks: [rack_name(rack) for rack in racks],
         faults_shown=FAULTS_SHOWN,
         version=VERSION,
     )

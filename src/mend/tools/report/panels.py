@@ -24,10 +24,10 @@ apart."""
 DARK, MIDDLE, LIGHT = "#1d2733", "#6b7785", "#e3e8ee"
 GRID_POINTS_MAX = 150
 POINTS_DRAWN = 1600
-"""Of all faint curves of one panel together."""
+"""Most points of all faint curves of one panel together."""
 SMOOTH_BINS = 40
 LOG_RANGE = 20
-"""From this ratio of most to least on, positive values get a logarithmic axis."""
+"""Least ratio of most to least at which positive values get a logarithmic axis."""
 REASONS_SHOWN = 7
 MARKED = frozenset({"rack-silent", "rack-back", "takes-over", "joined", "lineage", "expelled"})
 MARKS_MAX = 12
@@ -46,9 +46,9 @@ BAR_HEIGHTS = {"grace": (0.30, 0.14), "ready": (-0.07, 0.14)}
 BAR_FULL = (-0.27, 0.54)
 LANES_MAX = 48
 BAR_WIDTH_LEAST = 0.0016
-"""Of the whole width: shorter phases are drawn so wide, or nobody would see them."""
+"""Least share of the whole width; shorter phases are drawn so wide, or nobody would see them."""
 DRAWN_IN_ORDER = ("grace", "ready", "exchange", "encode", "capture", "merge", "apply")
-"""In the order of drawing."""
+"""Phases in the order of drawing."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def line_of(rack: int) -> str:
 
 
 def plain_axes(axes: Axes, x: str, y: str) -> None:
-    """What all panels share."""
+    """Draw what all panels share."""
     axes.set_xlabel(x, color=MIDDLE)
     axes.set_ylabel(y, color=MIDDLE)
     axes.spines[["top", "right"]].set_visible(False)
@@ -285,14 +285,8 @@ def _throughput(axes: Axes, facts: RunFacts) -> None:
     size, prefix = scaled([v for _, rate in rates.values() for v in rate])
     unit_s, unit = time_of(facts)
     for rack, (at_s, rate) in rates.items():
-        axes.plot(
-            at_s / unit_s,
-            rate / size,
-            line_of(rack),
-            color=colour(rack),
-            lw=1.6,
-            label=f"rack {rack}",
-        )
+        x, y = at_s / unit_s, rate / size
+        axes.plot(x, y, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}")
     for at in _marks(facts):
         axes.axvline(at / unit_s, color="#9aa5b1", lw=0.8, ls=(0, (4, 3)))
     plain_axes(axes, f"time ({unit})", f"{prefix} tokens/s".strip())
@@ -305,9 +299,8 @@ def _stall(axes: Axes, facts: RunFacts) -> None:
     for rack in facts.racks:
         at_s, rate = rate_of(facts, rack, lambda p: p.stall_ms / 1000)
         share = 100 * np.clip(rate, 0, None) / max(1, len(facts.of_rack(rack)))
-        axes.plot(
-            at_s / unit_s, share, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}"
-        )
+        x = at_s / unit_s
+        axes.plot(x, share, line_of(rack), color=colour(rack), lw=1.6, label=f"rack {rack}")
         most = max(most, float(share.max(initial=0.0)))
     plain_axes(axes, f"time ({unit})", "% of the time")
     axes.set_ylim(0, min(105.0, 1.15 * most))

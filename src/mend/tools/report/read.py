@@ -25,17 +25,17 @@ LINE_BYTES_MAX = 1 << 20
 _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
 
 Line = tuple[int, tuple[int, int], dict[str, Any]]
-"""When, which rank, what."""
+"""(time, rank, event)."""
 
 
 @dataclass
 class Damage:
-    """What could not be used of one file."""
+    """The parts of a file that could not be used."""
 
     torn: bool = False
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
-    """Those that are no event."""
+    """Lines that are no event."""
     cut: bool = False
     """The oldest events were deleted."""
     error: str = ""
@@ -66,13 +66,13 @@ def runs_in(folder: Path) -> list[tuple[str, Path]]:
 
 
 def _first_ns(folder: Path) -> tuple[int, str]:
-    """When the run began, by the oldest of its files; the name where that is equal."""
+    """Return when the run began, by the oldest of its files, then its name."""
     times = [path.stat().st_mtime_ns for path in folder.glob("events-*.jsonl")]
     return (min(times), str(folder))
 
 
 def _title(folder: Path, parent: Path) -> str:
-    """What tells the runs of a folder apart."""
+    """Return the name that tells the run from others in the folder."""
     parts = [part for part in parent.relative_to(folder).parts if part != "events"]
     if parts:
         return "/".join(parts)
@@ -81,7 +81,7 @@ def _title(folder: Path, parent: Path) -> str:
 
 
 def read_run(folder: Path) -> RunFacts:
-    """All events of one run. What was left out or damaged is in its notes."""
+    """Read all events of one run. Its notes say what was left out or damaged."""
     found = {}
     for path in folder.glob("events-*.jsonl"):
         if named := _NAME.fullmatch(path.name):
@@ -153,7 +153,7 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
 
 
 def _skip(file: Any) -> None:
-    """To the end of a line that is too long to be one of ours."""
+    """Skip the rest of a line that is too long to be one of ours."""
     while data := file.readline(LINE_BYTES_MAX):
         if data.endswith(b"\n"):
             return

@@ -16,7 +16,7 @@ from mend.trace.reader import RecordedTape, read_tape, tapes_in
 from mend.types import MS, SECOND
 
 PHASES = ("capture", "encode", "exchange", "grace", "merge", "ready", "apply")
-"""In the order in which a round goes through them."""
+"""Phases in the order in which a round goes through them."""
 
 MEANS = {
     "capture": "training thread copies the fragment",
@@ -29,10 +29,10 @@ MEANS = {
 }
 ROUNDS_SHOWN = 12
 TAPE_BYTES_MAX = 200 << 20
-"""Of one tape. A larger one takes minutes to read."""
+"""Largest tape that is read; a larger one takes minutes."""
 
 MARGIN_NS = 60 * SECOND
-"""How long before the first shown decision a tape is listened to."""
+"""Span before the first shown decision from which on a tape is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Rounds:
     """The last rounds. Every rack's times are by its own clock."""
 
     bars: list[Bar] = field(default_factory=list)
-    """Of the newest ROUNDS_SHOWN."""
+    """Bars of the newest ROUNDS_SHOWN."""
     shown: list[tuple[int, int]] = field(default_factory=list)
     """(fragment, version), oldest first."""
     measured: int = 0
@@ -112,7 +112,7 @@ def measure(story: Story, wanted: set[tuple[int, int]], found: Rounds) -> None:
 
 
 def _tapes(folder: Path, found: Rounds) -> list[RecordedTape]:
-    """Those of the racks' leaders and of the witness that can be read."""
+    """Read the tapes of the racks' leaders and of the witness, as far as they can be read."""
     tapes = []
     try:
         paths = [path for path in tapes_in([folder]) if path.parent == folder]
@@ -137,7 +137,7 @@ def _tapes(folder: Path, found: Rounds) -> list[RecordedTape]:
 
 
 def _story(tapes: list[RecordedTape], since_ns: int, found: Rounds) -> Story:
-    """Of what was since then. A tape that is damaged in its middle is told up to there."""
+    """Read the tapes from then on; a tape that is damaged in its middle, up to there."""
 
     def late(header: Header, entries: Iterable[Entry | Gap]) -> Iterator[Entry | Gap]:
         offset_ns = header.wall_ns - header.mono_ns
@@ -180,7 +180,7 @@ def _spans(rank: RankFacts) -> dict[str, tuple[int | None, int | None] | None]:
 
 
 def _grace(made: RoundFacts) -> tuple[int, int] | None:
-    """From when enough offers were in until the round closed; None where nobody was missing."""
+    """Return the span from enough offers to the close of the round; None: nobody was missing."""
     if not made.gathers:
         return None
     closed_ns = made.gathers[0][0]

@@ -37,7 +37,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All or nothing: a browser that reloads never sees half a page."""
+    """Write the whole file at once: a browser that reloads never sees half a page."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".report-") as beside:

@@ -10,7 +10,7 @@ from mend.config import describe
 from mend.engine.turnout import short_of, told
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds
-from mend.types import SECOND, WITNESS
+from mend.types import SECOND, rack_name
 
 FRAGMENTS_SHOWN = 16
 SLOW_SHOWN = 8
@@ -31,7 +31,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a rack came to."""
+    """The sums of a rack."""
 
     ranks: int
     steps: int
@@ -41,7 +41,7 @@ class Total:
     bytes_sent: int
     bytes_received: int
     merged_share: float
-    """Of its tokens; averaged over fragments."""
+    """Share of its tokens that was merged, averaged over fragments."""
     closed: bool
 
 
@@ -236,7 +236,7 @@ def digests(facts: RunFacts) -> tuple[list[int], list[tuple[int, list[Digest], b
 
 
 def changed_settings(rounds: Rounds) -> list[tuple[str, object]]:
-    """Those that differ from their defaults, as the tape says; by name."""
+    """Return the settings on the tape that differ from their defaults, by name."""
     defaults = {setting.field: setting.default for setting in describe()}
     return [
         (name, value)
@@ -251,10 +251,6 @@ def _plain(value: object) -> str:
 
 
 # ------------------------------------------------------------------ words
-
-
-def rack_name(rack: int) -> str:
-    return "the witness" if rack == WITNESS else f"rack {rack}"
 
 
 def short(value: float) -> str:

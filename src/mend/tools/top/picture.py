@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mend.coordination.slow import sentence_of
 from mend.status.messages import Doings, JobStatus, RackSeen
-from mend.types import SECOND, WITNESS
+from mend.types import SECOND, rack_name
 
 SLOW_RATIO = 1.5
 """A rack whose step takes so many times the median of the racks is called slow."""
@@ -31,7 +31,7 @@ SILENCES = {
     "locked": "it is a sideband of a job with another key, or with one where MEND_KEY_FILE is not "
     "set",
 }
-"""How far one comes to an address -> why it does not answer."""
+"""State of the connection to an address -> why it does not answer."""
 
 LATE_S = 3.0
 """Without an answer for longer than this, and than three questions, an address is silent."""
@@ -39,8 +39,8 @@ LATE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an address said last, `age_s` ago. `view` None: nothing yet. `way`: how far one comes
-    there: closed, open, speaks."""
+    """The newest answer of an address, `age_s` ago. `view` None: nothing yet. `way`: state of the
+    connection: closed, open, speaks."""
 
     address: str
     view: JobStatus | None
@@ -65,7 +65,7 @@ class RackLine:
     behind: int | None = None
     """Decided versions that it does not hold yet, over all fragments."""
     steps_per_s: float | None = None
-    """With mend's waits, of the last seconds."""
+    """Steps of the last seconds, mend's waits included."""
     tokens_per_s: float | None = None
     step_ms: float | None = None
     """Without mend's waits."""
@@ -135,7 +135,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     return Picture(
         job=first.job,
         state="ended" if is_over(answers) else _state(first, racks) if fresh else "nobody",
-        coordinator=name_of(first.coordinator),
+        coordinator=rack_name(first.coordinator),
         **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
         turnout=next((each.turnout for each in doings if each.turnout), ""),
@@ -150,16 +150,12 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
 
 
 def addresses_of(view: JobStatus) -> list[str]:
-    """Where the other leaders of the job are, as this process knows it."""
+    """Return the addresses of the other leaders of the job that this process knows."""
     return [rack.address for rack in view.racks if rack.address and rack.rack != view.rack]
 
 
-def name_of(rack: int) -> str:
-    return "the witness" if rack == WITNESS else f"rack {rack}"
-
-
 def is_over(answers: Iterable[Answer]) -> bool:
-    """Whether the job has ended: its log says so, or all its racks have said good-bye."""
+    """Return whether the job has ended: its log says so, or all its racks have said good-bye."""
     views = [answer.view for answer in answers if answer.view is not None]
     goodbyes = [view for view in views if view.state == "ended"]
     gone = {view.rack for view in goodbyes}
@@ -187,15 +183,15 @@ def _sentences(
     start_it = "was evicted because it was slow: start it again (mend launch does) to rejoin"
     sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
     if first.missing:
-        sentences.append("no hello yet from " + ", ".join(map(name_of, first.missing)))
-    sentences += [f"{name_of(view.rack)}: {view.detail}" for view in others if view.detail]
+        sentences.append("no hello yet from " + ", ".join(map(rack_name, first.missing)))
+    sentences += [f"{rack_name(view.rack)}: {view.detail}" for view in others if view.detail]
     for view in known:
         if view.state == "ended" and view not in others:
             sentences.append(
-                f"{name_of(view.rack)} has ended" + (view.detail and f": {view.detail}")
+                f"{rack_name(view.rack)} has ended" + (view.detail and f": {view.detail}")
             )
         if view.job != first.job:
-            sentences.append(f"{name_of(view.rack)} of another job also answers: {view.job}")
+            sentences.append(f"{rack_name(view.rack)} of another job also answers: {view.job}")
     versions = {view.mend for view in others}
     if len(versions) > 1:
         sentences.append("different versions of mend: " + ", ".join(sorted(versions)))
@@ -236,7 +232,7 @@ def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | 
     line = RackLine(
         each.rack,
         state=_rack_state(each, heard, first, own),
-        told_by="itself" if own is not None else name_of(teller.rack),
+        told_by="itself" if own is not None else rack_name(teller.rack),
         address=each.address,
         step=each.step if each.step >= 0 else None,
         behind=each.behind if each.behind >= 0 else None,
@@ -247,7 +243,7 @@ def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | 
 
 
 def _rack_state(each: RackSeen, heard: RackSeen, first: JobStatus, own: JobStatus | None) -> str:
-    """Whether it is silent is for those to say who are to hear it: `heard`."""
+    """Return the state of a rack. `heard`: as the rack that should hear it knows it."""
     others: str = "starting" if first.state == "starting" else "running"
     state = own.state if own is not None else others
     if state == "running":
@@ -305,7 +301,7 @@ def _is_silent(answer: Answer, late_s: float) -> bool:
 
 
 def _silence(answer: Answer, job: str) -> str:
-    """Why an address does not answer, as far as one can tell from here."""
+    """Say why an address does not answer, as far as one can tell from here."""
     if answer.view is not None:
         gone = ", and no connection: the process or the route to it is gone"
         reason = f"no answer for {answer.age_s:.0f} s{gone if answer.way == 'closed' else ''}"

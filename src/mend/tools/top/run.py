@@ -27,10 +27,10 @@ WATCHED_MAX = 80
 """Addresses in all: 64 racks, a witness, and some that are wrong."""
 
 STRAGGLER_S = 1.0
-"""How long `gather` waits for the other addresses, once one has answered."""
+"""Longest wait of `gather` for the other addresses, once one has answered."""
 
 FIRST_S = 0.25
-"""So long for the first answers, before there is something to be seen."""
+"""Longest wait for the first answers before anything is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Wanted:
 
 
 class Watch:
-    """What has been answered so far, by address. Addresses that are heard of are asked as well."""
+    """The answers so far, by address. Addresses that they name are asked as well."""
 
     def __init__(self, onlooker: StatusClient, wanted: Wanted, addresses: list[str]) -> None:
         self._onlooker, self._wanted, self._given = onlooker, wanted, addresses
         self._question = encode_look(Look(wanted.job))
         self._heard: dict[str, tuple[JobStatus, float]] = {}
         self._named: dict[str, tuple[str, ...]] = {}
-        """Who answers -> where it says that other racks are."""
+        """Address that answers -> the addresses of other racks that it names."""
         self._at: dict[tuple[int, int], str] = {}
         """(rack, life) -> the address that it is asked at; it may have several."""
         self._aliases: set[str] = set()
@@ -61,7 +61,7 @@ class Watch:
             onlooker.watch(address)
 
     def asked(self) -> list[str]:
-        """Where to ask: what was given, and the racks of the newest rosters."""
+        """Return the given addresses, and those of the racks in the newest rosters."""
         named = [address for each in self._named.values() for address in each]
         addresses = dict.fromkeys((*self._given, *named))
         return [each for each in addresses if each not in self._aliases][:WATCHED_MAX]
@@ -135,7 +135,7 @@ class Watch:
         return picture_of(self.answers(), late_s, self._wanted.job)
 
     def answers(self) -> list[Answer]:
-        """Of all that are asked, and the last word of those that were."""
+        """Return the answers of all that are asked, and the last ones of those that have ended."""
         now, asked = time.monotonic(), self.asked()
         gone = [a for a, (view, _) in self._heard.items() if view.state == "ended"]
         found = []
@@ -160,7 +160,7 @@ def top(wanted: Wanted) -> int:
 
 
 def addresses_in_force() -> list[str]:
-    """Of the environment and of the file that MEND_CONFIG names."""
+    """Return the addresses in the environment and the file that MEND_CONFIG names."""
     from mend.config.origins import in_force
 
     config, named = in_force()

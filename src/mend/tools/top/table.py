@@ -15,7 +15,7 @@ SLIM, NARROW, WIDE, WIDER = 56, 72, 92, 116
 """Terminal widths from which there is room for further columns."""
 
 RACKS_MIN = 3
-"""So many are shown however low the terminal is."""
+"""Racks that are shown however low the terminal is."""
 
 NOTHING = "-"
 
@@ -53,7 +53,7 @@ def screen_of(picture: Picture, width: int, height: int | None = None) -> Render
 
 
 def _fitting(count: int, room: int) -> int:
-    """How many of `count` lines are shown; what is left out takes a line that says so."""
+    """Return how many of `count` lines to show; the line that counts the rest needs room, too."""
     return count if count <= room else max(0, room - 1)
 
 
@@ -64,7 +64,7 @@ def _line(text: Text) -> Text:
 
 
 def _head(picture: Picture) -> list[Text]:
-    """What the job is, and who leads it."""
+    """Return the lines that name the job and who leads it."""
     title = Text("mend top  ")
     title.append(picture.job or "no job", "bold").append("  ")
     title.append(_STATES[picture.state], STYLES[picture.state])

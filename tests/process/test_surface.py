@@ -3,6 +3,7 @@ library."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -338,6 +339,84 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
         assert runtime.status().racks_merged == (0, 1)
     job.ended(1, code=0)
     assert job.result(1).digest == runtime.status().anchor_digest
+
+
+# -------------------------------------------------------------- handlers of signals that raise
+
+
+class Alarm(Exception):
+    """What a handler of the script raises."""
+
+
+def points(events: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """What was captured and applied, at which step."""
+    kinds = ("captured", "applied")
+    return [(e["kind"], e["step"], e["fragment"]) for e in events if e["kind"] in kinds]
+
+
+def test_an_exception_of_a_handler_in_a_stall_leaves_all_work_whole(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is rack 0; rack 1 stands still. The rest of the step's work was left out, and a
+    capture among it was never made again."""
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    job = jobs()
+    gate = job.gate()
+    config = {**REFERENCE, **LOCKSTEP}
+    job.start(1, steps=14, config=config, at={"4": [["gate", gate]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model, optimizer = fresh()
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with mend.session(model, mend.MendConfig(**config), optimizer) as runtime:
+            for step in range(1, 15):
+                backward(model, step)
+                runtime.count_tokens(train.tokens_of(0, step))
+                if step == 5:  # waits for what was captured behind step 4
+                    signal.setitimer(signal.ITIMER_REAL, 0.2)
+                    with pytest.raises(Alarm):
+                        optimizer.step()
+                    assert runtime.status().step == 5
+                    assert signal.getsignal(signal.SIGALRM) is handler
+                    Path(gate).touch()
+                else:
+                    optimizer.step()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    job.ended(1, code=0)
+    assert job.result(1).digest == runtime.status().anchor_digest
+    assert points(job.events(0)) == points(jobs().run(steps=14, config=config)[0].events)
+
+
+def test_an_exception_of_a_handler_in_the_shutdown_ends_the_rack(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Ctrl-C, while another rack trains on."""
+    job = jobs()
+    gate = job.gate()
+    job.start(1, steps=8, config=REFERENCE, at={"4": [["gate", gate]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, mend.MendConfig(**REFERENCE), optimizer)
+    for step in range(1, 9):
+        backward(model, step)
+        optimizer.step()
+    timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        mend.mend_shutdown(model)
+    assert runtime.status().outcome == "aborted"
+    assert mend.mend_shutdown(model) is None
+    timer.join()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("mend-")] == []
+    job.processes[1].kill()
 
 
 # -------------------------------------------------------------- another library's loop

@@ -96,6 +96,7 @@ class CountedSteps:
     def finish(self) -> Outcome | None:
         """Count a step that waits, and return the reason why the weights may not be overwritten, if
         there is one. From here on only mend writes to them. Raises what a step raises."""
+        self.go_on()
         self._hooks.flush_last()
         try:
             self.refuse_newcomers()
@@ -111,6 +112,7 @@ class CountedSteps:
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
         self.movement.check_load()
+        self.go_on()
         self._hooks.flush()
 
     def close(self) -> None:
@@ -141,10 +143,17 @@ class CountedSteps:
 
     def _between(self) -> None:
         """Between two steps: copy the training state for a joining rack, if one waits."""
+        self.go_on()
         if self._trainer.state_due is not None:
             self._trainer.give_state()
 
+    def go_on(self) -> None:
+        """Finish the work of the last step, if the handler of a signal has interrupted it."""
+        with self.movement.aside():
+            self._rank.go_on()
+
     def _before(self) -> None:
+        self.go_on()
         self.movement.check_load()
         if (state := self._trainer.training_state) is not None:
             state.before_step()
@@ -168,7 +177,7 @@ class CountedSteps:
         self.movement.stepped()
         if trainer.stepped(1 if tokens is None else tokens):
             with self.movement.writing():
-                self._rank.live(trainer.work())
+                self._rank.work(trainer.work())
         if self._async_tp.asked:
             self._async_tp.stepped()
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)

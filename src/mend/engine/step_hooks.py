@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from mend.engine import signals
 from mend.errors import UsageError
 
 
@@ -123,11 +124,13 @@ class StepHooks:
 
         def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
-                hooks._begin(optimizer)
+                with signals.held():
+                    hooks._begin(optimizer)
 
         def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
-                hooks._end(optimizer)
+                with signals.held():
+                    hooks._end(optimizer)
 
         self._handles = [
             register_optimizer_step_pre_hook(_uncompiled(pre)),

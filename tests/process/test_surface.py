@@ -144,22 +144,29 @@ def test_the_default_type_and_device_of_a_script_are_not_those_of_mend(alone: Co
     assert found[0] == found[1]
 
 
-def test_a_skipped_step_is_no_step(alone: Configure) -> None:
-    """A gradient scaler leaves a step out when a gradient is not finite."""
-    model, optimizer = fresh()
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW, fused"])
+def test_a_skipped_step_is_no_step(alone: Configure, kind: str, given: bool) -> None:
+    """A gradient scaler leaves a step out when a gradient is not finite. Its tokens were counted
+    with the next step; a fused optimizer does nothing in it, and it was counted."""
+    model = train.build("plain", 0)
+    optimizer, before = train.optimizer_of(model, kind=kind), torch.amp.GradScaler.step
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with mend.session(model, alone(), optimizer) as runtime:
+    with mend.session(model, alone(), optimizer if given else None) as runtime:
         for step in range(1, 13):
             optimizer.zero_grad()
             scaler.scale(train.loss_of(model, 0, 0, step)).backward()
+            runtime.count_tokens(2)
+            runtime.count_tokens(3)
             if step in (3, 8):
                 gradient = next(model.parameters()).grad
                 assert gradient is not None
                 gradient.fill_(float("inf"))
             scaler.step(optimizer)
             scaler.update()
-        assert runtime.status().step == 10
-    assert runtime.status().tokens == 10
+    assert (runtime.status().step, runtime.status().tokens) == (10, 10 * 5)
+    assert runtime.status().outcome == "merged"
+    assert torch.amp.GradScaler.step is before, "nothing is left behind"
 
 
 def test_without_an_optimizer_the_loop_says_when_a_step_is_done(alone: Configure) -> None:

@@ -8,6 +8,7 @@ is whole.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # of `signal`, whose functions make an enum of each default: 10 times as slow
 import contextlib
 import signal
 import sys
@@ -17,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 _Handler = Callable[[int, FrameType | None], Any]
-_NUMBERS = tuple(signal.valid_signals())
+_NUMBERS = tuple(n for n in range(1, signal.SIGRTMIN) if n in signal.valid_signals())
+"""All but real-time signals: a look at each takes time."""
 
 _replaced: dict[int, _Handler] = {}
 """The script's handlers while they are held."""
@@ -55,10 +57,10 @@ def _hold() -> None:
     global _inside
     _inside = True
     for number in _NUMBERS:
-        handler = signal.getsignal(number)
+        handler = _signal.getsignal(number)
         if callable(handler) and handler is not _note:
             _replaced[number] = handler
-            signal.signal(number, _note)
+            _signal.signal(number, _note)
 
 
 def _release() -> None:
@@ -68,12 +70,12 @@ def _release() -> None:
     try:
         while _replaced:
             number, handler = next(iter(_replaced.items()))
-            if signal.getsignal(number) is _note:  # else a handler has set another one
-                signal.signal(number, handler)
+            if _signal.getsignal(number) is _note:  # else a handler has set another one
+                _signal.signal(number, handler)
             del _replaced[number]
         _inside = False
         while _late:
-            handler = signal.getsignal(_late[0])  # type: ignore[assignment]
+            handler = _signal.getsignal(_late[0])
             number = _late.pop(0)
             if callable(handler):
                 handler(number, sys._getframe())

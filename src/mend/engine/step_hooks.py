@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from mend.engine import scaled_steps, signals
+from mend.engine import scaled_steps
 from mend.errors import UsageError
 
 
@@ -126,13 +126,11 @@ class StepHooks:
 
         def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
-                with signals.held():
-                    hooks._begin(optimizer)
+                hooks._begin(optimizer)
 
         def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
-                with signals.held():
-                    hooks._end(optimizer)
+                hooks._end(optimizer)
 
         self._handles = [
             register_optimizer_step_pre_hook(_uncompiled(pre)),

@@ -20,7 +20,7 @@ from mend.codec import cost_of
 from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.wiring import cores_near, numerics_of, settings_of
-from mend.engine import registry
+from mend.engine import registry, signals
 from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.fragment_state import Marks
@@ -310,7 +310,8 @@ class Runtime:
         They go to the events file, for `mend report`. Never blocks; any thread. Raises UsageError
         for a tensor (its `.item()` waits for a GPU: the script says when), and after shutdown.
         """
-        self._rank.pace.record(values)
+        with signals.held():
+            self._rank.pace.record(values)
 
     def drain(self, timeout_s: float) -> None:
         """Wait until every own offer is merged or dropped and everything decided is applied.
@@ -318,6 +319,7 @@ class Runtime:
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
         with self._steps.movement.aside(), self._trainer.clock.untimed():
+            self._steps.go_on()
             self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
@@ -418,7 +420,8 @@ class Runtime:
 
     def status(self) -> Status:
         """Where this rack stands. Cheap; any thread. After shutdown: the last one."""
-        return self._last if self._last is not None else self._status()
+        with signals.held():  # the loop shares the locks
+            return self._last if self._last is not None else self._status()
 
     def anchor_digest(self) -> str:
         """sha256 hex over (version, digests) of every fragment as trained on now.
@@ -442,15 +445,17 @@ class Runtime:
 
         All ranks of a rack enter and leave it together.
         """
+        self._steps.go_on()
         local = self._trainer.local_weights()
-        self._steps.borrowed = True
         with self._steps.movement.aside(), self._trainer.clock.untimed():
             try:
+                self._steps.borrowed = True
                 self._rank.live(self._trainer.publish_anchor())
                 yield
             finally:
-                self._trainer.put_back(local)
-                self._steps.borrowed = False
+                with signals.held():
+                    self._trainer.put_back(local)
+                    self._steps.borrowed = False
 
     def _status(self) -> Status:
         rank, trainer = self._rank, self._trainer
@@ -585,17 +590,18 @@ class Runtime:
         """`outcome`: unless there is one already."""
         if self._forked:
             return
-        self._unhook()
-        if self._last is None:
-            if self._trainer.outcome.word == "running":
-                self._trainer.outcome = outcome
-            self._last = self._status()
-        self._finalizer.detach()
-        self._async_tp.close()
-        if self._switches is not None and self._switches.is_of_this_thread:
-            self._switches.close()
-        self._rank.abort()
-        registry.leave(self)
+        with signals.held():
+            self._unhook()
+            if self._last is None:
+                if self._trainer.outcome.word == "running":
+                    self._trainer.outcome = outcome
+                self._last = self._status()
+            self._finalizer.detach()
+            self._async_tp.close()
+            if self._switches is not None and self._switches.is_of_this_thread:
+                self._switches.close()
+            self._rank.abort()
+            registry.leave(self)
 
     def _disown(self) -> None:
         """This process was forked from the one that trains: nothing that it does is the rack's."""

@@ -3,6 +3,7 @@ library."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -143,22 +144,29 @@ def test_the_default_type_and_device_of_a_script_are_not_those_of_mend(alone: Co
     assert found[0] == found[1]
 
 
-def test_a_skipped_step_is_no_step(alone: Configure) -> None:
-    """A gradient scaler leaves a step out when a gradient is not finite."""
-    model, optimizer = fresh()
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW, fused"])
+def test_a_skipped_step_is_no_step(alone: Configure, kind: str, given: bool) -> None:
+    """A gradient scaler leaves a step out when a gradient is not finite. Its tokens were counted
+    with the next step; a fused optimizer does nothing in it, and it was counted."""
+    model = train.build("plain", 0)
+    optimizer, before = train.optimizer_of(model, kind=kind), torch.amp.GradScaler.step
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    with mend.session(model, alone(), optimizer) as runtime:
+    with mend.session(model, alone(), optimizer if given else None) as runtime:
         for step in range(1, 13):
             optimizer.zero_grad()
             scaler.scale(train.loss_of(model, 0, 0, step)).backward()
+            runtime.count_tokens(2)
+            runtime.count_tokens(3)
             if step in (3, 8):
                 gradient = next(model.parameters()).grad
                 assert gradient is not None
                 gradient.fill_(float("inf"))
             scaler.step(optimizer)
             scaler.update()
-        assert runtime.status().step == 10
-    assert runtime.status().tokens == 10
+    assert (runtime.status().step, runtime.status().tokens) == (10, 10 * 5)
+    assert runtime.status().outcome == "merged"
+    assert torch.amp.GradScaler.step is before, "nothing is left behind"
 
 
 def test_without_an_optimizer_the_loop_says_when_a_step_is_done(alone: Configure) -> None:
@@ -338,6 +346,85 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
         assert runtime.status().racks_merged == (0, 1)
     job.ended(1, code=0)
     assert job.result(1).digest == runtime.status().anchor_digest
+
+
+# -------------------------------------------------------------- handlers of signals that raise
+
+
+class Alarm(Exception):
+    """What a handler of the script raises."""
+
+
+def points(events: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """What was captured and applied, at which step. Last offers are merged in any order."""
+    kinds = ("captured", "applied")
+    found = [(e["kind"], e["step"], e["fragment"]) for e in events if e["kind"] in kinds]
+    return [point for point in found if point[1] < 14]
+
+
+def test_an_exception_of_a_handler_in_a_stall_leaves_all_work_whole(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process is rack 0; rack 1 stands still. The rest of the step's work was left out, and a
+    capture among it was never made again."""
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    job = jobs()
+    gate = job.gate()
+    config = {**REFERENCE, **LOCKSTEP}
+    job.start(1, steps=14, config=config, at={"4": [["gate", gate]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model, optimizer = fresh()
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with mend.session(model, mend.MendConfig(**config), optimizer) as runtime:
+            for step in range(1, 15):
+                backward(model, step)
+                runtime.count_tokens(train.tokens_of(0, step))
+                if step == 5:  # waits for what was captured behind step 4
+                    signal.setitimer(signal.ITIMER_REAL, 0.2)
+                    with pytest.raises(Alarm):
+                        optimizer.step()
+                    assert runtime.status().step == 5
+                    assert signal.getsignal(signal.SIGALRM) is handler
+                    Path(gate).touch()
+                else:
+                    optimizer.step()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    job.ended(1, code=0)
+    assert job.result(1).digest == runtime.status().anchor_digest
+    assert points(job.events(0)) == points(jobs().run(steps=14, config=config)[0].events)
+
+
+def test_an_exception_of_a_handler_in_the_shutdown_ends_the_rack(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of Ctrl-C, while another rack trains on."""
+    job = jobs()
+    gate = job.gate()
+    job.start(1, steps=8, config=REFERENCE, at={"4": [["gate", gate]]})
+    for name, value in job.environment(0).items():
+        if name.startswith("MEND_"):
+            monkeypatch.setenv(name, value)
+    model, optimizer = fresh()
+    runtime = mend.mend_init(model, mend.MendConfig(**REFERENCE), optimizer)
+    for step in range(1, 9):
+        backward(model, step)
+        optimizer.step()
+    timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        mend.mend_shutdown(model)
+    assert runtime.status().outcome == "aborted"
+    assert mend.mend_shutdown(model) is None
+    timer.join()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("mend-")] == []
+    job.processes[1].kill()
 
 
 # -------------------------------------------------------------- another library's loop

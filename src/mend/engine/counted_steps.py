@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mend.coordination.ladder import taken_of
+from mend.engine import signals
 from mend.engine.movement import Movement
 from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
@@ -28,6 +29,8 @@ WHOLE_MAX = 2**40
 """Maximum tokens, or micro-batches, of one call. An offer sums those of all steps since the last
 one, and the wire has room for 2^50."""
 
+
+NOT_HELD = contextlib.nullcontext[None]()
 
 NO_BACKWARD = -1
 """Torch: this thread runs no backward pass."""
@@ -96,6 +99,7 @@ class CountedSteps:
     def finish(self) -> Outcome | None:
         """Count a step that waits, and return the reason why the weights may not be overwritten, if
         there is one. From here on only mend writes to them. Raises what a step raises."""
+        self.go_on()
         self._hooks.flush_last()
         try:
             self.refuse_newcomers()
@@ -111,6 +115,7 @@ class CountedSteps:
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
         self.movement.check_load()
+        self.go_on()
         self._hooks.flush()
 
     def close(self) -> None:
@@ -141,10 +146,17 @@ class CountedSteps:
 
     def _between(self) -> None:
         """Between two steps: copy the training state for a joining rack, if one waits."""
+        self.go_on()
         if self._trainer.state_due is not None:
             self._trainer.give_state()
 
+    def go_on(self) -> None:
+        """Finish the work of the last step, if the handler of a signal has interrupted it."""
+        with self.movement.aside():
+            self._rank.go_on()
+
     def _before(self) -> None:
+        self.go_on()
         self.movement.check_load()
         if (state := self._trainer.training_state) is not None:
             state.before_step()
@@ -166,9 +178,13 @@ class CountedSteps:
                 "each replay, from the first one on"
             )
         self.movement.stepped()
-        if trainer.stepped(1 if tokens is None else tokens):
-            with self.movement.writing():
-                self._rank.live(trainer.work())
+        # Between the count and the work no handler may raise: the work would never be done. Steps
+        # without work do without, as it takes microseconds.
+        due = trainer.step + 1 >= trainer.calendar.next_step
+        with signals.held() if due else NOT_HELD:
+            if trainer.stepped(1 if tokens is None else tokens):
+                with self.movement.writing():
+                    self._rank.work(trainer.work())
         if self._async_tp.asked:
             self._async_tp.stepped()
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)

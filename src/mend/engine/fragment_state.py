@@ -3,10 +3,11 @@ checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -60,17 +61,38 @@ Request = Wait | AgreeMin | Share | Spread
 Doing = Generator[Request, Any, None]
 
 
+class Driven(Generic[T]):
+    """A generator of the trainer on its way to its end."""
+
+    def __init__(self, doing: Generator[Request, Any, T]) -> None:
+        self._doing = doing
+        self._request: Request | None = None
+        self._ended = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can go on: an exception has ended a wait, and not the generator."""
+        return isinstance(self._request, Wait) and not self._ended
+
+    def run(self, answer: Callable[[Request], object]) -> T:
+        """Run it to its end on this thread and return its value. `answer` answers what it
+        yields."""
+        while True:
+            reply = answer(self._request) if self._request is not None else None
+            self._ended = True  # unless it asks for something more
+            try:
+                self._request = self._doing.send(reply)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            self._ended = False
+
+
 def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
-    """Run a generator to its end on this thread and return its value. `answer` answers what it
-    yields."""
-    reply: object = None
-    while True:
-        try:
-            request = doing.send(reply)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        reply = answer(request)
+    """Run a generator to its end on this thread and return its value. Close it on an exception of
+    `answer`."""
+    with contextlib.closing(doing):
+        return Driven(doing).run(answer)
 
 
 @dataclass(frozen=True, slots=True)

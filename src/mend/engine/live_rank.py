@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mend.coordination.events import Event
 from mend.coordination.machines import Parts
 from mend.coordination.validation import plan_hash
+from mend.engine import signals
 from mend.engine.checkpoint import (
     Part,
     left_out,
@@ -31,7 +32,17 @@ from mend.engine.checkpoint_writer import (
 )
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
 from mend.engine.eviction import EvictableTrainer, startup_ns
-from mend.engine.fragment_state import AgreeMin, FragmentState, Request, Share, Spread, Wait, drive
+from mend.engine.fragment_state import (
+    AgreeMin,
+    Doing,
+    Driven,
+    FragmentState,
+    Request,
+    Share,
+    Spread,
+    Wait,
+    drive,
+)
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
@@ -57,7 +68,10 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import SECOND, WITNESS, Member, Peer
+from mend.types import MS, SECOND, WITNESS, Member, Peer
+
+SLICE_NS = 100 * MS
+"""How long a signal that comes in a wait may go unseen."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +86,10 @@ class LiveRank:
         self.numerics, self._ending = numerics, threading.RLock()
         self.tape: TapeWriter | None = None
         self._told = False
+        self._work: Driven[None] | None = None
+        """The work after a step, until it is done."""
+        self._waited: tuple[Wait | None, int] = (None, 0)
+        """The newest wait, and its end in ns."""
         # The rank's place in the rack, and the settings as the rack and the model complete them
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = RackGroup(settings.members, limit_ns / SECOND)
@@ -317,15 +335,38 @@ class LiveRank:
     def live(self, doing: Generator[Request, Any, T]) -> T:
         """Drive a generator of the trainer on this thread and return its value."""
         try:
-            return drive(doing, self._answer)
+            with signals.held():
+                return drive(doing, self._answer)
         except (TapeEnded, Evicted):
             self.close()
             raise
 
+    def work(self, doing: Doing) -> None:
+        """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
+        there; `go_on` finishes it."""
+        self._work = Driven(doing)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Finish the work of the last step, if an exception has ended a wait of it: a capture that
+        is left out there would never be made."""
+        if (work := self._work) is None:
+            return
+        try:
+            with signals.held():
+                work.run(self._answer)
+                self._work = None
+        except (TapeEnded, Evicted):
+            self.close()
+            raise
+        finally:
+            if not work.waits:
+                self._work = None
+
     def _answer(self, request: Request) -> object:
         match request:
-            case Wait(ready, limit_ns):
-                return self.published.wait(ready, limit_ns / SECOND)
+            case Wait():
+                return self._wait(request)
             case AgreeMin(values):
                 return self.group.minimum(values)
             case Share(_, slice_N, mine):
@@ -333,6 +374,20 @@ class LiveRank:
             case Spread(data_B):
                 self.group.spread(data_B)
                 return None
+
+    def _wait(self, request: Wait) -> bool:
+        """Wait in slices, behind each of which handlers of signals run. A wait that one of them has
+        ended by raising goes on within its limit."""
+        known, deadline_ns = self._waited
+        if request is not known:
+            deadline_ns = self.io_loop.now_ns() + request.limit_ns
+            self._waited = request, deadline_ns
+        while True:
+            signals.run_late()
+            left_ns = deadline_ns - self.io_loop.now_ns()
+            ready = self.published.wait(request.ready, min(left_ns, SLICE_NS) / SECOND)
+            if ready or left_ns <= SLICE_NS or self.published.failure is not None:
+                return ready
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool

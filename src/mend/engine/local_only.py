@@ -95,6 +95,11 @@ class LocalOnlyRank:
         for request in doing:
             raise AssertionError(f"a rank alone was asked to wait: {request}")
 
+    work = live
+
+    def go_on(self) -> None:
+        """Do nothing: no work waits."""
+
     def close(self) -> None:
         """As `abort`: there are no other racks."""
         self.abort()

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from mend.engine import scaled_steps
 from mend.errors import UsageError
 
 
@@ -113,6 +114,8 @@ class StepHooks:
         self._between, self._before, self._after = between, before, after
         self._take_tokens, self._found = take_tokens, found
         self._answers = WeakKeyDictionary[torch.optim.Optimizer, _Holds]()
+        self.ends = 0
+        """Steps of any optimizer of the process that have ended."""
         self._unfinished = False
         """Another optimizer has moved exchanged parameters since the last counted step."""
         self._inside: list[int] = []
@@ -133,6 +136,7 @@ class StepHooks:
             register_optimizer_step_pre_hook(_uncompiled(pre)),
             register_optimizer_step_post_hook(_uncompiled(post)),
         ]
+        scaled_steps.listen(self)
 
     @property
     def in_step(self) -> bool:
@@ -167,6 +171,7 @@ class StepHooks:
 
     def close(self) -> None:
         """Stop counting. Idempotent."""
+        scaled_steps.leave(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -189,13 +194,24 @@ class StepHooks:
                 self._between()
             self._before()
 
+    def skipped(self, optimizer: HoldsParameters) -> None:
+        """A GradScaler has skipped a step: nothing is trained on its tokens, unless another
+        optimizer has moved its own part of the model by them."""
+        held = {id(p) for p in held_by(optimizer)}
+        if not (held.isdisjoint(self._counted or self._exchanged) or self._unfinished):
+            self._take_tokens()
+
     def _end(self, optimizer: torch.optim.Optimizer) -> None:
+        self.ends += 1
+        idle = scaled_steps.changes_nothing(optimizer)
         if id(optimizer) not in self._inside:
-            if not (self._inside or self._unfinished):
+            if not (self._inside or self._unfinished or idle):
                 self._unfinished = self._holds(optimizer).exchanged
             return
         del self._inside[self._inside.index(id(optimizer)) :]
-        if self._inside or self.counting is Counting.MANUAL:
+        if idle:
+            self.skipped(optimizer)
+        if idle or self._inside or self.counting is Counting.MANUAL:
             return
         if self.counting is not Counting.UNDECIDED:
             self._count(self._take_tokens())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -127,7 +128,8 @@ class Trainer(TrainerRounds):
                 # At once, so that the racks' tails meet in one round; open offers go first.
                 self._capture_tails()
                 self._post(Leaving())
-            yield from self._try_drain(limit_ns)
+            with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
+                yield from self.drain(limit_ns)
             self._capture_tails()
         yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
         self._post(Leaving())

@@ -462,7 +462,7 @@ class TrainerRounds:
             self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
         if not ready:
             about: dict[str, object] = {"step": self.step, "fragments": waiting}
-            about |= {"ms": self.stall_ns_last // MS, "why": list(self.published.why)}
+            about |= {"ms": self.stall_ns_last // MS, "why": self._why_not(waiting)}
             self._note("stall-over", about)
 
     def _is_awaited(self, fragment: int) -> bool:
@@ -472,6 +472,17 @@ class TrainerRounds:
         if track.offer is None or self._resolved(fragment):
             return False
         return self.policy.lockstep or track.moments is None
+
+    def _why_not(self, fragments: Sequence[int]) -> list[str]:
+        """Why their results are not here. Of a round that is decided the coordinator says nothing
+        any more, and of one that it has not heard of nothing yet."""
+        why = list(self.published.why)
+        for fragment in fragments:
+            version = self.tracks[fragment].anchor.version
+            decided = self.published.panels[fragment].decided
+            if decided > version:
+                why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
+        return why or ["the coordinator has not answered the offers yet"]
 
     def _why(self) -> str:
         return "; ".join(self.published.why) or "no reason known"

@@ -11,6 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 import xxhash
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,8 +55,8 @@ def exchanged_parameters(
     """Parameters that racks exchange: those that require a gradient, in module order; a tied one
     once, under its first name. `frozen`: also the others of floating point.
 
-    Raises ConfigError for FSDP1, and for a parameter without data, of another type, or in the
-    memory of another parameter.
+    Raises ConfigError for FSDP1, and for a parameter without data, of another type, with several
+    elements in one place, or in the memory of another parameter.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -78,6 +79,9 @@ def exchanged_parameters(
             raise ConfigError(
                 "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
             )
+        if overlaps_itself(parameter):
+            rule = "has several elements in one place in memory (as expand makes them)"
+            raise ConfigError("model", name, rule, "Make it nn.Parameter(tensor.clone()).")
     if shared := sharing_memory(found):
         one, other = shared
         rule = f"shares memory with {one}, so each merge would move it twice"
@@ -86,19 +90,66 @@ def exchanged_parameters(
     return found
 
 
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Whether elements that this rank holds are at the same place in memory."""
+    held, reach = local_of(tensor), 0
+    if type(held) is not Tensor or held.numel() < 2:
+        return False
+    for step, count in sorted(zip(held.stride(), held.shape, strict=True)):
+        if count > 1 and step <= reach:
+            return step == 0 or int(_marked(held).count_nonzero()) < held.nbytes
+        reach += (count - 1) * step
+    return False
+
+
 def sharing_memory(named: Sequence[tuple[str, Tensor]]) -> tuple[str, str] | None:
     """Names of two tensors with elements of this rank at the same place in memory, in the order of
-    `named`; None: there are none. Only plain tensors without gaps are compared."""
-    places = []
+    `named`; None: there are none. Only plain tensors are compared."""
+    spans = []
     for order, (_, tensor) in enumerate(named):
         held = local_of(tensor)
-        reach = 1 + sum((n - 1) * step for n, step in zip(held.shape, held.stride(), strict=True))
-        if type(held) is Tensor and held.numel() == reach:
-            places.append((str(held.device), held.data_ptr(), held.nbytes, order))
-    for (device, start, size, one), (device_2, start_2, _, other) in pairwise(sorted(places)):
-        if device == device_2 and start_2 < start + size:
-            return named[min(one, other)][0], named[max(one, other)][0]
+        if type(held) is Tensor and held.numel():
+            start = held.data_ptr()
+            spans.append((str(held.device), start, start + _span_bytes(held), order))
+    near: list[tuple[str, int, int]] = []
+    for device, start, stop, order in sorted(spans):
+        near = [each for each in near if each[0] == device and start < each[1]]
+        for *_, before in near:
+            if _meet(named[before][1], named[order][1]):
+                one, other = sorted((before, order))
+                return named[one][0], named[other][0]
+        near.append((device, stop, order))
     return None
+
+
+def _meet(before: Tensor, after: Tensor) -> bool:
+    """Whether two tensors have an element in common, of which the first begins no later. Their
+    spans overlap, but columns of one matrix do so, too."""
+    first, second = local_of(before), local_of(after)
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    offset = second.data_ptr() - first.data_ptr()
+    return bool(_bytes_of(_marked(first, offset + _span_bytes(second)), second, offset).any())
+
+
+def _marked(held: Tensor, span_bytes: int = 0) -> Tensor:
+    """One byte per byte of memory from the tensor's first element on: 1 where it has elements."""
+    marks_B = torch.zeros(max(span_bytes, _span_bytes(held)), dtype=torch.uint8, device="cpu")
+    _bytes_of(marks_B, held).fill_(1)
+    return marks_B
+
+
+def _bytes_of(marks_B: Tensor, held: Tensor, offset: int = 0) -> Tensor:
+    """Those of the bytes that stand for elements of the tensor, which begins at `offset`."""
+    size = held.element_size()
+    strides = [step * size for step in held.stride()]
+    return marks_B.as_strided([*held.shape, size], [*strides, 1], offset)
+
+
+def _span_bytes(held: Tensor) -> int:
+    """From the first element to the end of the last one in memory."""
+    reach = sum((n - 1) * step for n, step in zip(held.shape, held.stride(), strict=True))
+    return held.element_size() * (1 + reach)
 
 
 def newcomers(model: nn.Module, known: Container[str]) -> list[str]:

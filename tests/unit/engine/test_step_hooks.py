@@ -127,3 +127,28 @@ def test_between_two_steps_is_before_the_first_of_several_optimizers_moves() -> 
     counted.hooks.count_by_hand()
     counted.optimizer().step()
     assert counted.between == [], "the script says when a step is done"
+
+
+def test_tokens_of_a_step_that_a_scaler_skips_are_dropped_unless_another_one_trained_on_them() -> (
+    None
+):
+    """They were counted with the next step. An optimizer of something else changes nothing."""
+    counted = Counted()
+    parts = [counted.optimizer(0), counted.optimizer(1)]
+    counted = Counted(*parts, model=counted.model)
+    stranger = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    finite = torch.amp.GradScaler("cpu", init_scale=1.0)
+    finite.scale(torch.ones(1))
+    counted.tokens = [7]
+    for each, gradient in ((stranger, float("nan")), (parts[1], float("inf"))):
+        assert counted.tokens == [7]
+        for p in each.param_groups[0]["params"]:
+            p.grad = torch.full_like(p, gradient)
+        finite.step(each)
+    assert counted.tokens == []
+    finite.update()
+    counted.tokens = [8]
+    parts[0].step()
+    finite.step(parts[1])
+    assert counted.tokens == [8], "it comes with the next step"
+    assert counted.heard == []

@@ -515,6 +515,21 @@ def test_in_lockstep_nothing_is_applied_at_a_capture() -> None:
 # -------------------------------------------------------------- waiting
 
 
+def test_a_stall_says_why_where_the_coordinator_says_nothing() -> None:
+    """It said `why=-`: of a round that is decided the coordinator says nothing any more, and the
+    merged bytes are still to come."""
+    for decided, why in (
+        (0, "the coordinator has not answered the offers yet"),
+        (1, "fragment 0: version 1 is decided and not here yet"),
+    ):
+        hand = Hand()
+        hand.step(5)
+        hand.published.panels[0].decided = decided
+        hand.step(1)
+        ((_, fields),) = hand.noted("stall-over")
+        assert fields["why"] == [why]
+
+
 def test_an_outage_has_one_stall_budget() -> None:
     hand = Hand()
     hand.step(6)

@@ -71,6 +71,29 @@ def test_parameters_in_one_memory_are_refused() -> None:
         start = stop
     model.left, model.right = (nn.Parameter(half) for half in torch.zeros(4, 6).chunk(2, dim=1))
     assert {"left", "right"} < dict(exchanged_parameters(model)).keys()
+    model.middle = nn.Parameter(model.left.data.as_strided((4, 2), (6, 1), 2))
+    with pytest.raises(ConfigError, match=r"middle.* shares memory with left"):
+        exchanged_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "refused"),
+    [
+        ((4, 3), (0, 1), True), ((4, 3), (1, 1), True),
+        ((2, 3), (3, 2), False), ((3, 1), (2, 0), False),
+    ],
+)  # fmt: skip
+def test_a_parameter_with_several_elements_in_one_place_is_refused(
+    shape: tuple[int, ...], strides: tuple[int, ...], refused: bool
+) -> None:
+    """As `expand` makes it. mend_init, or the first merge, ended in an error of torch that did not
+    name it; one whose windows overlap was written wrongly without an error."""
+    model = nn.ParameterDict({"gain": nn.Parameter(torch.zeros(12).as_strided(shape, strides))})
+    if not refused:
+        assert dict(exchanged_parameters(model))
+        return
+    with pytest.raises(ConfigError, match=r"gain.*in one place.*tensor\.clone\(\)"):
+        exchanged_parameters(model)
 
 
 def test_frozen_parameters_are_not_exchanged_but_compared() -> None:

@@ -1,0 +1,69 @@
+"""Steps that a GradScaler skips, because a gradient is not finite.
+
+It does not call the optimizer then, so no hook of torch runs; `GradScaler.step` is wrapped while
+somebody listens. A fused optimizer is called, and told by `found_inf` to change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch.amp import GradScaler
+
+
+class Listener(Protocol):
+    """Hears which optimizers a scaler has stepped. Held weakly."""
+
+    ends: int
+    """Steps of any optimizer that have ended so far."""
+
+    def skipped(self, optimizer: Any) -> None:
+        """The scaler did not call `optimizer.step()`."""
+
+
+_listeners: WeakSet[Any] = WeakSet()
+_steps: tuple[Any, Any] = (None, None)
+"""The method that was wrapped, and the wrapper."""
+
+
+def listen(listener: Listener) -> None:
+    """Tell `listener` of skipped steps, until `leave` or until it is freed."""
+    global _steps
+    _listeners.add(listener)
+    if GradScaler.step is not _steps[1]:
+        _steps = GradScaler.step, _wrapped(GradScaler.step)
+        GradScaler.step = _steps[1]  # type: ignore[method-assign]
+
+
+def leave(listener: Listener) -> None:
+    """Idempotent. The last one takes the wrapper off, unless somebody has wrapped it again."""
+    _listeners.discard(listener)
+    if not _listeners and GradScaler.step is _steps[1]:
+        GradScaler.step = _steps[0]  # type: ignore[method-assign]
+
+
+def changes_nothing(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the fused step that ends now was told to change nothing. Waits for the GPU, as the
+    scaler does for other optimizers; only where a scaler calls."""
+    found = getattr(optimizer, "found_inf", None)
+    if not isinstance(found, torch.Tensor):
+        return False
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return not capturing and bool(found.item())
+
+
+def _wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(step)
+    def call(scaler: GradScaler, optimizer: Any, *args: Any, **options: Any) -> Any:
+        before = [(listener, listener.ends) for listener in list(_listeners)]
+        result = step(scaler, optimizer, *args, **options)
+        for listener, ends in before:
+            if listener.ends == ends:
+                listener.skipped(optimizer)
+        return result
+
+    return call

@@ -18,24 +18,33 @@ def coordinate(
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
     from mend.config.keyfile import protection_of, secrets_of
     from mend.engine import witness
+    from mend.errors import ConfigError
     from mend.tools.prefixed_output import STDOUT, Printer
 
     # The same rules as in the racks: a witness with a mistyped address would wait for ever. Where a
     # rack that the same shell starts will listen does not concern it.
-    config = MendConfig(
-        witness_addr=bind,
-        racks=racks,
-        job_id=job_id,
-        sideband_heartbeat_ms=heartbeat_ms,
-        sideband_addr="",
-        sideband_peers=(),
-        rack=None,
-        payload_dtype="float32",
-        # A registered codec or outer optimizer is known to the racks only.
-        outer_step_compression_mode="none",
-        encode_on="host",
-        outer_optimizer="nesterov",
-    )
+    try:
+        config = MendConfig(
+            witness_addr=bind,
+            racks=racks,
+            job_id=job_id,
+            sideband_heartbeat_ms=heartbeat_ms,
+            sideband_addr="",
+            sideband_peers=(),
+            rack=None,
+            payload_dtype="float32",
+            # A registered codec or outer optimizer is known to the racks only.
+            outer_step_compression_mode="none",
+            encode_on="host",
+            outer_optimizer="nesterov",
+        )
+    except ConfigError as wrong:
+        option = {"witness_addr": "--bind", "sideband_heartbeat_ms": "--heartbeat-ms"}.get(
+            wrong.field
+        )
+        if option is None:
+            raise
+        raise ConfigError(option, wrong.value, wrong.rule, f"Change {option}.") from wrong
     keys = secrets_of(config, bind, "bind")
     folder = diagnostics_dir or config.diagnostics_dir
     # Its loop says these lines, and must not wait for who reads them.

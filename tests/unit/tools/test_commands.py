@@ -87,7 +87,7 @@ def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
-    assert "witness_addr='127.0.0.1:21899'" in capsys.readouterr().err
+    assert "--bind='127.0.0.1:21899'" in capsys.readouterr().err
 
 
 def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
@@ -108,3 +108,22 @@ def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
         main()
     assert not caught.value.code
     assert served == ["tcp://0.0.0.0:21899"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--bind", "tcp://127.0.0.1:70000"), ("--heartbeat-ms", "5")]
+)
+def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
+    option: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The error named the setting witness_addr, an argument that nobody had given.
+    good = {"--bind": "tcp://127.0.0.1:21899", "--heartbeat-ms": "100"} | {option: value}
+    words = [word for pair in good.items() for word in pair]
+    monkeypatch.setattr(sys, "argv", ["mend", "coordinate", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert f"Change {option}." in capsys.readouterr().err

@@ -56,6 +56,7 @@ from benchmarks._common import parser_of
 from benchmarks.quality_gpu_model import (
     BETAS,
     CLIP_NORM,
+    EPS,
     SIZES,
     WEIGHT_DECAY,
     Muon,
@@ -128,7 +129,7 @@ class Bench:
             {"params": [value], "weight_decay": WEIGHT_DECAY if leaf.decays else 0.0}
             for leaf, value in zip(self.leaves, self.values, strict=True)
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
         self.muon = Muon(self.leaves, self.values) if self.plan.inner == "muon" else None
 
     def view(self, value: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ EMBEDDINGS = ("bytes", "places")
 """Slots that would be an nn.Embedding: mend merges those by the plain mean."""
 CLIP_NORM = 1.0
 BETAS = (0.9, 0.99)
+EPS = 1e-8
 WEIGHT_DECAY = 0.1
 
 

@@ -266,9 +266,12 @@ def test_racks_with_other_data_differ_but_their_anchor_is_one() -> None:
     assert not torch.equal(first, alone(STEPS))
     last = FRAGMENTS[-1]  # captured and applied at the last step, so both are at the anchor
     assert last
-    # Carry at tau 0 ends at the anchor up to the rounding of theta - (A - D), which is exactly zero
-    assert torch.equal(out.thetas[0][-1], out.anchors[-1][-1].values)
-    assert torch.equal(out.thetas[1][-1], out.anchors[-1][-1].values)
+    old, new = (anchor.values for anchor in out.anchors[-1][-2:])
+    for theta in (out.thetas[0][-1], out.thetas[1][-1]):
+        # Carry at tau 0 ends at the anchor, but for the roundings of D, A - D and the sum. The
+        # racks moved by less than three times what the anchor did.
+        sizes = 2 * (old.abs() + new.abs()) + 3 * (new - old).abs()
+        assert bool(((theta - new).abs() <= sizes * 2.0**-23).all())
     assert not torch.equal(first, second), "the other fragments moved on since"
 
 

@@ -415,7 +415,11 @@ def test_racks_of_unequal_speed_count_as_the_arm_says(
 # ------------------------------------------------------------------ the bench
 
 
-def test_data_parallel_is_one_model_on_the_text_of_all() -> None:
+def test_data_parallel_is_one_model_on_the_text_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AdamW divides a gradient by its size: of one that is nearly 0 the rounding, which depends on
+    the processor, became a tenth of a step. A large epsilon leaves roundings as small as they
+    are."""
+    monkeypatch.setattr(quality_gpu, "EPS", 1e-2)
     made = done("dp", "alone", seeds=1)
     one = bench("alone", seeds=1, racks=1)
     for step in range(1, 14):
@@ -424,7 +428,7 @@ def test_data_parallel_is_one_model_on_the_text_of_all() -> None:
         one.train(batch[None])
     for rack in range(3):
         for ours, theirs in zip(theta(made, 0, 0, rack), theta(one, 0, 0, 0), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert not torch.allclose(theta(made, 1, 0, 0)[0], theta(made, 1, 0, 1)[0], atol=1e-3)
 
 

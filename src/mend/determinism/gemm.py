@@ -39,6 +39,9 @@ SHAPES_MAX = 4096
 
 _ONES = torch.ones(1, LEAF_MAX, SIDE_MIN)
 
+_SCALES = torch.tensor([1.0, -2.0, 4.0, -8.0])
+"""Of the rows and columns of a check: powers of two leave all roundings as they are."""
+
 _shapes: dict[tuple[tuple[object, ...], bool], bool] = {}
 """(Shape, whether it is added to what is there) -> whether BLAS keeps the order."""
 
@@ -228,30 +231,40 @@ def _blas_added(nodes: Tensor, a: Tensor, b: Tensor) -> None:
 
 def _keeps_order(a_LMk: Tensor, b_LkN: Tensor, adds: bool) -> bool:
     """Whether BLAS makes the chain at every place of a product of these shapes and strides."""
-    left_4K, right_4K, chain_K44 = _probe()
+    left_K, right_K, chain_K = _probe()
     (_, rows, pairs), columns = a_LMk.shape, b_LkN.shape[2]
     a = torch.empty_strided(a_LMk.size(), a_LMk.stride())
     b = torch.empty_strided(b_LkN.size(), b_LkN.stride())
-    a.copy_(left_4K[torch.arange(rows) % 4, :pairs])
-    b.copy_(right_4K[torch.arange(columns) % 4, :pairs].t())
-    expected = chain_K44[pairs - 1][torch.arange(rows) % 4][:, torch.arange(columns) % 4]
+    row_M, column_N = _SCALES[torch.arange(rows) % 4], _SCALES[torch.arange(columns) % 4]
+    a.copy_(row_M[:, None] * left_K[:pairs])
+    b.copy_(right_K[:pairs, None] * column_N)
+    expected = chain_K[pairs - 1] * row_M[:, None] * column_N
     if not adds:
         return bool((_blas(a, b) == expected).all())
-    nodes = expected.roll(1, 0).repeat(a.shape[0], 1, 1)
-    expected = nodes + expected
+    nodes = -expected.repeat(a.shape[0], 1, 1)  # 0 is left of the chain, and of no other sum
     _blas_added(nodes, a, b)
-    return bool((nodes == expected).all())
+    return bool((nodes == 0).all())
 
 
 @cache
 def _probe() -> tuple[Tensor, Tensor, Tensor]:
-    """Four rows, four columns, and their chains up to every length."""
+    """One row, one column, and their chain up to every length.
+
+    Every product takes away half of what is there or more. So whatever is rounded otherwise, at any
+    pair, is in the bits of every longer chain: of sums in other orders, in parts, or not fused.
+    """
     generator = torch.Generator().manual_seed(18)
-    left_4K, right_4K = (torch.randn(4, LEAF_MAX, generator=generator) for _ in range(2))
-    chains = [torch.zeros(4, 4)]
-    for k in range(LEAF_MAX):
-        chains.append(_fma(left_4K[:, k, None], right_4K[None, :, k], chains[-1]))
-    return left_4K, right_4K, torch.stack(chains[1:])
+    left, right = [torch.tensor(1.23)], [torch.tensor(1.71 * 2**90)]
+    chain = [torch.zeros(()), left[0] * right[0]]
+    while len(left) < LEAF_MAX:
+        a, part = torch.rand(2, 64, generator=generator)
+        a, b = a + 1, chain[-1] / (a + 1) * (part / 4 - 0.75)
+        totals = _fma(a, b, chain[-1])
+        swapped = _fma(left[-1], right[-1], _fma(a, b, chain[-2]))
+        shown = int(((totals != a * b + chain[-1]) & (totals != swapped)).nonzero()[0])
+        for each, found in ((left, a), (right, b), (chain, totals)):
+            each.append(found[shown])
+    return torch.stack(left), torch.stack(right), torch.stack(chain[1:])
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

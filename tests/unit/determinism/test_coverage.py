@@ -48,7 +48,6 @@ def test_a_whole_model_trains_with_nothing_unreached() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         assert state.unreached == {}
-        assert state.slow_shapes == 0
 
 
 def test_everything_is_put_back() -> None:
@@ -71,9 +70,14 @@ def test_integers_and_exact_reductions_pass() -> None:
 
 
 def test_a_kernel_whose_bits_depend_on_the_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own silu is one: its tail is computed with another exp than its body."""
+    """As torch's own silu on most processors: the tail is computed otherwise than the body."""
+
+    def by_vectors(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        body = len(x) // 16 * 16
+        return torch.cat([x[:body] * y[:body] * z[:body], x[body:] * (y[body:] * z[body:])])
+
     assert broken_laws() == ()
-    assert not keeps(lambda x, y, z: F.silu(x))
+    assert not keeps(by_vectors)
     monkeypatch.setattr(reach, "broken_laws", lambda: ("exp",))
     with pytest.raises(NotDeterministic, match="bits of exp depend"):
         enable(1, "shape")

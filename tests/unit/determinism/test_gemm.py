@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from mend.determinism import gemm
 from mend.determinism.digests import same_bits
@@ -58,10 +59,58 @@ def test_a_product_is_the_definition() -> None:
     assert torch.allclose(rows_product(a, b, 8), a @ b.t(), atol=1e-4)
 
 
-def test_blas_keeps_the_order_here_or_is_not_asked() -> None:
-    """Where this says something, products are right and slow: worth knowing."""
-    rows_product(noise(300, 512), noise(100, 512), LEAF_MAX)
-    assert gemm.shapes_without_blas() == []
+def in_parts(parts: list[Iterable[int]]) -> Tensor:
+    """The check's numbers, as a BLAS that makes a chain of each part and adds these would."""
+    left, right, _ = gemm._probe()
+    total = torch.zeros(())
+    for part in parts:
+        chain = torch.zeros(())
+        for k in part:
+            chain = gemm._fma(left[k], right[k], chain)
+        total = total + chain
+    return total
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4, 5, 7, 8, 12, 31, 128])
+def test_the_check_sees_every_other_order(pairs: int) -> None:
+    """On a processor with AVX2, MKL adds the products of the last two of 32 rows otherwise. Numbers
+    drawn at random had the same bits by that order, in chains of two: the check had let it pass."""
+    left, right, chain = (each[:pairs] for each in gemm._probe())
+    every, last = range(pairs), chain[-1]
+    assert in_parts([every]) == last
+    others = {"from the end": in_parts([reversed(every)])}
+    others["the last two"] = in_parts([[*every[:-2], pairs - 1, pairs - 2]])
+    others["not fused"] = in_parts([[k] for k in every])
+    others |= {
+        f"cut at {k}": in_parts([every[:k], every[k:]])
+        for k in {1, 2, pairs // 2, pairs - 1} - {pairs}
+    }
+    others |= {f"{n} lanes": in_parts([every[k::n] for k in range(n)]) for n in (2, 3, 4, 8)}
+    assert [name for name, found in others.items() if found == last] == []
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 8, 127, 128])
+def test_the_check_sees_what_is_added_otherwise_than_behind_the_chain(pairs: int) -> None:
+    left, right, chain = (each[:pairs] for each in gemm._probe())
+    fused = rounded = before = -chain[-1]
+    for a, b in zip(left, right, strict=True):
+        fused, rounded = gemm._fma(a, b, fused), rounded + a * b
+    so_far = chain[-2] if pairs > 1 else torch.zeros(())
+    assert before + chain[-1] == 0
+    assert fused != 0
+    assert pairs == 1 or rounded != 0
+    assert gemm._fma(left[-1], right[-1], before + so_far) != 0
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 16, 43, 128])
+def test_what_blas_makes_here_is_the_definition_or_not_asked_for(pairs: int) -> None:
+    """In rows and columns that are no multiples of what a kernel takes at once."""
+    for rows, columns in ((32, 16), (33, 17), (46, 35)):
+        a, b = noise(rows, 8 * pairs), noise(columns, 8 * pairs, seed=6)
+        leaves = by_definition(
+            a.view(rows, 8, pairs).transpose(0, 1), b.view(columns, 8, pairs).permute(1, 2, 0)
+        )
+        assert same_bits(rows_product(a, b, pairs), tree_sum(leaves, 0)), (rows, columns)
 
 
 def test_an_order_that_blas_does_not_keep_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +138,7 @@ def test_a_sum_that_blas_does_not_add_behind_the_chain_is_noticed(
             nodes.copy_(gemm._fma(x[:, :, k, None] * one, y[:, k, None, :] * one, nodes))
 
     monkeypatch.setattr(gemm, "_shapes", {})
+    monkeypatch.setattr(gemm, "_blas", by_definition)  # that of this machine may keep no order
     monkeypatch.setattr(gemm, "_blas_added", begins_there)
     assert same_bits(rows_product(a, b, 5), expected)
     assert list(gemm._shapes.values()) == [True, False]

@@ -88,6 +88,7 @@ def commits_of(result: Result) -> list[Commit]:
             ],
             [(ended["rack"], ended["seq"]) for ended in event["dropped"]],
             [(away["tokens"], away["steps"]) for away in event["absent"]],
+            not all(away["closing"] for away in event["absent"]),
         )
         for event in result.commits
     ]

@@ -125,8 +125,7 @@ def with_other_bits(fragment: int, version: int, digest: str) -> Callable[[Entry
     def told(effect: Effect) -> Effect:
         match effect:
             case RecordCommitted(Commit() as c) if (c.fragment, c.version) == (fragment, version):
-                other = Commit(c.fragment, c.version, c.members, c.dropped, ("ab" * 32,), c.reason)
-                return RecordCommitted(other)
+                return RecordCommitted(structs.replace(c, digests=("ab" * 32,)))
         return effect
 
     def change(entry: Entry) -> Entry:

@@ -12,7 +12,6 @@ from mend.reference import (
     Captured,
     Commit,
     Facts,
-    Named,
     Outcome,
     Rack,
     Settings,
@@ -21,6 +20,7 @@ from mend.reference import (
 )
 from tests.process import train
 from tests.process.racks import Result
+from tests.reference_commits import commit_of
 
 RAMPS = {"scratch": 10, "warm": 5}
 """Rounds of the momentum's ramp where no setting gives them."""
@@ -78,20 +78,7 @@ def facts_of(result: Result) -> Facts:
 
 
 def commits_of(result: Result) -> list[Commit]:
-    return [
-        Commit(
-            event["fragment"],
-            event["version"],
-            [
-                Named(m["rack"], m["seq"], m["base"], m["tokens"], m["steps"])
-                for m in event["members"]
-            ],
-            [(ended["rack"], ended["seq"]) for ended in event["dropped"]],
-            [(away["tokens"], away["steps"]) for away in event["absent"]],
-            not all(away["closing"] for away in event["absent"]),
-        )
-        for event in result.commits
-    ]
+    return [commit_of(event) for event in result.commits]
 
 
 def replayed(results: list[Result], model: str, config: dict[str, Any]) -> Outcome:

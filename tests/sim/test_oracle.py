@@ -21,6 +21,7 @@ from mend.sim import Scenario, World, draw
 from mend.sim.scenario import OFFERS_BEFORE, python_of, rounds_before
 from mend.sim.world import plain_fragments
 from mend.types import Peer, owned_span
+from tests.reference_commits import commit_of
 from tests.sim.extent import by_length
 
 
@@ -95,18 +96,7 @@ def fates(world: World) -> set[object]:
 
 
 def commits_of(world: World) -> list[reference.Commit]:
-    keys = ("rack", "seq", "base", "tokens", "steps")
-    return [
-        reference.Commit(
-            fields["fragment"],
-            fields["version"],
-            [reference.Named(*(member[key] for key in keys)) for member in fields["members"]],
-            [(ended["rack"], ended["seq"]) for ended in fields["dropped"]],
-            [(away["tokens"], away["steps"]) for away in fields["absent"]],
-            not all(away["closing"] for away in fields["absent"]),
-        )
-        for fields in logged(world)
-    ]
+    return [commit_of(fields) for fields in logged(world)]
 
 
 def logged(world: World) -> list[dict[str, Any]]:

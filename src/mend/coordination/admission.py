@@ -217,10 +217,9 @@ class Admission:
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
     ) -> None:
-        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. Except for
-        the number of racks it names what is wrong, never what would be right, as the sender may be
-        a stranger. `noted`: for the log of
-        this side."""
+        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. Except for the
+        number of racks it names what is wrong, never what would be right, as the sender may be a
+        stranger. `noted`: for the log of this side."""
         # Racks that the job does not have share one visitor: numbers from the network must not
         # become connections and notes without end.
         rack = min(hello.seat.member.rack, self.racks)

@@ -20,6 +20,11 @@ ABSURD = 1e4
 NORMS_MIN = 8
 """Offers that must have been named before a new one is compared with them."""
 
+NAMED_LATELY_MIN = 4
+"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
+turn. A rack that never gets in does not hold the steps of the others down for ever. A job is young
+until so many offers were named."""
+
 Offers = Mapping[tuple[int, int], Offer]
 """(rack, fragment) -> the rack's open offer."""
 
@@ -138,12 +143,6 @@ def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
     """Its state in the newest sharded attempt at a version that it has heard of."""
     slices = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
     return max(slices, key=lambda s: s.attempt, default=None)
-
-
-NAMED_LATELY_MIN = 4
-"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
-turn. A rack that never gets in does not hold the steps of the others down for ever. A job is young
-until so many offers were named."""
 
 
 def _works(

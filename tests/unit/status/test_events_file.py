@@ -249,11 +249,18 @@ def test_a_file_that_was_removed_is_noticed_at_the_end_at_the_latest(
 # -------------------------------------------------------------- a file that grows
 
 
-def test_a_long_file_loses_its_oldest_half(
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is cut at 20,000 bytes; each event is written at once."""
     monkeypatch.setattr(module, "BYTES_MAX", 20_000)
     monkeypatch.setattr(module, "BATCH", 1)
+
+
+def test_a_long_file_loses_its_oldest_half(
+    tmp_path: Path,
+    said: Said,
+    short: None,
+) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
     file.put({"kind": "start", "time_ns": 0})
@@ -269,10 +276,10 @@ def test_a_long_file_loses_its_oldest_half(
 
 
 def test_nothing_is_called_deleted_while_both_halves_are_there(
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    said: Said,
+    short: None,
 ) -> None:
-    monkeypatch.setattr(module, "BYTES_MAX", 20_000)
-    monkeypatch.setattr(module, "BATCH", 1)
     path = tmp_path / NAME
     file = EventsFile(path, said)
     put(file, *range(200))

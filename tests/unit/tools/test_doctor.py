@@ -74,13 +74,26 @@ def test_a_dump_that_nccl_has_yet_to_write(tmp_path: Path, monkeypatch: pytest.M
     assert not [each for each in found if each.severity == "problem"]
 
 
-def test_settings_and_who_said_them(
+@pytest.fixture
+def rack_at(
     monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+) -> Callable[[str], tuple[int, int]]:
+    """Makes this rack 1 at a host; returns the ports of its sideband and of its data."""
+
+    def place(host: str) -> tuple[int, int]:
+        here, data = free_ports(2)
+        monkeypatch.setenv("MEND_RACK", "1")
+        monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://{host}:{here}")
+        monkeypatch.setenv("MEND_DATA_PORTS", f"{data}-{data}")
+        return here, data
+
+    return place
+
+
+def test_settings_and_who_said_them(
+    monkeypatch: pytest.MonkeyPatch, rack_at: Callable[[str], tuple[int, int]]
 ) -> None:
-    here, data = free_ports(2)
-    monkeypatch.setenv("MEND_RACK", "1")
-    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{here}")
-    monkeypatch.setenv("MEND_DATA_PORTS", f"{data}-{data}")
+    here, data = rack_at("127.0.0.1")
     monkeypatch.setenv("MEND_OVERLAP_STEPS", "100")
     monkeypatch.setenv("WORLD_SIZE", "8")
     report, _ = examine(None)
@@ -96,13 +109,10 @@ def test_settings_and_who_said_them(
 
 
 def test_data_ports_are_those_of_the_address_that_the_lane_binds(
-    monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+    rack_at: Callable[[str], tuple[int, int]],
 ) -> None:
     """They were looked at on 127.0.0.1, whatever the address of the rack."""
-    here, data = free_ports(2)
-    monkeypatch.setenv("MEND_RACK", "1")
-    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://[::1]:{here}")
-    monkeypatch.setenv("MEND_DATA_PORTS", f"{data}-{data}")
+    _, data = rack_at("[::1]")
     report, _ = examine(None)
     assert {port["port"]: port["host"] for port in report["ports"]}[data] == "::1"
 

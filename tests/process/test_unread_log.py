@@ -62,13 +62,15 @@ def test_the_reader_that_is_back_is_told_how_much_it_missed(job: Job, fifo: str)
     thread.join(30)
     os.close(descriptor)
     said = text.decode().lstrip(".")
-    (lost,) = re.findall(r'mend rack=1 rank=0 log-lost lines=(\d+) reason="nobody', said)
+    # One gap, or several: a writer that wakes late takes some lines while the others come in.
+    gaps = re.findall(r'mend rack=1 rank=0 log-lost lines=(\d+) reason="nobody', said)
+    lost = sum(map(int, gaps))
     result = job.result(1)
-    assert int(lost) == result.status["log_lines_lost"] > LINES_MAX / 2
+    assert lost == result.status["log_lines_lost"] > LINES_MAX / 2
     read_back = len(re.findall(r"rank=0 recorded .*\n", said))
     unrecorded = 2 * LINES_MAX - read_back
-    assert 0 < unrecorded <= int(lost), "what is not there was told as lost"
-    assert "version=" in said.split("log-lost")[1], "and then the log goes on"
+    assert 0 < unrecorded <= lost, "what is not there was told as lost"
+    assert "version=" in said.split("log-lost")[-1], "and then the log goes on"
     assert job.result(0).digest == result.digest
 
 

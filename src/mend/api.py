@@ -102,7 +102,7 @@ def mend_init(
     asked, config = config, placed(config, members)
     plan = ModelPlan(
         model, config.fragments, frozen=config.exchange_frozen, optimizers=optimizers,
-        moment_periods=config.moment_periods,
+        moment_periods=config.moment_periods, statistics=config.exchange_statistics,
     )  # fmt: skip
     for lives in reversed(range(LIVES_MAX)):
         # A rack that finds its job lost begins again as a new life, which attests that the former
@@ -131,7 +131,7 @@ def _begun(
         rank = _rank_of(plan, config, members, resume)
         undo.callback(rank.abort)
         exchanges = config.exchange and config.racks > 1
-        if exchanges:
+        if exchanges and not config.exchange_statistics:
             warn_of_statistics(plan)
         if config != asked:
             about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
@@ -515,7 +515,8 @@ class Runtime:
         captures sooner where it joins a round that another has opened."""
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments
-        momenta = any(fragment >= weights for fragment in due)
+        tracks = self._trainer.tracks
+        momenta = any(f >= weights and not tracks[f].in_model for f in due if tracks)
         return StepPlan(any(fragment < weights for fragment in due), momenta, due)
 
     def outer_step_in_flight(self) -> bool:

@@ -248,6 +248,7 @@ def test_rounds_that_leave_a_live_rack_out_and_buffers_that_differ_are_told(
         "MEND_SIDEBAND_PEERS": ",".join(two), "MEND_SYNC_PERIOD_STEPS": "8",
         "MEND_OVERLAP_STEPS": "2", "MEND_FRAGMENTS": "1", "MEND_GRACE_WINDOW_MS": "0",
         "MEND_RACKS": "2", "MEND_DIAGNOSTICS_DIR": str(tmp_path / "run"),
+        "MEND_EXCHANGE_STATISTICS": "false",
     }  # fmt: skip
     racks = []
     for rack, (pace, steps) in enumerate([("5", "240"), ("50", "24")]):

@@ -63,7 +63,7 @@ class Options:
     optimizer: str = "SGD"
     """See OPTIMIZERS."""
     tell_moments: bool = False
-    """Behind every step: what the optimizer keeps, and the gradients it was given."""
+    """Behind every step: what the optimizer keeps, the gradients it was given, and buffers."""
     checkpoints: dict[str, str] = field(default_factory=dict)
     """step -> folder of the checkpoint that is made behind it."""
     resume: str = ""
@@ -149,9 +149,15 @@ def broad() -> nn.Module:
     return nn.Sequential(nn.Linear(INPUTS, 60_000), nn.Tanh(), nn.Linear(60_000, OUTPUTS))
 
 
+def normed() -> nn.Module:
+    """With the running statistics of a BatchNorm in it."""
+    layers = nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)
+    return nn.Sequential(*layers)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": plain, "unbiased": wider, "bfloat16": half, "tied": Tied, "even": even, "broad": broad,
-    "masked": masked,
+    "masked": masked, "normed": normed,
 }  # fmt: skip
 
 
@@ -200,8 +206,9 @@ def optimizer_of(
 
 
 def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[float]]:
-    """Of all ranks together, as `state:parameter`; gradients as `grad:parameter`."""
-    found: dict[str, list[float]] = {}
+    """Of all ranks together, as `state:parameter`; gradients as `grad:parameter`, and this rank's
+    buffers as `buffer:name`."""
+    found = {f"buffer:{name}": buffer.tolist() for name, buffer in model.named_buffers()}
     for name, p in model.named_parameters():
         for state, value in {**optimizer.state.get(p, {}), "grad": p.grad}.items():
             if isinstance(value, Tensor) and value.shape == p.shape:
@@ -273,7 +280,8 @@ def weights(model: nn.Module) -> dict[str, list[int]]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    return {name: bits(p) for name, p in model.named_parameters()}
+    statistics = ((name, b) for name, b in model.named_buffers() if b.is_floating_point())
+    return {name: bits(p) for name, p in (*model.named_parameters(), *statistics)}
 
 
 PENDING: list[Any] = []
@@ -453,6 +461,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
         ) as runtime:
             acts.runtime = runtime
             result["begun"] = seen(runtime.status())
+            result["buffers"] = {name: each.tolist() for name, each in model.named_buffers()}
             for step in range(runtime.status().step + 1, options.steps + 1):
                 acts.do(options.at.get(str(step), []))
                 all_ = options.micro_batches

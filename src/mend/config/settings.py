@@ -38,7 +38,8 @@ GAIN_RAMPED_MAX = 12.0
 """The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
 
 FACTS = (
-    "fragments", "exchange_frozen", "sync_period_steps", "momentum_sync_period_steps",
+    "fragments", "exchange_frozen", "exchange_statistics", "sync_period_steps",
+    "momentum_sync_period_steps",
     "second_moment_sync_period_steps", "tau", "alignment", "blend_alpha", "outer_optimizer",
     "outer_lr", "outer_optimizer_momentum", "outer_start", "ramp_rounds", "merge",
     "merge_mean_names", "codec", "lockstep", "max_age", "token_weighted_merge", "racks",
@@ -200,6 +201,11 @@ class MendConfig:
     exchange_frozen: bool = _switch(
         False,
         "also exchange parameters that require no gradient, for parameters that are unfrozen later",
+    )
+    exchange_statistics: bool = _switch(
+        True,
+        "average the running statistics of BatchNorm and its like over the racks, every "
+        "sync_period_steps and at the end; false: each rack keeps its own",
     )
     join_copies_state: bool = _switch(
         True,

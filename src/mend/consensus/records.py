@@ -160,7 +160,8 @@ class Ended(Word, frozen=True):
 
 
 class MomentFragments(Word, frozen=True):
-    """Fragments of one moment of the inner optimizers, which share a period."""
+    """Fragments of one moment of the inner optimizers, or of running statistics, which share a
+    period."""
 
     count: Annotated[int, Meta(ge=1, le=1024)]
     period_steps: AtLeastOne
@@ -192,8 +193,8 @@ class Policy(Word, frozen=True):
     """Racks weigh by their tokens; else all alike."""
     expected: Racks = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
-    moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=2)] = ()
-    """The last fragments: those of moments, not of weights."""
+    moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=3)] = ()
+    """The last fragments: those of moments and of running statistics, not of weights."""
     acts: bool = False
     """Whether slow racks are mitigated."""
     evicts: bool = False

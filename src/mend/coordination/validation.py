@@ -46,6 +46,8 @@ Fact = tuple[str, str]
 
 _RAMP = "outer_ramp_rounds (none: by outer_start)"
 
+_AVERAGED = "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics"
+
 NAMES_OF_FACTS = {
     "tau": "overlap_steps",
     "ramp_rounds": _RAMP,
@@ -75,7 +77,7 @@ POLICY_SETTINGS: dict[str, Callable[[Policy], object]] = {
     "expected_learner_ids": lambda policy: (
         ", ".join(f"rack-{rack}" for rack in policy.expected) or "empty"
     ),
-    "momentum_sync_period_steps, second_moment_sync_period_steps": lambda policy: (
+    _AVERAGED: lambda policy: (
         ", ".join(f"{each.period_steps} ({each.count} fragments)" for each in policy.moments)
         or "none"
     ),

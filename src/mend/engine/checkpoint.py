@@ -251,14 +251,14 @@ class Part:
                 return False
         return True
 
-    def compared(self, parameters: Mapping[str, Tensor], frozen: Callable[[Recut], str]) -> Part:
+    def compared(self, tensors: Mapping[str, Tensor], frozen: Callable[[Recut], str]) -> Part:
         """This part with `weights_now`, which compares shards of another number of ranks with the
         model. `frozen`: the fact of the frozen parameters as those ranks would have it. All ranks
         together, with collectives over the model. Raises CheckpointError, on all of them."""
         if self.recut is None or not self.recut.of_shards:
             return self
         now, then = frozen(self.recut), dict(self.manifest.facts).get(FROZEN_FACT)
-        weights_now = self.recut.weights_digests(parameters)  # a collective, so before the error
+        weights_now = self.recut.weights_digests(tensors)  # a collective, so before the error
         if now != then:
             raise CheckpointError(
                 f"{self.folder} is of another plan: {FROZEN_FACT} was {then}, is {now} here"
@@ -311,6 +311,8 @@ class Cuttable:
     weights: int
     facts: Callable[[int, frozenset[str]], Facts]
     sharded: frozenset[str] = frozenset()
+    moments: bool = False
+    """Whether moments of the optimizer are exchanged: their shards cannot be recut."""
 
 
 def read_part(
@@ -366,8 +368,7 @@ def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> R
         cuttable.layouts, cuttable.weights, manifest.ranks, group.ranks, group.rank,
         frozenset(placed), cuttable.sharded,
     )  # fmt: skip
-    moments = len(cuttable.layouts) > cuttable.weights
-    return None if moments and recut.of_shards else recut
+    return None if cuttable.moments and recut.of_shards else recut
 
 
 def as_many_ranks(manifest: Manifest, ranks: int) -> str:

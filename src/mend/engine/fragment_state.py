@@ -18,6 +18,7 @@ from mend.fragment.apply import Alignment
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import Cut, ModelPlan
 from mend.fragment.moments import MomentsView
+from mend.fragment.running_statistics import StatisticsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
 from mend.types import Owned
@@ -166,8 +167,14 @@ class FragmentState:
 
     @property
     def moments(self) -> MomentsView | None:
-        """The view of a fragment of moments; None: the fragment is of weights."""
+        """The view of a fragment of moments or running statistics; None: it is of weights."""
         return self.view if isinstance(self.view, MomentsView) else None
+
+    @property
+    def in_model(self) -> bool:
+        """Whether it is a part of the model, which begins and ends with the anchor: weights, or
+        running statistics."""
+        return self.moments is None or isinstance(self.view, StatisticsView)
 
     @property
     def shared(self) -> bool:
@@ -228,11 +235,12 @@ it."""
 def tracks_of(
     plan: ModelPlan, numerics: Numerics, holding_of: Callable[[Cut], Holding]
 ) -> list[FragmentState]:
-    """The fragments at version 0: the model's weights, and moments of zero."""
+    """The fragments at version 0: the model's weights and running statistics, and moments of
+    zero."""
     tracks = []
     for cut in plan.cuts:
         view, held = plan.view_of(cut), holding_of(cut)
-        rules = numerics.of(moments=bool(cut.moments))
+        rules = numerics.of(moments=cut.averaged)
         read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)
         tracks.append(FragmentState(view, held, rules.begun(read, held.owned)))
     return tracks

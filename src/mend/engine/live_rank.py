@@ -161,7 +161,7 @@ class LiveRank:
         for rack, tokens in left_out(part, racks).items():
             effect = f"the job has {racks} racks now; what only it had is lost"
             note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
-        return part.compared(model.plan.parameters, model.frozen_then)
+        return part.compared(model.plan.tensors, model.frozen_then)
 
     def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
         leads = self.me.rank == 0 and self.settings.policy.racks > 1

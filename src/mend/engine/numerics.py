@@ -183,12 +183,12 @@ class Numerics:
         return self.for_moments() if moments else self
 
     def for_moments(self) -> Numerics:
-        """The numerics of fragments of moments, whose values are averaged as fp32. Shares the
-        buffers and the pool."""
+        """The numerics of fragments of moments and running statistics, whose values are averaged as
+        fp32. Shares the buffers and the pool."""
         numerics = copy(self)
         numerics.codec, numerics.rule, numerics.outer = _FLOAT32, MERGES["mean"](), Replace()
         numerics.measuring, numerics._codecs, numerics.of_values = None, {}, True
-        numerics.on_device = None
+        numerics.on_device, numerics.in_weights = None, False
         return numerics
 
     def close(self) -> list[str]:

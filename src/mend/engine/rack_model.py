@@ -21,7 +21,7 @@ from mend.fragment.plan import (
     rank_facts,
     sharded_by_rows,
 )
-from mend.fragment.shards import Holding, holding
+from mend.fragment.shards import Holding, holding, replicated
 
 
 class RackModel:
@@ -75,6 +75,8 @@ class RackModel:
         boxes = [{item.name: item.shard for item in items} for items in self._inventories]
 
         def held(cut: Cut) -> Holding:
+            if cut.statistics:  # of FSDP2 and TP, too, every rank holds all of them
+                return replicated(cut.layout, len(boxes), self._rank)
             shards = [[of[name] for name in self.plan.names_in(cut)] for of in boxes]
             return holding(cut.layout, shards, self._rank)
 
@@ -92,7 +94,8 @@ class RackModel:
                 return self._facts_of(self._of_others(rows, ranks, hashes=False))
             return self._facts_of([self._inventories[0]] * ranks)
 
-        return Cuttable(self.plan.layouts, self._settings.policy.of_weights, facts, sharded)
+        weights, moments = len(self.plan.weights), any(self.plan.moments)
+        return Cuttable(self.plan.layouts, weights, facts, sharded, moments)
 
     def frozen_then(self, recut: Recut) -> str:
         """The fact of the frozen parameters as the old ranks would have it. Collective."""

@@ -59,8 +59,12 @@ class Settings:
     def completed(self, ranks: int, plan: ModelPlan) -> Settings:
         """These settings for a rack of `ranks` ranks that trains the model of `plan`."""
         moments = zip(plan.moments, plan.moment_periods.values(), strict=True)
-        groups = tuple(MomentFragments(len(cuts), period) for cuts, period in moments)
-        policy = structs.replace(self.policy, ranks=ranks, fragments=len(plan.cuts), moments=groups)
+        groups = [MomentFragments(len(cuts), period) for cuts, period in moments]
+        if plan.statistics:
+            groups.append(MomentFragments(len(plan.statistics), self.policy.period_steps))
+        policy = structs.replace(
+            self.policy, ranks=ranks, fragments=len(plan.cuts), moments=tuple(groups)
+        )
         return replace(self, policy=policy)
 
 

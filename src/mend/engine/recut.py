@@ -47,15 +47,16 @@ class Recut:
         """What an old rank owned of a fragment. Spans count in the whole tensors."""
         return owned_by(self.layouts[fragment], self.sharded_then, self.then, rank)
 
-    def weights_digests(self, parameters: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
-        """Per old rank and fragment of weights, the digest of the current weights in the old rank's
-        spans. Collective over the ranks of the rack, one tensor at a time."""
+    def weights_digests(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
+        """Per old rank and fragment, the digest of what the model has now in the old rank's spans.
+        `tensors`: all that are exchanged. Collective over the ranks of the rack, one tensor at a
+        time."""
         hexdigests: list[list[str]] = [[] for _ in range(self.then)]
-        for fragment, layout in enumerate(self.layouts[: self.weights]):
+        for fragment, layout in enumerate(self.layouts):
             owned = [self.owned_then(fragment, rank) for rank in range(self.then)]
             digests = [StateDigest(each.numel, 0) for each in owned]
             for i, slot in enumerate(layout.slots):
-                whole_N = whole_of(parameters[slot.name]).reshape(-1)
+                whole_N = whole_of(tensors[slot.name]).reshape(-1)
                 for each, digest in zip(owned, digests, strict=True):
                     if each.spans[i].numel:
                         theta_n = whole_N[slice(*each.spans[i])]

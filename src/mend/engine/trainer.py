@@ -192,8 +192,8 @@ class Trainer(TrainerRounds):
         return f"without {racks}, silent or gone at the end: what it had not merged is missing here"
 
     def _capture_tails(self) -> None:
-        """Capture the steps since the last capture, of weights without an open offer."""
-        for fragment, track in enumerate(self.weights):
+        """Capture the steps since the last capture, of what has no open offer."""
+        for fragment, track in self.of_model:
             if track.offer is None:
                 self._capture(fragment, closing=True)
 
@@ -285,7 +285,7 @@ class Trainer(TrainerRounds):
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
-            if not own and foreign and track.moments is None:
+            if not own and foreign and track.in_model:
                 yield from self._write(track, fragment, anchor.values)
             track.anchor = anchor
             if anchor.version:
@@ -665,7 +665,7 @@ class Trainer(TrainerRounds):
 
     def publish_anchor(self) -> Doing:
         """Write the anchor into the model."""
-        for fragment, track in enumerate(self.weights):
+        for fragment, track in self.of_model:
             yield from self._write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
@@ -679,7 +679,7 @@ class Trainer(TrainerRounds):
             live.copy_(kept)
 
     def _held(self) -> list[Tensor]:
-        return [live for track in self.weights for live in track.view.held()]
+        return [live for _, track in self.of_model for live in track.view.held()]
 
 
 def _feed(digest: StateDigest, pieces: Pieces) -> None:

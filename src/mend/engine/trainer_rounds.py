@@ -117,6 +117,8 @@ class TrainerRounds:
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
+        self.of_model = [(p, track) for p, track in enumerate(tracks) if track.in_model]
+        """The fragments that begin and end with the anchor, with their numbers."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture: Callable[[], None] = lambda: None
         """Called before the captures of a step; may raise."""
@@ -299,6 +301,8 @@ class TrainerRounds:
                 snapshot_N, landed = self.beside.snapshot(track)
         else:
             snapshot_N = self._snapshot(track)
+            if track.moments is not None:
+                track.moments.captured()
         track.seq += 1
         track.offer = offer = OpenOffer(
             fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,

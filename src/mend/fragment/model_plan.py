@@ -1,4 +1,5 @@
-"""A model as its rack exchanges it: which parameters and moments, in which fragments. Made once,
+"""A model as its rack exchanges it: which parameters, moments and running statistics, in which
+fragments. Made once,
 where training begins, and handed to all that ask. Never peers, clocks, files."""
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mend.fragment.device import device_of
@@ -24,21 +25,34 @@ from mend.fragment.plan import (
     tied_names,
     unwrap,
 )
+from mend.fragment.running_statistics import (
+    Statistic,
+    StatisticsView,
+    plan_statistics,
+    statistics_of,
+)
 from mend.fragment.shards import InPlace, mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.types import Layout
 
 
 class Cut(NamedTuple):
-    """One fragment. `moments`: those of its slots; empty in a fragment of weights."""
+    """One fragment. `moments` or `statistics`: those of its slots; a fragment of weights has
+    neither."""
 
     layout: Layout
     moments: tuple[Moment, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the racks' mean is what all continue from, instead of an outer step."""
+        return bool(self.moments or self.statistics)
 
 
 class ModelPlan:
-    """The exchanged parameters and moments of a model, and how they are cut. It keeps the model
-    alive, so it is used at the start only."""
+    """The exchanged parameters, moments and running statistics of a model, and how they are cut. It
+    keeps the model alive, so it is used at the start only."""
 
     def __init__(
         self,
@@ -48,16 +62,18 @@ class ModelPlan:
         frozen: bool = False,
         optimizers: Sequence[Optimizer] = (),
         moment_periods: Mapping[int, int] | None = None,
+        statistics: bool = False,
     ) -> None:
         """`model`: as the script has it, in its wrappers. `frozen`: parameters that need no
         gradient are exchanged, too. `moment_periods`: order of the moments of `optimizers` that are
-        exchanged -> steps between two exchanges.
+        exchanged -> steps between two exchanges. `statistics`: whether running statistics are
+        exchanged.
 
         Raises ConfigError for a model that cannot be exchanged; see `exchanged_parameters`.
         """
         self.model, self.module = model, unwrap(model)
         self.moment_periods = dict(moment_periods or {})
-        self._fragments, self._optimizers = fragments, optimizers
+        self._fragments, self._optimizers, self._statistics = fragments, optimizers, statistics
         in_place = InPlace(model)
         in_place.check()  # a gathered model shows other parameters than those it trains
         self.parameters = dict(exchanged_parameters(model, frozen=frozen))
@@ -70,6 +86,12 @@ class ModelPlan:
     def ids(self) -> set[int]:
         """Of the parameters."""
         return {id(parameter) for parameter in self.parameters.values()}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> what is exchanged of the model: the parameters and the running statistics."""
+        statistics = (each for cut in self.statistics for each in cut.statistics)
+        return {**self.parameters, **{each.name: each.live() for each in statistics}}
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -106,9 +128,16 @@ class ModelPlan:
         return tuple(found)
 
     @cached_property
+    def statistics(self) -> tuple[Cut, ...]:
+        """The fragment of running statistics, after those of the moments; empty: there are none."""
+        found = statistics_of(self.module) if self._statistics else []
+        number = len(self.weights) + sum(map(len, self.moments))
+        return (Cut(plan_statistics(found, number), statistics=tuple(found)),) if found else ()
+
+    @cached_property
     def cuts(self) -> tuple[Cut, ...]:
-        """All fragments, by number: those of the weights, then those of the moments."""
-        return sum(self.moments, self.weights)
+        """All fragments, by number: those of the weights, of the moments, of the statistics."""
+        return (*sum(self.moments, self.weights), *self.statistics)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -116,13 +145,15 @@ class ModelPlan:
         return tuple(cut.layout for cut in self.cuts)
 
     def names_in(self, cut: Cut) -> list[str]:
-        """Names of the parameters of the slots of a fragment."""
+        """Names of the parameters, or buffers, of the slots of a fragment."""
         return [m.name for m in cut.moments] or [slot.name for slot in cut.layout.slots]
 
     def view_of(self, cut: Cut) -> FragmentView:
         """Reads and writes this rank's part of a fragment."""
         if cut.moments:
             return MomentsView(cut.layout, cut.moments, self.check)
+        if cut.statistics:
+            return StatisticsView(cut.layout, cut.statistics, self.check)
         parameters = [self.parameters[slot.name] for slot in cut.layout.slots]
         return FragmentView(cut.layout, parameters, self.check)
 
@@ -147,9 +178,9 @@ class ModelPlan:
         return found.union(*(mesh_ranks(p) for p in self.module.parameters()))
 
     def plain_slots(self, patterns: Sequence[str]) -> list[tuple[bool, ...]]:
-        """Per fragment and slot: is it always merged by the plain mean? It is a moment, or the
-        weight of an embedding, or one of its names fits a pattern. What is tied to it is the same
-        slot."""
+        """Per fragment and slot: is it always merged by the plain mean? It is a moment or a running
+        statistic, or the weight of an embedding, or one of its names fits a pattern. What is tied
+        to it is the same slot."""
         plain = {
             id(module.weight)
             for module in self.module.modules()
@@ -159,9 +190,6 @@ class ModelPlan:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 plain.add(id(parameter))
         return [
-            tuple(
-                bool(cut.moments) or id(self.parameters[name]) in plain
-                for name in self.names_in(cut)
-            )
+            tuple(cut.averaged or id(self.parameters[name]) in plain for name in self.names_in(cut))
             for cut in self.cuts
         ]

@@ -2,7 +2,8 @@
 states of optimizers; never peers, clocks, files.
 
 A moment is an exponential moving average of gradients (first) or of their squares (second). Racks
-average them with periods of their own: DES-LOC, arXiv 2505.22549.
+average them with periods of their own: DES-LOC, arXiv 2505.22549. So are the running statistics of
+a layer's inputs (`running_statistics.py`), which share the view.
 
 Legend: N elements of the vector.
 """
@@ -93,9 +94,36 @@ class Moment(NamedTuple):
         return local
 
     @property
+    def order(self) -> int:
+        return self.kind.order
+
+    @property
     def beta(self) -> float:
         """As the optimizer has it now."""
         return self.kind.beta(self.optimizer.param_groups[self.group])
+
+
+class Averaged(Protocol):
+    """A tensor whose mean over the racks is what all continue from: a moment, or a running
+    statistic."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parameter(self) -> Tensor:
+        """A tensor of its shape and device, as the rack holds it."""
+
+    @property
+    def order(self) -> int:
+        """FIRST or SECOND, which is never negative."""
+
+    @property
+    def beta(self) -> float:
+        """What is left of it after a step."""
+
+    def live(self) -> Tensor | None:
+        """What this rank holds of it; None: there is none yet."""
 
 
 def moments_of(
@@ -173,7 +201,7 @@ class MomentsView(FragmentView):
     written."""
 
     def __init__(
-        self, layout: Layout, moments: Sequence[Moment], check: Callable[[], None] = lambda: None
+        self, layout: Layout, moments: Sequence[Averaged], check: Callable[[], None] = lambda: None
     ) -> None:
         super().__init__(layout, [each.parameter for each in moments], check)
         self.moments = tuple(moments)
@@ -182,6 +210,13 @@ class MomentsView(FragmentView):
         found = ((each.live(), each.parameter) for each in self.moments)
         return [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
 
+    def captured(self) -> None:
+        """A capture was read."""
+
+    def left(self, steps: int) -> list[float | None]:
+        """What is left of each after `steps`; None: it stays as it is."""
+        return [each.beta**steps for each in self.moments]
+
     @torch.no_grad()
     def decay(
         self, owned: Owned, live_N: Tensor, captured_N: Tensor, mean_N: Tensor, steps: int
@@ -189,8 +224,13 @@ class MomentsView(FragmentView):
         """`live_N` becomes the moments that the racks' mean would be by now, `steps` after it was
         captured: beta^steps mean + (live - beta^steps captured), and no second moment below 0. All
         fp32, N. With 0 steps live is captured, and becomes the mean to the bit."""
-        for (start, stop), moment in zip(pairwise(owned.cuts), self.moments, strict=True):
-            left, live_n = moment.beta**steps, live_N[start:stop]
+        lefts = self.left(steps)
+        for (start, stop), moment, left in zip(
+            pairwise(owned.cuts), self.moments, lefts, strict=True
+        ):
+            if left is None:
+                continue
+            live_n = live_N[start:stop]
             live_n.sub_(captured_N[start:stop] * left).add_(mean_N[start:stop] * left)
-            if moment.kind.order == SECOND:
+            if moment.order == SECOND:
                 live_n.clamp_(min=0)

@@ -196,7 +196,7 @@ def cut_weights(
 
 
 def cut_layouts(
-    slots: Sequence[tuple[str, nn.Parameter]], fragments: int, first: int = 0
+    slots: Sequence[tuple[str, Tensor]], fragments: int, first: int = 0
 ) -> tuple[Layout, ...]:
     """The tensors in at most so many fragments, numbered from `first`. See `build_plan`."""
     count = min(fragments, len(slots))
@@ -352,7 +352,7 @@ def _cuts(numels: list[int], count: int) -> list[int]:
     return [*cuts, len(numels)]
 
 
-def _layout(fragment: int, named: Sequence[tuple[str, nn.Parameter]]) -> Layout:
+def _layout(fragment: int, named: Sequence[tuple[str, Tensor]]) -> Layout:
     slots, offset = [], 0
     for name, parameter in named:
         dtype = str(parameter.dtype).removeprefix("torch.")

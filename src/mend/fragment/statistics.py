@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator
 import torch
 import xxhash
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from mend.fragment.plan import unwrap
+from mend.fragment.running_statistics import modules_with_statistics
 from mend.fragment.shards import as_dtensor, bytes_held, local_of
 from mend.types import BUFFERS_MAX
 
@@ -32,9 +32,7 @@ BUFFER_NUMEL_MAX = 1 << 20
 def running_statistics(model: nn.Module) -> list[str]:
     """Paths of the modules that keep running statistics of their input, as BatchNorm does."""
     return [
-        path or type(module).__name__
-        for path, module in unwrap(model).named_modules()
-        if isinstance(module, _NormBase) and module.running_mean is not None
+        path or type(module).__name__ for path, module in modules_with_statistics(unwrap(model))
     ]
 
 
@@ -100,8 +98,9 @@ def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """(name, buffer, whether no state dict has it), without running statistics, and without those
     that are no plain array: sparse, nested, quantized, or of a class of their own."""
+    known = {id(module) for _, module in modules_with_statistics(model)}
     for path, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
+        if id(module) in known:
             continue
         hidden = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(recurse=False):

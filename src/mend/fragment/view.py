@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mend.fragment.shards import local_of
 from mend.types import Layout, Owned
@@ -46,7 +46,7 @@ class FragmentView:
     def __init__(
         self,
         layout: Layout,
-        parameters: Sequence[nn.Parameter],
+        parameters: Sequence[Tensor],
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor.

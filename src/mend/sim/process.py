@@ -23,6 +23,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.trainer import POLL_NS, Trainer
 from mend.engine.training_state import Given, TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
+from mend.fragment.moments import Moment
 from mend.fragment.shards import put_together, take
 from mend.sim.agreement import Agreement
 from mend.sim.faults import target
@@ -367,7 +368,8 @@ class Training:
         self.moments: Moments | None = None
         """The state of its optimizer, where ranks have one."""
         views = [track.moments for track in trainer.tracks if track.moments is not None]
-        self.inner: Adam | None = views[0].moments[0].optimizer if views else None
+        first = views[0].moments[0] if views else None
+        self.inner: Adam | None = first.optimizer if isinstance(first, Moment) else None
         """That with moments which racks average."""
 
     def carry(self, moments: Moments, note: Callable[[str, dict[str, object]], None]) -> None:

@@ -115,7 +115,7 @@ class Status:
     """Bytes of all offers of weights that this rank has encoded; each is sent to every other
     rack."""
     moment_bytes: int = 0
-    """The same of the optimizer's moments that are averaged."""
+    """The same of what is averaged: the optimizer's moments, and running statistics."""
     payload_bytes_fp32: int = 0
     """Bytes that the same offers would have as fp32."""
     residual_share: float = 0.0

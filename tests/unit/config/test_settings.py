@@ -134,6 +134,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("encode_on", value) for value in ("gpu", None, "device")),  # fp32 is not encoded
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
+    *(("exchange_statistics", value) for value in ("on", 1)),
     *(("join_copies_state", value) for value in ("on", 1)),
     *(("mirror_rack_state", value) for value in ("on", 1)),
     *(("max_age", value) for value in (-1, 65)),
@@ -418,7 +419,8 @@ ELSE: dict[str, Any] = {
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "outer_start": "warm",
     "outer_ramp_rounds": 4, "merge": "rda",
     "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
-    "lockstep": True, "exchange_frozen": True, "max_age": 3, "token_weighted_merge": False,
+    "lockstep": True, "exchange_frozen": True, "max_age": 3, "exchange_statistics": False,
+    "token_weighted_merge": False,
     "racks": 3, "job_id": "other", "quorum_min_learners": 2, "failslow_action": "detect",
 }  # fmt: skip
 

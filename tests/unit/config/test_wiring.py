@@ -87,7 +87,7 @@ def test_moments_are_named_before_the_fragments_that_they_add() -> None:
     found = policy_difference(policy, other)
     assert found is not None
     assert (found.name, found.there, found.here) == (
-        "momentum_sync_period_steps, second_moment_sync_period_steps",
+        "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics",
         "384 (4 fragments)",
         "none",
     )

@@ -212,7 +212,7 @@ def test_other_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     )
     kept = frozenset({"0.weight"})
     assert _recut(rows, one, whole) == Recut(PLAN, 2, 2, 1, 0, kept, frozenset())
-    assert _recut(rows, one, replace(whole, weights=1)) is None, "moments of shards"
+    assert _recut(rows, one, replace(whole, moments=True)) is None, "moments of shards"
     pairs = (("codec", "int8"), ("placement 0.weight", "R S(0) over 2x1"))
     assert _recut(msgspec.structs.replace(manifest(), facts=pairs), one, whole) is None, "HSDP"
     said = as_many_ranks(manifest(), 1)

@@ -172,7 +172,7 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str
         ]
     if facts.moment_rounds:
         of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
-        found.append(("Optimizer moments", str(facts.moment_rounds), of_all))
+        found.append(("Moments, running statistics", str(facts.moment_rounds), of_all))
     rounds, momentum = facts.outer
     if momentum:
         after = f"after {rounds:g} rounds, of the last one"

@@ -82,7 +82,10 @@ def test_rounds_of_moments_are_rounds_without_tokens_of_their_own() -> None:
     assert facts.tokens_merged == alone.tokens_merged
     assert (facts.moment_bytes, facts.offered) == (40, (0, 0))
     shown = {what: (figure, more) for what, figure, more in summary.tiles(facts, {})}
-    assert shown["Moments, running statistics"] == ("1", "of these rounds; offers of 40 B per receiver")
+    assert shown["Moments, running statistics"] == (
+        "1",
+        "of these rounds; offers of 40 B per receiver",
+    )
 
 
 def test_other_digests_are_named() -> None:

@@ -117,8 +117,6 @@ class TrainerRounds:
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
-        self.of_model = [(p, track) for p, track in enumerate(tracks) if track.in_model]
-        """The fragments that begin and end with the anchor, with their numbers."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture: Callable[[], None] = lambda: None
         """Called before the captures of a step; may raise."""
@@ -160,6 +158,11 @@ class TrainerRounds:
             if side is not None
             else None
         )
+
+    @property
+    def of_model(self) -> list[tuple[int, FragmentState]]:
+        """The fragments that begin and end with the anchor, with their numbers."""
+        return [(p, track) for p, track in enumerate(self.tracks) if track.in_model]
 
     # -------------------------------------------------------------- a step
 

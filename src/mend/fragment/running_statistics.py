@@ -138,7 +138,7 @@ class StatisticsView(MomentsView):
     def _values(self) -> list[Tensor]:
         """What each holds now, on the host. One transfer where they are on a GPU."""
         flat = [each.live().reshape(-1).double() for each in self.statistics]
-        return list(torch.cat(flat).cpu().split([each.numel() for each in flat]))
+        return list(torch.split(torch.cat(flat).cpu(), [each.numel() for each in flat]))
 
     def _as_written(self) -> list[bool]:
         return [torch.equal(*pair) for pair in zip(self._values(), self._written, strict=True)]

@@ -64,6 +64,13 @@ MUTANTS = (
         ("tests/sim/test_hurried.py",),
     ),
     Mutant(
+        "statistics-left-out: the end of a run averages the weights alone",
+        "engine.trainer:Trainer._capture_tails",
+        "self.of_model",
+        "enumerate(self.weights)",
+        ("tests/process/test_statistics.py",),
+    ),
+    Mutant(
         "alone: a rank applies without its rack's collective",
         "engine.trainer_rounds:TrainerRounds._agree_and_apply",
         "values if self.policy.ranks == 1 else (yield AgreeMin(values))",

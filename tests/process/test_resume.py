@@ -135,6 +135,7 @@ def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
     config = CONFIG | {"payload_dtype": "bfloat16", "token_weighted_merge": False}
     options: dict[str, Any] = {
         "steps": STEPS, "config": config, "same_data": True, "reshard": True, "parallel": "fsdp2",
+        "model": "normed",
     }  # fmt: skip
     first, second, later = tmp_path / "first", tmp_path / "second", CUT + 5
     whole = jobs(ranks=2).run(**options, checkpoints={str(CUT): str(first)})

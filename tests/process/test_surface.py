@@ -53,6 +53,22 @@ def test_a_step_of_the_last_of_several_optimizers_is_a_step(alone: Configure) ->
     assert runtime.status().rounds_committed >= 4
 
 
+def test_a_rank_of_several_without_a_process_group_is_refused(
+    alone: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be the whole of rack 0: one got the port and trained alone, the others ended with
+    AddressInUse, which named no process group."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MEND_RACK", "0")
+    model, optimizer = fresh()
+    with pytest.raises(
+        UsageError, match=r"one of 2 ranks \(WORLD_SIZE\) of rack 0, .*init_process"
+    ):
+        mend.mend_init(model, alone(), optimizer)
+    mend.mend_init(model, alone(exchange=False), optimizer)
+    mend.mend_shutdown(model)
+
+
 def test_an_optimizer_that_trains_something_else_is_refused(alone: Configure) -> None:
     """As one that was made before fully_shard: nothing would be trained, and zeros be merged."""
     model, other = train.build("plain", 0), train.build("plain", 1)

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from mend.codec import cost_of
 from mend.config import MendConfig
-from mend.config.placing import placed
-from mend.config.topology import ranks_of_one_rack
+from mend.config.placing import placed, refuse_ungrouped
 from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry, signals
 from mend.engine.checkpoint_writer import PendingCheckpoint
@@ -673,13 +671,8 @@ def _seated(
     of the process group. The mesh says it, or mend finds out where `rack_aware` asks for that."""
     if mesh is not None:
         return _of_seat(config, rack_of(mesh), "the mesh")
-    grouped = dist.is_available() and dist.is_initialized()
-    if config.exchange and not grouped and (ranks := ranks_of_one_rack()) > 1:
-        raise UsageError(  # each would be the whole rack, and the first one would train alone
-            f"this process is one of {ranks} ranks (WORLD_SIZE) of rack {config.rack}, and has no "
-            "process group. Call torch.distributed.init_process_group before mend_init; unset "
-            "WORLD_SIZE if the process trains alone"
-        )
+    if config.exchange:
+        refuse_ungrouped(config)
     if not config.rack_aware:
         return config, None
     addressed = bool(config.sideband_peers) or not config.exchange

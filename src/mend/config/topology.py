@@ -63,8 +63,8 @@ def read_hints() -> Hints:
 
 
 def ranks_of_one_rack() -> int:
-    """How many ranks the launcher has started, if the environment gives all of them one rack number;
-    else 1: the script may give each its own."""
+    """Number of ranks that the launcher has started, if the environment gives all of them one rack
+    number; else 1, as the script may give each its own."""
     ranks = _whole("WORLD_SIZE", 1) or 1
     return ranks if os.environ.get("MEND_RACK", "").strip() else 1
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from mend.codec import cost_of
 from mend.config import MendConfig
-from mend.config.placing import placed, refuse_ungrouped
+from mend.config.placing import placed
+from mend.config.topology import ranks_of_one_rack
 from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry, signals
 from mend.engine.checkpoint_writer import PendingCheckpoint
@@ -28,6 +29,7 @@ from mend.engine.live_rank import LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.outcome import Ended, Outcome
+from mend.engine.rack import refuse_ungrouped
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
@@ -672,7 +674,7 @@ def _seated(
     if mesh is not None:
         return _of_seat(config, rack_of(mesh), "the mesh")
     if config.exchange:
-        refuse_ungrouped(config)
+        refuse_ungrouped(config.rack, ranks_of_one_rack())
     if not config.rack_aware:
         return config, None
     addressed = bool(config.sideband_peers) or not config.exchange

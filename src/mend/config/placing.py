@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
-import torch.distributed as dist
 
 from mend.config.kinds import numbered
 from mend.config.settings import MendConfig
-from mend.config.topology import ranks_of_one_rack
 from mend.engine.rack import RackGroup
 from mend.errors import ConfigError, UsageError
 from mend.transport.probe import host_and_port
@@ -29,18 +27,6 @@ class Found(msgspec.Struct, frozen=True, array_like=True):
     peers: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     error: tuple[str, str | None, str, str] | None = None
-
-
-def refuse_ungrouped(config: MendConfig) -> None:
-    """Raises UsageError for one of several ranks of a rack without a process group: each would be
-    the whole rack, and the first one would train alone."""
-    grouped = dist.is_available() and dist.is_initialized()
-    if not grouped and (ranks := ranks_of_one_rack()) > 1:
-        raise UsageError(
-            f"this process is one of {ranks} ranks (WORLD_SIZE) of rack {config.rack}, and has no "
-            "process group. Call torch.distributed.init_process_group before mend_init; unset "
-            "WORLD_SIZE if the process trains alone"
-        )
 
 
 def is_open(config: MendConfig) -> bool:

@@ -31,6 +31,17 @@ until its world ends: torch names a group by its members and by the number of gr
 in place of a destroyed one would find the old addresses in the store and could not connect."""
 
 
+def refuse_ungrouped(rack: int | None, ranks: int) -> None:
+    """Raises UsageError where the launcher has started several ranks of this rack, and the script
+    has made no process group: each would be the whole rack, and the first would train alone."""
+    if ranks > 1 and not (dist.is_available() and dist.is_initialized()):
+        raise UsageError(
+            f"this process is one of {ranks} ranks (WORLD_SIZE) of rack {rack}, and has no process "
+            "group. Call torch.distributed.init_process_group before mend_init; unset WORLD_SIZE "
+            "if the process trains alone"
+        )
+
+
 class RackGroup:
     """The ranks of a rack. With more than one it uses gloo groups besides those of the script.
 

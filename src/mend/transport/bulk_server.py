@@ -11,6 +11,7 @@ from collections import Counter
 from mend.errors import AddressInUse, ConfigError, TransportError
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
+from mend.transport.listeners import open_listener
 from mend.transport.security import Secrets
 from mend.types import KEY_BYTES, MS, SECOND, Address
 
@@ -35,26 +36,19 @@ def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
         raise ConfigError("ports", ports, rule, "Leave it out to take any free port.")
     candidates = [0] if ports is None else range(ports[0], ports[1] + 1)
     for port in candidates:
-        sock = None
         try:
             addresses = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-            family, kind, proto, _, where = addresses[0]
-            sock = socket.socket(family, kind, proto)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart finds its port
-            sock.bind(where)
-            sock.listen(CONNECTIONS_MAX)
+            family, _, _, _, where = addresses[0]
+            return open_listener(family, where, CONNECTIONS_MAX)
         except OSError as error:
-            if sock is not None:
-                sock.close()
             if error.errno == errno.EADDRINUSE:
                 continue
             raise TransportError(
                 f"lane host={host!r} port={port}: cannot be bound ({error}). "
                 "Give the name or address of an interface of this machine, and a port it may open."
             ) from error
-        return sock
     raise AddressInUse(
         f"lane host={host!r} ports={ports}: every port is taken. "
         "Stop the process that holds them, or give a wider range."

@@ -31,6 +31,7 @@ from typing import NamedTuple, cast
 import zmq
 
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport.listeners import open_listener
 from mend.transport.security import CurveKeys, Secrets
 from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
@@ -53,6 +54,8 @@ RECONNECT_MS_REPLACING = 1_000
 the others is a handshake that fails there, which it counts as a stranger's."""
 
 CONNECT_MS_MAX = 2_000
+CONNECTIONS_MAX = 100
+"""Connections that wait to be accepted."""
 UNACKED_MS_MAX = 5_000
 CURVE_BYTES = 33
 """What CURVE adds to a frame: its command's name, a nonce, flags and a seal."""
@@ -190,8 +193,11 @@ class ZmqSideband:
         inbox.setsockopt(zmq.SNDHWM, REPLIES_MAX)
         inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         try:
+            self._listener = _listener(where)
+            if self._listener is not None:
+                inbox.setsockopt(zmq.USE_FD, self._listener.fileno())
             inbox.bind(where)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, OSError) as error:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUse(
                     f"sideband address={bind!r}: the port is taken. Stop the process that holds it "
@@ -452,6 +458,8 @@ class ZmqSideband:
         if self._strangers is not None:
             self._strangers.close()
         self._inbox.close(linger=FAREWELL_MS if self._replied else 0)
+        if self._listener is not None:
+            self._listener.detach()  # libzmq closes it
         if self._zap is not None:
             self._zap.close()
         self._context.term()
@@ -465,6 +473,22 @@ def readable(sock: zmq.Socket[bytes]) -> bool:
 def _events(sock: zmq.Socket[bytes]) -> int:
     """What the socket is ready for. Asking also lets libzmq work, and re-arms its descriptor."""
     return cast(int, sock.get(zmq.EVENTS))
+
+
+def _listener(where: str) -> socket.socket | None:
+    """The socket for libzmq to listen on. None: `where` names an interface, which libzmq finds."""
+    host, _, port = where.removeprefix("tcp://").rpartition(":")
+    number = "0.0.0.0" if host == "*" else host.strip("[]")
+    try:
+        found = socket.getaddrinfo(
+            number, 0 if port == "*" else port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except socket.gaierror:
+        return None
+    family, _, _, _, address = found[0]
+    listener = open_listener(family, address, CONNECTIONS_MAX)
+    listener.setblocking(False)
+    return listener
 
 
 def _numeric(bind: str) -> str:

@@ -46,12 +46,14 @@ class Diary:
 
 
 def hash_of(model: nn.Module) -> str:
-    """Over the bits of every parameter, by name. Collective where the model is sharded."""
+    """Over the bits of every parameter and running statistic, by name. Collective where the model
+    is sharded."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
     found = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
+    statistics = ((name, b) for name, b in model.named_buffers() if b.is_floating_point())
+    for name, parameter in sorted([*model.named_parameters(), *statistics]):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         found.update(name.encode())
         found.update(whole.detach().contiguous().numpy().tobytes())
@@ -77,7 +79,7 @@ class Training:
         self._told, self._diary = told, diary
         self._rack, self._rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
         self._folder = Path(told["stop"]).parent
-        self._model = train.build("plain", self._rack)
+        self._model = train.build("normed", self._rack)
         self._wrapped: nn.Module = self._model
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             torch.distributed.init_process_group("gloo")

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mend import newest_checkpoint
+from mend.coordination.ending import TOLD_NS
 from mend.tools.keys_command import create
 from mend.tools.ports import free_ports
+from mend.types import SECOND
 from tests.process.racks import Forked, Job, Nursery, Siblings, Torchrun
 from tests.storm import network
 from tests.storm.judge import DETECT_S, Death, Life, judge, last_versions, read_lines
@@ -355,20 +357,21 @@ class Storm:
                 raise Stuck(f"not within {limit_s:g} s: {what}")
             time.sleep(POLL_S)
 
-    def _ended(self, process: Process) -> int | None:
+    def _ended(self, process: Process, limit_s: float = WAIT_S) -> int | None:
         try:
-            self.until(lambda: process.code is not None, "the end")
+            self.until(lambda: process.code is not None, "the end", limit_s)
         except Stuck:
             process.kill()
             return None
         return process.code
 
     def _witness_ended(self) -> list[str]:
-        """It leaves by itself where every rack that founded, or took a seat, has left in order."""
+        """It leaves by itself: at once where every rack that founded, or took a seat, has left in
+        order; else later, to tell those that were missing."""
         witness = self.job.witness
         if witness is None or self.witness_killed:
             return []
-        code = self._ended(witness)
+        code = self._ended(witness, WAIT_S + TOLD_NS / SECOND)
         return [] if code == 0 else [f"the witness ended with {code}"]
 
     def _newest(self, rack: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import threading
 import time
@@ -519,6 +521,24 @@ async def test_an_address_that_cannot_be_is_unreachable(
 ) -> None:
     with pytest.raises(PeerUnreachable):
         await pulled(lane(), [holder], b"four")
+
+
+async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(
+    lane: Callable[..., BulkLane],
+) -> None:
+    """The script has opened its last file. The error left the lane as it was, and stopped the loop
+    of the rack, though the next pull would have worked."""
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(next_ := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_, most))
+    try:
+        with pytest.raises(PeerUnreachable, match=r"Too many open files.*ulimit -n"):
+            await pulled(reader, [holder.address], b"four")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+    assert await pulled(reader, [holder.address], b"four") == b"four"
 
 
 async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) -> None:

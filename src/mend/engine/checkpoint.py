@@ -72,7 +72,8 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
     text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
     texts = group.gather(text, str)
     if isinstance(failure, OSError):
-        raise CheckpointError(f"{failure.filename}: {failure.strerror}") from failure
+        named = f"{failure.filename}: {failure.strerror}" if failure.filename else text
+        raise CheckpointError(named) from failure
     if failure is not None:
         raise failure
     for rank, text in enumerate(texts):

@@ -27,6 +27,7 @@ from mend.engine.checkpoint_files import (
     rank_file,
     read_manifest,
     read_rank,
+    refuse_taken_names,
     registered_file,
     summed,
     write_rank,
@@ -125,6 +126,7 @@ def write_part(
     """Write into the folder `part`, which then gets its final name. All ranks together. `facts`: of
     the plan. Other files in the folder become a part of the checkpoint."""
     leads = group.rank == 0
+    together(group, lambda: refuse_taken_names(part, group.ranks) if leads else None)
     together(group, lambda: _write_rank(part, group.rank, taken))
     listed = together(group, lambda: files_in(part) if leads else [])
     names = group.gather(listed, list[str])[0]

@@ -541,6 +541,28 @@ async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(
     assert await pulled(reader, [holder.address], b"four") == b"four"
 
 
+async def test_a_thread_that_cannot_be_started_costs_one_connection(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has its limit of threads, which the loaders of a script may reach for a moment.
+    The holder accepted nothing any more after it, without a word, for the rest of the job."""
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    start, full = threading.Thread.start, threading.Event()
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("mend-lane-serve") and not full.is_set():
+            full.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(PeerUnreachable):
+        await pulled(reader, [holder.address], b"four")
+    assert full.is_set()
+    assert await pulled(reader, [holder.address], b"four") == b"four"
+
+
 async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) -> None:
     holder = BulkLane("::1", None, token=TOKEN)
     holder.serve(KEY, memoryview(b"four"))

@@ -140,13 +140,10 @@ class Holder:
         while not self._closed.is_set():
             try:
                 sock, where = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._closed.wait(0.1)  # out of descriptors: others may give some back
-                    continue
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                return
+            except OSError as error:  # of that connection, or of a system that is out of something
+                if error.errno != errno.ECONNABORTED:
+                    self._closed.wait(0.1)
+                continue
             self._admit(sock, str(where[0]))
             self._rest()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import socket
@@ -561,6 +562,27 @@ async def test_a_thread_that_cannot_be_started_costs_one_connection(
         await pulled(reader, [holder.address], b"four")
     assert full.is_set()
     assert await pulled(reader, [holder.address], b"four") == b"four"
+
+
+@pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
+async def test_what_accept_says_of_one_connection_ends_no_other(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """accept(2) tells errors of the network, and of a kernel without memory, that pass. After most
+    of them the holder accepted nothing any more, without a word, for the rest of the job."""
+    accept, told = socket.socket.accept, threading.Event()
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if not told.is_set():
+            told.set()
+            raise OSError(error, os.strerror(error))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    assert await pulled(reader, [holder.address], b"four") == b"four"
+    assert told.is_set()
 
 
 async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) -> None:

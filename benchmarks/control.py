@@ -39,10 +39,9 @@ from mend.coordination import wire
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
 from mend.coordination.messages import Hello, Message, RankOrders, RankReport, Report, Vote
 from mend.coordination.streams import Streams
-from mend.engine.concurrent_outer_step import Roles
 from mend.types import SECOND, Address, Member, Peer
 
 MS = SECOND // 1000
@@ -90,10 +89,11 @@ class Rack:
     ended: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.roles = Roles.of_parts(self.parts)
-        assert self.roles.leader is not None
-        self.rank, self.leader = self.roles.rank_machine, self.roles.leader
-        self.coordinator = self.roles.coordinator
+        self.machines = machines_of(self.parts)
+        assert self.machines.rank_machine is not None
+        assert self.machines.leader is not None
+        self.rank, self.leader = self.machines.rank_machine, self.machines.leader
+        self.coordinator = self.machines.coordinator
         self.streams = Streams(self.member)
         ranks = self.parts.rank_machine.options.ranks if self.parts.rank_machine else 0
         self.speaks = ranks if self.number < MEASURED_RACKS else 1
@@ -235,7 +235,7 @@ class World:
 
     def _hear(self, sender: Rack, peer: Peer, to: Rack, body: Message) -> None:
         heard = ev.Heard(peer, sender.member.incarnation, body)
-        for machine in to.roles.of(body):
+        for machine in to.machines.receivers(body):
             self._give(to, machine, heard)
 
     def _perform(self, rack: Rack, machine: ev.Machine, effect: ev.Effect) -> None:

@@ -40,8 +40,9 @@ from benchmarks._common import (
 )
 from mend.codec import CODECS
 from mend.coordination import events as ev
+from mend.coordination.machines import Machines
 from mend.coordination.rank import RankMachine, RankOptions
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.numerics import Numerics
 from mend.engine.published_state import PublishedState
@@ -151,7 +152,7 @@ class Stand:
         weights = (0.5 ** (count - 1), *(0.5**m for m in range(1, count)))
         self.rank.merged.clear()
         effect = ev.Merge(0, 1, 1, self.members, weights, verify=False)
-        self.io_loop.call(lambda: self.rank._perform(effect, self.rank.roles.rank_machine))
+        self.io_loop.call(lambda: self.rank._perform(effect, self.rank.rank_machine))
 
 
 def _rank(args: RackArgs) -> None:
@@ -194,7 +195,7 @@ def _stand(options: Any) -> Stand:
         me, member, RankOptions(HEARTBEAT_MS * MS, ranks=2), (genesis.digest,)
     )
     rank = Watched(
-        me, member, Roles(rank_machine, None, None), [Owned((Span(0, numel),), numel)], [genesis],
+        me, member, Machines(rank_machine), [Owned((Span(0, numel),), numel)], [genesis],
         numerics, PublishedState(1), io_loop,
     )  # fmt: skip
     members = tuple((Member(rack, 1), 1) for rack in range(options.members))

@@ -98,11 +98,10 @@ class Shooter:
 
 def _begun(host: Any) -> bool:
     """Whether all machines of a process have read the log's first record."""
-    if hasattr(host, "coordinator"):
+    if not hasattr(host, "rank_machine"):
         return bool(host.coordinator.log.appended.begun)
-    roles = host.roles
-    logs = [each.log for each in (roles.leader, roles.coordinator) if each is not None]
-    return bool(roles.rank_machine.folded.begun) and all(log.appended.begun for log in logs)
+    logs = [each.log for each in (host.leader, host.coordinator) if each is not None]
+    return bool(host.rank_machine.folded.begun) and all(log.appended.begun for log in logs)
 
 
 def _decided(world: World) -> object:

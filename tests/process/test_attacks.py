@@ -232,6 +232,9 @@ def test_without_keys_a_second_connection_does_not_speak_for_a_live_process(
 ELSEWHERE, CONFIGURED = "tcp://192.0.2.7:21900", "tcp://192.0.2.8:21900"
 """Of the addresses that are kept for documents: nobody's."""
 
+NOWHERE = "tcp://127.0.0.1:\N{SUPERSCRIPT TWO}"
+"""A port of digits that are no number. One such hello stopped the loop of a rack without a key."""
+
 
 def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_say(
     target: Targets, dealer: Callable[..., zmq.Socket[bytes]]
@@ -246,6 +249,7 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
         member.send(framed(body))
         until(lambda body=body: keyed.ear.of(body), "a member may have any address")  # type: ignore[misc]
     own, named = (says_hello(1, f"tcp://{host}:1") for host in ("127.0.0.1", "localhost"))
+    stranger.send(framed(says_hello(1, NOWHERE)))
     stranger.send(framed(own))
     stranger.send(framed(settled := says_hello(1, CONFIGURED)))
 
@@ -257,7 +261,7 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     found = [body for _, _, body in bare.ear.found]
     assert found[:2] == [own, settled]
     assert ask not in found
-    assert bare.io_loop.frames_refused >= 2
+    assert bare.io_loop.frames_refused >= 3
 
 
 def test_who_looks_learns_nothing_with_which_to_speak_and_with_keys_nothing_at_all(

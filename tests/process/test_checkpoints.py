@@ -129,6 +129,44 @@ def test_damage_is_refused_with_the_name_of_the_file(
         mend.mend_init(model, alone(), optimizer, resume=folder)
 
 
+def test_a_file_of_the_script_may_have_two_dots_in_its_name(
+    alone: Configure, tmp_path: Path
+) -> None:
+    """Such a checkpoint was complete, and refused as damaged where it was to be resumed."""
+    model, optimizer = script()
+    with mend.session(model, alone(), optimizer) as runtime:
+        step(model, optimizer, 1)
+        runtime.checkpoint(tmp_path / "cut", lambda path: (path / "part..0.bin").touch())
+        weights = [p.detach().clone() for p in model.parameters()]
+    for parameter, value in zip(model.parameters(), weights, strict=True):
+        parameter.data.copy_(value)
+    with mend.session(model, alone(), optimizer, resume=tmp_path / "cut") as runtime:
+        assert runtime.status().step == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["rank-0.safetensors", "registered-0.safetensors", "manifest.json", "COMPLETE"]
+)
+def test_a_file_of_the_script_under_a_name_of_mend_s_is_refused(
+    alone: Configure, tmp_path: Path, name: str
+) -> None:
+    """The script's file was overwritten without a word, or the complete checkpoint was damaged."""
+    model, optimizer = script()
+    folder = tmp_path / "cut"
+
+    def save(path: Path) -> None:
+        (path / name).write_text("of the script")
+
+    with mend.session(model, alone(), optimizer) as runtime:
+        step(model, optimizer, 1)
+        for late in (save, lambda path: lambda: save(path)):
+            with pytest.raises(CheckpointError, match=f"{name!r}.*give that file another name"):
+                runtime.async_checkpoint(folder, late).result()
+        assert newest_checkpoint(tmp_path) is None
+        runtime.checkpoint(folder)
+    assert newest_checkpoint(tmp_path) == folder
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -37,7 +37,7 @@ def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() ->
         if isinstance(body, Orders) and body.to == joiner.member.incarnation:
             first = body.prev + 1
             sent.update((body.epoch, i) for i in range(first, first + len(body.records)))
-            answered = world.trainings[Peer(0, 0)].rank.roles.coordinator
+            answered = world.trainings[Peer(0, 0)].rank.coordinator
             assert answered is not None
             view = answered.views.get(2)
             most = max(most, len(view.flow.waiting) if view else 0)

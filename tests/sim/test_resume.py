@@ -40,7 +40,7 @@ def test_checkpoints_lie_at_one_place_of_the_log_whatever_fails(first: int) -> N
 def of_another_version() -> World:
     """Rack 1 has read a checkpoint of version 8, all others one of version 7."""
     world = World(racks=3, first=7)
-    leader = world.trainings[Peer(1, 0)].rank.roles.leader
+    leader = world.trainings[Peer(1, 0)].rank.leader
     assert leader is not None
     assert leader.hello.resume is not None
     versions = (8,) * len(leader.hello.resume.versions)
@@ -72,7 +72,7 @@ def test_a_founder_that_does_not_compare_versions_is_seen(monkeypatch: pytest.Mo
     for rank in [training.rank for training in world.trainings.values()]:
         if rank.me.rack != 1:
             continue
-        rank_machine = rank.roles.rank_machine
+        rank_machine = rank.rank_machine
         rank_machine.own_versions = (8,) * len(rank_machine.own_versions)
         for track in world.trainings[rank.me].trainer.tracks:
             track.anchor = replace(track.anchor, version=8, digest="ab" * 32)

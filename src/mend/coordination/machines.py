@@ -17,7 +17,19 @@ from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Machine
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import Leader, LeaderOptions
-from mend.coordination.messages import Hello
+from mend.coordination.messages import (
+    Challenge,
+    Hello,
+    Message,
+    Orders,
+    Prepare,
+    RankOrders,
+    RankReport,
+    Refusal,
+    Report,
+    Retire,
+    Vote,
+)
 from mend.coordination.rank import RankMachine
 from mend.coordination.replay_coordinator import ReplayCoordinator
 from mend.types import Member, Peer
@@ -70,10 +82,10 @@ class Parts:
 class Machines:
     """The coordinator shares the vote of its process with the leader or the follower."""
 
-    rank_machine: RankMachine | None
-    leader: Leader | None
-    coordinator: Coordinator | None
-    follower: WitnessFollower | None
+    rank_machine: RankMachine | None = None
+    leader: Leader | None = None
+    coordinator: Coordinator | None = None
+    follower: WitnessFollower | None = None
 
     def named(self) -> dict[str, Machine]:
         """The machines of this process, by their names on a tape."""
@@ -84,6 +96,21 @@ class Machines:
             FOLLOWER: self.follower,
         }
         return {name: machine for name, machine in machines.items() if machine is not None}
+
+    def receivers(self, body: Message) -> list[Machine]:
+        """The machines of a rank's process that a message is for. The coordinator hears first that
+        its epoch is over, then the leader."""
+        receivers: list[Machine | None] = []
+        match body:
+            case RankOrders():
+                receivers = [self.rank_machine]
+            case RankReport() | Refusal() | Challenge():
+                receivers = [self.leader]
+            case Orders() | Prepare():
+                receivers = [self.coordinator, self.leader]
+            case Hello() | Report() | Vote() | Retire():
+                receivers = [self.coordinator]
+        return [machine for machine in receivers if machine is not None]
 
 
 def machines_of(parts: Parts) -> Machines:

@@ -27,6 +27,7 @@ from mend.engine.checkpoint_files import (
     rank_file,
     read_manifest,
     read_rank,
+    refuse_taken_names,
     registered_file,
     summed,
     write_rank,
@@ -72,7 +73,8 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
     text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
     texts = group.gather(text, str)
     if isinstance(failure, OSError):
-        raise CheckpointError(f"{failure.filename}: {failure.strerror}") from failure
+        named = f"{failure.filename}: {failure.strerror}" if failure.filename else text
+        raise CheckpointError(named) from failure
     if failure is not None:
         raise failure
     for rank, text in enumerate(texts):
@@ -124,6 +126,7 @@ def write_part(
     """Write into the folder `part`, which then gets its final name. All ranks together. `facts`: of
     the plan. Other files in the folder become a part of the checkpoint."""
     leads = group.rank == 0
+    together(group, lambda: refuse_taken_names(part, group.ranks) if leads else None)
     together(group, lambda: _write_rank(part, group.rank, taken))
     listed = together(group, lambda: files_in(part) if leads else [])
     names = group.gather(listed, list[str])[0]

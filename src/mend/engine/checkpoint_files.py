@@ -111,6 +111,18 @@ def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
         os.fsync(file.fileno())
 
 
+def refuse_taken_names(part: Path, ranks: int) -> None:
+    """Raise CheckpointError if the script has saved a file under a name of those that are written
+    here: its file would be lost, or would not be the one that the manifest describes."""
+    own = [f(rank) for rank in range(ranks) for f in (rank_file, registered_file)]
+    for name in (*own, MANIFEST, COMPLETE):
+        if os.path.lexists(part / name):
+            raise CheckpointError(
+                f"the script has saved {name!r}, which mend writes itself: give that file another "
+                "name, or a folder of its own"
+            )
+
+
 def files_in(folder: Path) -> list[str]:
     """Names of all files in the folder and its subfolders, sorted. Raises CheckpointError for
     anything but plain files, and for too many."""
@@ -242,7 +254,7 @@ def _manifest(path: Path, data: bytes) -> Manifest:
     except (msgspec.DecodeError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     for name in (file.name for file in manifest.files):
-        if ".." in name or name[:1] in ("", "/"):
+        if ".." in name.split("/") or name[:1] in ("", "/"):
             raise CheckpointError(f"{path} is damaged: it names the file {name!r}")
     if manifest.format != FORMAT:
         raise CheckpointError(f"{path} has format {manifest.format}, this mend reads {FORMAT}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,23 +18,8 @@ from mend.codec import CLOSING
 from mend.consensus.records import Commit, Record, Roster, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
-from mend.coordination.coordinator import Coordinator
-from mend.coordination.leader import Leader
-from mend.coordination.machines import Machines, Parts, machines_of
-from mend.coordination.messages import (
-    Challenge,
-    Hello,
-    Message,
-    Orders,
-    Prepare,
-    RankOrders,
-    RankReport,
-    Refusal,
-    Report,
-    Retire,
-    Vote,
-)
-from mend.coordination.rank import RankMachine
+from mend.coordination.machines import Machines
+from mend.coordination.messages import Hello, Message, RankOrders
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import EventQueue, Foreigners, HostInterface
 from mend.engine.merging import Merging, Slicing, said
@@ -64,40 +48,6 @@ from mend.types import Member, Owned, Peer, offer_key, rack_name, state_key
 Payload = tuple[Member, int, int]
 
 
-@dataclass
-class Roles:
-    """The machines of one rank's process. Rank 0 also leads, and may coordinate the job."""
-
-    rank_machine: RankMachine
-    leader: Leader | None
-    coordinator: Coordinator | None
-
-    @classmethod
-    def of_parts(cls, parts: Parts) -> Roles:
-        machines = machines_of(parts)
-        assert machines.rank_machine is not None, "every rank has one"
-        return cls(machines.rank_machine, machines.leader, machines.coordinator)
-
-    def named(self) -> dict[str, ev.Machine]:
-        """The machines that this process has, by their names on a tape."""
-        return Machines(self.rank_machine, self.leader, self.coordinator, None).named()
-
-    def of(self, body: Message) -> list[ev.Machine]:
-        """The machines that a message is for. The coordinator hears first that its epoch is over,
-        then the leader."""
-        receivers: list[ev.Machine | None] = []
-        match body:
-            case RankOrders():
-                receivers = [self.rank_machine]
-            case RankReport() | Refusal() | Challenge():
-                receivers = [self.leader]
-            case Orders() | Prepare():
-                receivers = [self.coordinator, self.leader]
-            case Hello() | Report() | Vote() | Retire():
-                receivers = [self.coordinator]
-        return [machine for machine in receivers if machine is not None]
-
-
 class ConcurrentOuterStep:
     """The loop side of a rank."""
 
@@ -105,7 +55,7 @@ class ConcurrentOuterStep:
         self,
         me: Peer,
         member: Member,
-        roles: Roles,
+        machines: Machines,
         owned: Sequence[Owned],
         genesis: Sequence[Anchor],
         numerics: Numerics,
@@ -115,11 +65,14 @@ class ConcurrentOuterStep:
         tape: Tape | None = None,
         moments: int = 0,
     ) -> None:
-        """`plain`: per fragment, which of its tensors are merged by the mean whatever the rule;
-        empty: none. `tape`: records the machines' events. `moments`: number of fragments of
-        moments, the last ones."""
-        self.me, self.member, self.roles, self.owned = me, member, roles, owned
-        self._machines = roles.named()
+        """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
+        merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
+        `moments`: number of fragments of moments, the last ones."""
+        assert machines.rank_machine is not None, "every rank has one"
+        self.rank_machine, self.leader = machines.rank_machine, machines.leader
+        self.coordinator = machines.coordinator
+        self._receivers, self._machines = machines.receivers, machines.named()
+        self.me, self.member, self.owned = me, member, owned
         self.tape = tape
         self.numerics, self.published, self.host = numerics, published, host
         of_moments = numerics.for_moments()
@@ -142,7 +95,7 @@ class ConcurrentOuterStep:
         self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
         self.benchmark: MicroBenchmark | None = None
         """Of the training thread; set where slow racks are validated."""
-        if roles.rank_machine.options.detector.validates:
+        if self.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
         self._silent: set[int] = set()
         self._twin = ""
@@ -168,7 +121,7 @@ class ConcurrentOuterStep:
                 f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
                 "MEND_RACK and the order of sideband_peers there and here"
             )
-        for machine in self.roles.of(body):
+        for machine in self._receivers(body):
             self._give(machine, ev.Heard(peer, incarnation, body))
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
@@ -185,7 +138,7 @@ class ConcurrentOuterStep:
 
     def tell(self, event: ev.Event) -> None:
         """Give an event of this rank's own threads to the rank machine."""
-        self._give(self.roles.rank_machine, event)
+        self._give(self.rank_machine, event)
 
     def own(self, offer: OpenOffer) -> None:
         """Take the tensors of a capture from the training thread, before the Captured event."""
@@ -215,7 +168,7 @@ class ConcurrentOuterStep:
 
     def foreign(self, found: OtherVersion) -> None:
         """Answer a process of another version. It stops this rank only before the start."""
-        leader = self.roles.leader
+        leader = self.leader
         self._foreigners.met(
             found, leader.options.peers if leader and not self.published.begun else ()
         )
@@ -282,14 +235,14 @@ class ConcurrentOuterStep:
             case ev.Fail(kind, detail):
                 self._fail(kind, detail)
             case ev.Finished():
-                if machine is self.roles.rank_machine:
+                if machine is self.rank_machine:
                     self.published.finish()
                 else:
                     self.host.finished()
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
-            replicas = self.roles.rank_machine.replicas
+            replicas = self.rank_machine.replicas
             if self.published.trains or all(replica.newest >= 0 for replica in replicas):
                 return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
@@ -300,7 +253,7 @@ class ConcurrentOuterStep:
     def _unheard(self) -> str:
         """While the coordinator has not answered: the processes that were heard, and those that
         were not, in words."""
-        leader = self.roles.leader
+        leader = self.leader
         if leader is None or leader.orders is not None:
             return ""
         asked = dict.fromkeys((leader.founder.rack, *(p.rack for p in leader.options.peers)))

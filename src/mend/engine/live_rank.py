@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.coordination.events import Event
-from mend.coordination.machines import Parts
+from mend.coordination.machines import Machines, Parts, machines_of
 from mend.coordination.validation import plan_hash
 from mend.engine import signals
 from mend.engine.checkpoint import (
@@ -30,7 +30,7 @@ from mend.engine.checkpoint_writer import (
     Save,
     nothing_to_write,
 )
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.eviction import EvictableTrainer, startup_ns
 from mend.engine.fragment_state import (
     AgreeMin,
@@ -220,11 +220,11 @@ class LiveRank:
             again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        roles = self._roles(parts, tuple(anchor.payload_bytes for anchor in genesis))
+        machines = self._machines(parts, tuple(anchor.payload_bytes for anchor in genesis))
         tape = again.comparer if again else self.tape
         self.rank = ConcurrentOuterStep(
-            self.me, self.member, roles, [track.owned for track in tracks], genesis, self.numerics,
-            self.published, self.io_loop, model.plain, tape, self._moments,
+            self.me, self.member, machines, [track.owned for track in tracks], genesis,
+            self.numerics, self.published, self.io_loop, model.plain, tape, self._moments,
         )  # fmt: skip
         self._show()
         self.io_loop.call(lambda: self._connect([rank.address for rank in ranks]))
@@ -242,10 +242,10 @@ class LiveRank:
         """Number of fragments of moments, the last ones."""
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
-    def _roles(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Roles:
+    def _machines(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Machines:
         """Make the machines, and begin their tape if one is wanted."""
-        roles = Roles.of_parts(parts)
-        settings, plan = self.settings, plan_hash(parts.leader.hello) if parts.leader else ""
+        machines, settings = machines_of(parts), self.settings
+        plan = plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
             member = list(self.member)
             self.recorder.note("start", {"member": member, "plan": plan, "job": settings.job})
@@ -255,8 +255,8 @@ class LiveRank:
         )  # fmt: skip
         self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
         if self.tape is not None:
-            self.tape.watch(roles.named())
-        return roles
+            self.tape.watch(machines.named())
+        return machines
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes (sent, received)."""
@@ -283,8 +283,7 @@ class LiveRank:
 
     def _show(self) -> None:
         """Answer status queries. The leader answers for all ranks of the rack."""
-        io_loop, roles = self.io_loop, self.rank.roles
-        leader = roles.leader
+        io_loop, leader, coordinator = self.io_loop, self.rank.leader, self.rank.coordinator
         if leader is None:
             return
 
@@ -297,7 +296,7 @@ class LiveRank:
 
         def view(ended: bool) -> JobStatus:
             job, now_ns = self.settings.job, io_loop.now_ns()
-            return view_of_rank(job, leader, roles.coordinator, training, now_ns, ended=ended)
+            return view_of_rank(job, leader, coordinator, training, now_ns, ended=ended)
 
         io_loop.every(NOTES_S, training.recent.note)
         io_loop.observe(view)
@@ -422,7 +421,7 @@ class LiveRank:
         self._note_buffers()
         self._note_alone()
         self.group.barrier()
-        coordinator = self.rank.roles.coordinator
+        coordinator = self.rank.coordinator
         if coordinator is not None and coordinator.proposer.leading:
             self.io_loop.done.wait(5.0)
         self.abort()
@@ -480,7 +479,7 @@ class LiveRank:
 
     def _farewell(self) -> None:
         rank = getattr(self, "rank", None)
-        leader = rank.roles.leader if rank is not None else None
+        leader = rank.leader if rank is not None else None
         if leader is not None:
             effect = leader.farewell()
             if effect.to != self.me:

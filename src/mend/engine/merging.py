@@ -36,9 +36,8 @@ class Merging:
         self._rank, self._numerics, self._tensors = rank, rank.numerics, tensors
 
     def measure(self, effect: ev.Measure) -> None:
-        key = (effect.fragment, effect.version, effect.attempt)
+        key, tensors = effect.key, self._tensors[effect.fragment]
         anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
-        tensors = self._tensors[effect.fragment]
 
         def job(payloads: list[Tensor]) -> bytes:
             return self._numerics.measure(payloads, effect.weights, tensors, anchor)
@@ -52,7 +51,7 @@ class Merging:
 
     def sum(self, effect: ev.Sum, tell: Callable[[ev.Event], None]) -> None:
         """Sum for the leader, which `tell` reaches."""
-        key = (effect.fragment, effect.version, effect.attempt)
+        key = effect.key
 
         def done(result: bytes | Exception) -> None:
             if isinstance(result, MendError):
@@ -65,8 +64,7 @@ class Merging:
         self._rank.host.work(lambda: self._numerics.total(effect.partials), done)
 
     def merge(self, effect: ev.Merge) -> None:
-        key = (effect.fragment, effect.version, effect.attempt)
-        anchor = self._rank.anchors[(effect.fragment, effect.version - 1)]
+        key, anchor = effect.key, self._rank.anchors[(effect.fragment, effect.version - 1)]
         tensors, numerics = self._tensors[effect.fragment], self._rank.numerics_of[effect.fragment]
         merged_N = self._rank.slicing.merged(*key) if effect.sharded else None
 
@@ -230,9 +228,8 @@ class Slicing:
 
     def _fetch(self, effect: ev.FetchSlice) -> None:
         rank, fragment, numerics = self._rank, effect.fragment, self._numerics(effect.fragment)
-        key = (fragment, effect.version, effect.attempt)
+        key, own_rank = effect.key, rank.me.rank
         attempt = self._attempt(key, effect.count)
-        own_rank = rank.me.rank
         if effect.seq:
             begin, end = _bytes(numerics, attempt, effect.position)
             part_B = numerics.buffers.empty(end - begin, torch.uint8)
@@ -256,8 +253,8 @@ class Slicing:
 
     def _merge(self, effect: ev.MergeSlice) -> None:
         rank, numerics = self._rank, self._numerics(effect.fragment)
-        key = (effect.fragment, effect.version, effect.attempt)
-        attempt, position = self._attempt(key, effect.count), effect.position
+        key, position = effect.key, effect.position
+        attempt = self._attempt(key, effect.count)
         begin, end = _bytes(numerics, attempt, position)
         inputs = [
             rank.payloads[(member, effect.fragment, seq)][begin:end]
@@ -282,10 +279,9 @@ class Slicing:
         rank.host.work(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
 
     def _free(self, effect: ev.FreeSlices) -> None:
-        key = (effect.fragment, effect.version, effect.attempt)
-        attempt = self.attempts.pop(key, None)
+        attempt = self.attempts.pop(effect.key, None)
         for position in attempt.own if attempt is not None else ():
-            self._rank.host.drop(slice_key(self._rank.me.rank, *key, position))
+            self._rank.host.drop(slice_key(self._rank.me.rank, *effect.key, position))
 
     def merged(self, fragment: int, version: int, attempt: int) -> Tensor:
         """All slices of an attempt; every one of them is here."""

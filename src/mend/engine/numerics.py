@@ -62,6 +62,22 @@ def _stretches(
         start = stop
 
 
+def _decoding(
+    codec: Codec, payloads: Sequence[Tensor], numel: int
+) -> Callable[[int, int], list[Tensor]]:
+    """A function that decodes elements [start, stop) of all payloads, at most `numel`, into memory
+    that the next call uses again."""
+    rooms = [torch.empty(numel, dtype=torch.float32, device="cpu") for _ in payloads]
+
+    def decode(start: int, stop: int) -> list[Tensor]:
+        return [
+            codec.decode(payload, start, stop, room[: stop - start])
+            for payload, room in zip(payloads, rooms, strict=True)
+        ]
+
+    return decode
+
+
 def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
     """Why this codec cannot read the payload, or empty."""
     try:
@@ -264,7 +280,7 @@ class Numerics:
         `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
         the range of the codec; `delta_N` is of no use then.
         """
-        codec = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
+        codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N
         return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool)
 
@@ -279,8 +295,7 @@ class Numerics:
         a codec with a state needs it. Raises WireError like `merge`."""
         rule, numel = self.measuring, tensors.cuts[-1]
         assert rule is not None, f"{self.rule.name} needs no sums"
-        none = torch.empty(0, dtype=torch.float32, device="cpu")
-        codec = anchor.codec if anchor is not None else self.codecs(numel).at(none, 0)
+        codec = anchor.codec if anchor is not None else self._stateless(numel)
         self._check_payloads(codec, payloads, numel)
         pieces = [
             (number, begin + first, begin + last)
@@ -303,15 +318,9 @@ class Numerics:
         self, rule: Measuring, codec: Codec, payloads: Sequence[Tensor], begin: int, end: int
     ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
-        rooms = [
-            torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu") for _ in payloads
-        ]
+        decode = _decoding(codec, payloads, min(size, end - begin))
         for first, last in blocks(end - begin, size):
-            decoded = [
-                codec.decode(payload, begin + first, begin + last, room[: last - first])
-                for payload, room in zip(payloads, rooms, strict=True)
-            ]
-            gram = gram.plus(rule.measure(decoded))
+            gram = gram.plus(rule.measure(decode(begin + first, begin + last)))
         return gram
 
     def total(self, partials: Sequence[bytes]) -> bytes:
@@ -370,8 +379,12 @@ class Numerics:
 
     def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
         """The place of the elements [begin, end) in a payload; both are of `cuts`."""
-        codec = self.codecs(end).at(torch.empty(0, dtype=torch.float32, device="cpu"), 0)
+        codec = self._stateless(end)
         return codec.payload_bytes(begin), codec.payload_bytes(end)
+
+    def _stateless(self, numel: int) -> Codec:
+        """The codec of a vector without an anchor, for one that keeps no state."""
+        return self.codecs(numel).at(torch.empty(0, dtype=torch.float32, device="cpu"), 0)
 
     def merge_slice(
         self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
@@ -380,21 +393,14 @@ class Numerics:
         the slices alone. Raises Unmergeable where an element of `out` is no number below NORM_MAX.
         """
         numel = out.numel()
-        codec = self.codecs(numel).at(out[:0], 0)
+        codec = self._stateless(numel)
         self._check_payloads(codec, payloads, numel)
 
         def job(begin: int, end: int) -> None:
-            rooms = [
-                torch.empty(min(block_numel(), end - begin), dtype=torch.float32, device="cpu")
-                for _ in payloads
-            ]
+            decode = _decoding(codec, payloads, min(block_numel(), end - begin))
             for first, last in blocks(end - begin, block_numel()):
                 start, stop = begin + first, begin + last
-                decoded = [
-                    codec.decode(payload, start, stop, room[: stop - start])
-                    for payload, room in zip(payloads, rooms, strict=True)
-                ]
-                self.rule.block(decoded, weights, out[start:stop])
+                self.rule.block(decode(start, stop), weights, out[start:stop])
                 if not sound(out[start:stop]):
                     raise Unmergeable("a slice holds what is no number", ())
 
@@ -465,14 +471,10 @@ class Numerics:
         old = anchor.states
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
-        scratch = [torch.empty_like(delta_n) for _ in payloads]
+        decode = _decoding(codec, payloads, delta_n.numel())
         for start, stop, weights in _stretches(runs, begin, end, size):
             merged = delta_n[: stop - start]
-            decoded = [
-                codec.decode(payload, start, stop, room[: stop - start])
-                for payload, room in zip(payloads, scratch, strict=True)
-            ]
-            self.rule.block(decoded, weights, merged)
+            self.rule.block(decode(start, stop), weights, merged)
             values = data[start:stop]
             before, after = ([state[start:stop] for state in states] for states in (old, new))
             self.outer.block(anchor.data[start:stop], before, merged, values, after, rates)

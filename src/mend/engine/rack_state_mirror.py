@@ -110,7 +110,7 @@ class RackStateMirrors:
 
     def _live_racks(self) -> set[int]:
         """The live racks as far as known, with this one."""
-        seats = set(self._rank.roles.rank_machine.folded.seats)
+        seats = set(self._rank.rank_machine.folded.seats)
         return (seats & set(self._rank.published.live) or seats) | {self._rank.me.rack}
 
     def _follow(self, owner: Member, step: int, number: int) -> None:
@@ -152,7 +152,7 @@ class RackStateMirrors:
 
     def _lane(self, owner: Member) -> Address | None:
         """The lane of this rank's counterpart in that life of a rack, if it has its seat."""
-        seat = self._rank.roles.rank_machine.folded.seats.get(owner.rack)
+        seat = self._rank.rank_machine.folded.seats.get(owner.rack)
         return seat.lanes[self._rank.me.rank] if seat and seat.member == owner else None
 
     def _keep(self, rack: int, mirrors: list[Mirrored]) -> None:
@@ -209,7 +209,7 @@ class RackStateMirrors:
         """Ask every live rack for its mirrors of this one. Answers are published one by one, so
         that a frozen rack does not hide the mirrors of another."""
         me, mirrors = self._rank.me, list[Mirror]()
-        seats = self._rank.roles.rank_machine.folded.seats
+        seats = self._rank.rank_machine.folded.seats
         asked = self._live_racks() & seats.keys() - {me.rack}
         awaited, unheard = set(asked), set(asked)
 
@@ -238,7 +238,7 @@ class RackStateMirrors:
 
     def fetch(self, mirror: Mirror) -> None:
         """Fetch one of the listed mirrors and publish it, or the error."""
-        seat = self._rank.roles.rank_machine.folded.seats.get(mirror.holder)
+        seat = self._rank.rank_machine.folded.seats.get(mirror.holder)
         done = partial(self._rank.published.take_back, mirror)
         if seat is None:
             done(f"rack {mirror.holder} has left")

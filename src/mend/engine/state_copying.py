@@ -95,7 +95,7 @@ class StateCopying:
         def end(error: str) -> None:
             rank.tell(ev.StateCopied(donor, effect.step, effect.digest, error))
 
-        elements = sum(owned.numel for owned in rank.owned) * rank.roles.rank_machine.options.ranks
+        elements = sum(owned.numel for owned in rank.owned) * rank.rank_machine.options.ranks
         limit = SMALL_BYTES + BYTES_PER_ELEMENT_MAX * elements
         if effect.size > limit:
             end(f"it has {effect.size} bytes; at most {limit} are taken")

@@ -48,11 +48,11 @@ class Hands:
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Queue a job. Its future is cancelled after `close`."""
         future: Future[T] = Future()
-        if self._closed:
-            future.cancel()
-        else:
+        if not self._closed:
             self._start()
             self._jobs.put((future, job))
+        if self._closed:  # perhaps by another thread meanwhile, which may not have seen the job
+            future.cancel()
         return future
 
     def _start(self) -> None:

@@ -85,8 +85,7 @@ class Checkers:
     def enter_process(self, process: Process) -> None:
         """Observe a new process and its logs."""
         host: Any = process.host
-        roles = getattr(host, "roles", None)
-        machines = [host.coordinator] if roles is None else [roles.leader, roles.coordinator]
+        machines = [getattr(host, "leader", None), host.coordinator]
         self.agreement.enter(process, [each for each in machines if each is not None])
         process.on_event = self.agreement.check
 
@@ -327,7 +326,7 @@ class Checkers:
         for p in range(len(watched.ledgers)):
             if first_unsound(self._theta(watched, p)) is not None:
                 self.problem(f"I8: {watched.me} ends in order with NaN in fragment {p}")
-        known = watched.training.rank.roles.rank_machine.decided
+        known = watched.training.rank.rank_machine.decided
         for record in self.agreement.records[1 : known + 1]:
             if not isinstance(record, Drop) or not record.diverged:
                 continue

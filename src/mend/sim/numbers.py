@@ -34,7 +34,7 @@ class Spoiler(Numerics):
         value = self._spoils()
         if value is None or not delta_N.numel():
             return made
-        own = codec or self.codecs(delta_N.numel()).at(delta_N[:0], 0)
+        own = codec or self._stateless(delta_N.numel())
         payload_B = own.encode(torch.full_like(delta_N, value))
         return dataclasses.replace(
             made, payload=payload_B, checksum=checksum_of(payload_B.numpy().data)

@@ -129,8 +129,8 @@ class Process:
     def stop(self) -> None:
         """The script has ended: say farewell and close."""
         rank = self.trainer.rank if self.trainer is not None else None
-        if rank is not None and rank.roles.leader is not None:
-            effect = rank.roles.leader.farewell()
+        if rank is not None and rank.leader is not None:
+            effect = rank.leader.farewell()
             if effect.to != self.me:
                 self.send(effect.to, effect.body)
         self.stopped = True
@@ -438,7 +438,7 @@ class Training:
             self.process.later(POLL_NS, self._next)  # the end waits for a checkpoint
         elif self._closing:
             self.ended, self.ended_ns = True, self.process.loop.now_ns
-            coordinator = self.rank.roles.coordinator
+            coordinator = self.rank.coordinator
             coordinates = coordinator is not None and coordinator.proposer.leading
             self.process.later(LINGER_NS if coordinates else THREAD_HOP_NS, self.process.stop)
         elif pause_ns := self._pauses.pop(self.trainer.step, 0):

@@ -23,10 +23,10 @@ from mend.consensus.records import MomentFragments, Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import (
     FragmentProgress,
@@ -278,7 +278,7 @@ class World(Writer):
         rank = ConcurrentOuterStep(
             process.me,
             process.member,
-            Roles.of_parts(made_of),
+            machines_of(made_of),
             [track.owned for track in tracks],
             [t.anchor for t in tracks],
             numerics,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import functools
 import socket
 import threading
@@ -255,8 +256,12 @@ class BulkLane:
         """
         borrowed = self._borrow(attempt.holder)
         for link in (borrowed, None) if borrowed else (None,):
-            sock = link.sock if link is not None else socket.socket(*where[:3])
             keep, pooled = False, link is not None
+            try:
+                sock = link.sock if link is not None else socket.socket(*where[:3])
+            except OSError as error:  # no file is left to open
+                attempt.broken = error
+                return
             try:
                 if not attempt.adopt(sock):
                     return
@@ -353,11 +358,14 @@ def _closed_during_fetch() -> PeerUnreachable:
 
 
 def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
-    return PeerUnreachable(
-        f"holder {holder.host}:{holder.port}: {error or 'the connection broke'}. "
+    remedy = (
         "Check that it runs, that the port is open, and that both belong to the same job, with "
         "the same key and encrypt_payloads."
     )
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "Raise the limit of open files here (ulimit -n)."
+    cause = error or "the connection broke"
+    return PeerUnreachable(f"holder {holder.host}:{holder.port}: {cause}. {remedy}")
 
 
 def _most_telling(ends: dict[Address, TransportError], key: bytes) -> TransportError:

@@ -134,13 +134,10 @@ class Holder:
         while not self._closed.is_set():
             try:
                 sock, where = self._listener.accept()
-            except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._closed.wait(0.1)  # out of descriptors: others may give some back
-                    continue
-                if error.errno == errno.ECONNABORTED:
-                    continue
-                return
+            except OSError as error:  # of that connection, or of a system that is out of something
+                if error.errno != errno.ECONNABORTED:
+                    self._closed.wait(0.1)
+                continue
             self._admit(sock, str(where[0]))
             self._rest()
 
@@ -160,15 +157,15 @@ class Holder:
             staying = [each for each in self._connections if not each.leaving]
             full = len(staying) >= CONNECTIONS_MAX
             victim = _least_wanted(staying) if full else None
-            if self._closed.is_set() or (full and victim is None):
+            may = not self._closed.is_set() and not (full and victim is None)
+            if not (may and _started(thread)):
                 self.rejected += 1
                 sock.close()
                 return
             if victim is not None:
                 victim.leaving = True  # do not pick it twice
                 shut(victim.sock)
-            self._connections[connection] = thread
-            thread.start()
+            self._connections[connection] = thread  # it takes the lock to leave
 
     def _converse(self, connection: _Connection) -> None:
         """Serve one connection until it ends, breaks or misbehaves."""
@@ -222,6 +219,15 @@ class Holder:
             self.bytes_sent += REPLY.size + length
         connection.give(len(view), key, offset, part)
         return True
+
+
+def _started(thread: threading.Thread) -> bool:
+    """Start it. False: this process can have no more threads now; some of its script's may end."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _least_wanted(connections: list[_Connection]) -> _Connection | None:

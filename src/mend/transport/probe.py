@@ -37,7 +37,7 @@ class Knock(NamedTuple):
 def host_and_port(address: str) -> tuple[str, int]:
     """Of `tcp://host:port`. Raises ConfigError."""
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
-    if not address.startswith("tcp://") or not colon or not port.isdigit():
+    if not address.startswith("tcp://") or not colon or not port.isdecimal():
         rule, remedy = "must be tcp://host:port", "Write it like tcp://10.0.0.1:5555."
         raise ConfigError("address", address, rule, remedy)
     return host.strip("[]"), int(port)

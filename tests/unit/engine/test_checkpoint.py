@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
 from mend import MendConfig
-from mend.engine.checkpoint import differing_fact, read_part
+from mend.engine.checkpoint import differing_fact, read_part, together
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError
 
@@ -20,6 +21,26 @@ def test_a_job_may_go_on_under_another_exchange_plan() -> None:
     assert differing_fact(three, two) == differing_fact(two, three) == ""
     other = MendConfig(rack=0, racks=2, outer_lr=0.5).hyper_facts()
     assert differing_fact(three, other) == "outer_lr was 1.0, is 0.5 here"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device", "model.pt"), "model.pt: No space left on device"),
+        (ConnectionRefusedError(111, "Connection refused"), "ConnectionRefusedError: [Errno 111]"),
+        (URLError("no route to the store"), "URLError: <urlopen error no route to the store>"),
+    ],
+)
+def test_an_error_of_the_system_says_what_it_is_of(error: OSError, said: str) -> None:
+    """A script may save into a store. What fails there names no file, and read `None: None`."""
+
+    def save() -> None:
+        raise error
+
+    with pytest.raises(CheckpointError) as raised:
+        together(RackGroup(None, 1.0), save)
+    assert str(raised.value).startswith(said)
+    assert raised.value.__cause__ is error
 
 
 def refusal(path: Path) -> str:

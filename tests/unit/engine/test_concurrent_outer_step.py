@@ -16,10 +16,11 @@ from mend.consensus.records import Drop, Ended, Offer, Record
 from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.machines import Machines
 from mend.coordination.messages import Gather, Message, OfferId, RankReport
 from mend.coordination.rank import RankMachine
 from mend.engine import state_copying
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep, Roles
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
@@ -121,7 +122,7 @@ class Story:
         options = RankOptions(SECOND, 2, sums=merge == "rda")
         machine = RankMachine(self.me, MINE, options, (self.first.digest,))
         self.rank = ConcurrentOuterStep(
-            self.me, MINE, Roles(machine, None, None), [Owned((Span(0, N),), N)], [self.first],
+            self.me, MINE, Machines(machine), [Owned((Span(0, N),), N)], [self.first],
             self.numerics, self.published, self.host,
         )  # fmt: skip
         begin = genesis(racks=3, ranks=2)
@@ -494,7 +495,7 @@ def test_a_rank_that_has_what_its_first_rank_has_serves_nothing_and_says_what_it
     before = set(story.host.served)
     story.rank.give_state(joins, 3, LikeFirst(100, "d" * 32))
     assert story.host.served.keys() == before
-    copy = story.rank.roles.rank_machine.copies.given[joins]
+    copy = story.rank.rank_machine.copies.given[joins]
     assert (copy.step, copy.size, copy.digest, copy.refused) == (3, 100, "d" * 32, "")
 
 
@@ -534,6 +535,4 @@ def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
     copied_B = torch.arange(10, dtype=torch.uint8)
     story.rank.give_state(Member(2, 9), 3, copied_B)
     assert len(jobs) == 6
-    assert story.rank.roles.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(
-        copied_B
-    )
+    assert story.rank.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(copied_B)

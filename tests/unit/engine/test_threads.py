@@ -61,6 +61,17 @@ def test_the_end_cancels_what_has_not_begun_and_tells_what_does_not_end() -> Non
     assert made.close(30) == []
 
 
+def test_a_job_that_comes_while_another_thread_closes_is_cancelled() -> None:
+    """A checkpoint that was begun while `abort` ran in another thread was neither written nor
+    cancelled, and the end of the script waited for it for ever."""
+
+    class Closing(Hands):
+        def _start(self) -> None:
+            self.close(0.0)  # as another thread may, between the look and the queue
+
+    assert Closing(1, "mend-test", lambda: None).submit(lambda: None).cancelled()
+
+
 def test_a_job_leaves_nothing_behind_in_its_thread(hands: Hands) -> None:
     """What a job holds is freed when it is done, not when the next one comes."""
     import weakref

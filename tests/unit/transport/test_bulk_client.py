@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
+import resource
 import socket
 import threading
 import time
@@ -519,6 +522,67 @@ async def test_an_address_that_cannot_be_is_unreachable(
 ) -> None:
     with pytest.raises(PeerUnreachable):
         await pulled(lane(), [holder], b"four")
+
+
+async def test_without_a_file_left_to_open_a_holder_is_asked_again_later(
+    lane: Callable[..., BulkLane],
+) -> None:
+    """The script has opened its last file. The error left the lane as it was, and stopped the loop
+    of the rack, though the next pull would have worked."""
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(next_ := os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_, most))
+    try:
+        with pytest.raises(PeerUnreachable, match=r"Too many open files.*ulimit -n"):
+            await pulled(reader, [holder.address], b"four")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+    assert await pulled(reader, [holder.address], b"four") == b"four"
+
+
+async def test_a_thread_that_cannot_be_started_costs_one_connection(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has its limit of threads, which the loaders of a script may reach for a moment.
+    The holder accepted nothing any more after it, without a word, for the rest of the job."""
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    start, full = threading.Thread.start, threading.Event()
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("mend-lane-serve") and not full.is_set():
+            full.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(PeerUnreachable):
+        await pulled(reader, [holder.address], b"four")
+    assert full.is_set()
+    assert await pulled(reader, [holder.address], b"four") == b"four"
+
+
+@pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])
+async def test_what_accept_says_of_one_connection_ends_no_other(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """accept(2) tells errors of the network, and of a kernel without memory, that pass. After most
+    of them the holder accepted nothing any more, without a word, for the rest of the job."""
+    accept, told = socket.socket.accept, threading.Event()
+
+    def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+        if not told.is_set():
+            told.set()
+            raise OSError(error, os.strerror(error))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    holder, reader = lane(), lane()
+    holder.serve(KEY, memoryview(b"four"))
+    assert await pulled(reader, [holder.address], b"four") == b"four"
+    assert told.is_set()
 
 
 async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) -> None:

@@ -38,6 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
         ("tcp://0.0.0.0:21900", "127.0.0.1", False),
         ("tcp://10.0.0.7", "10.0.0.7", False),
         ("tcp://*:21900", "10.0.0.7", False),
+        ("tcp://10.0.0.7:\N{SUPERSCRIPT TWO}", "10.0.0.7", False),
     ],
 )
 def test_an_address_is_of_the_machine_that_names_it(address: str, number: str, fits: bool) -> None:

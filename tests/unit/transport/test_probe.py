@@ -16,7 +16,7 @@ from mend.transport.zmq import ZmqSideband
 def test_addresses_are_taken_apart() -> None:
     assert probe.host_and_port("tcp://a.b:77") == ("a.b", 77)
     assert probe.host_and_port("tcp://[::1]:77") == ("::1", 77)
-    for wrong in ("a:1", "tcp://a", "tcp://a:x"):
+    for wrong in ("a:1", "tcp://a", "tcp://a:x", "tcp://a:\N{SUPERSCRIPT TWO}"):
         with pytest.raises(ConfigError, match="tcp://host:port"):
             probe.host_and_port(wrong)
 

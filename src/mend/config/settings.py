@@ -113,9 +113,13 @@ def _from_all_sources(cls: _Class) -> _Class:
     return cls
 
 
+def _kinds(cls: Any) -> dict[str, k.Kind]:
+    return {f.name: f.metadata["kind"] for f in fields(cls)}
+
+
 def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     """One checked value for every field, and the names of those that a source named."""
-    rules: dict[str, k.Kind] = {f.name: f.metadata["kind"] for f in fields(cls)}
+    rules = _kinds(cls)
     before: frozenset[str] | None = given.pop("named", None)
     named = from_arguments(rules, given)
     if len(named) < len(rules):
@@ -683,3 +687,11 @@ def _warn_pairs(c: MendConfig) -> None:
 def _warn(message: str) -> None:
     # _warn, _warn_pairs, __post_init__, the generated __init__, merged: the sixth is the caller's.
     warnings.warn(message, UserWarning, stacklevel=6)
+
+
+def check_environment(environ: Mapping[str, str]) -> None:
+    """Raise the ConfigError that every `MendConfig(...)` under these variables would raise,
+    whatever its arguments: for an unknown name, or a text or file that cannot be parsed."""
+    kinds = _kinds(MendConfig)
+    from_environment(kinds, environ)
+    from_toml(kinds, environ)

@@ -54,12 +54,15 @@ def from_arguments(kinds: Mapping[str, Kind], given: Mapping[str, object]) -> di
     return {name: Named(value, f"the argument {name}") for name, value in given.items()}
 
 
-def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
+def from_environment(
+    kinds: Mapping[str, Kind], environ: Mapping[str, str] | None = None
+) -> dict[str, Named]:
     """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
-    no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum."""
+    no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum.
+    `environ` None: of this process."""
     fields = {PREFIX + name.upper(): name for name in kinds}
     settings: dict[str, Named] = {}
-    for variable, text in sorted(os.environ.items()):
+    for variable, text in sorted((os.environ if environ is None else environ).items()):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in fields:
@@ -73,9 +76,11 @@ def from_environment(kinds: Mapping[str, Kind]) -> dict[str, Named]:
     return settings
 
 
-def from_toml(kinds: Mapping[str, Kind]) -> dict[str, Named]:
+def from_toml(
+    kinds: Mapping[str, Kind], environ: Mapping[str, str] | None = None
+) -> dict[str, Named]:
     """Not checked. Raises ConfigError for an unreadable file and for a key that no setting has."""
-    path = os.environ.get(FILE, "")
+    path = (os.environ if environ is None else environ).get(FILE, "")
     if not path:
         return {}
     try:

@@ -39,9 +39,13 @@ def coordinate(
             outer_optimizer="nesterov",
         )
     except ConfigError as wrong:
-        option = {"witness_addr": "--bind", "sideband_heartbeat_ms": "--heartbeat-ms"}.get(
-            wrong.field
-        )
+        options = {
+            "witness_addr": "--bind",
+            "racks": "--racks",
+            "job_id": "--job-id",
+            "sideband_heartbeat_ms": "--heartbeat-ms",
+        }
+        option = options.get(wrong.field)
         if option is None:
             raise
         raise ConfigError(option, wrong.value, wrong.rule, f"Change {option}.") from wrong

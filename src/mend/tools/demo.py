@@ -82,6 +82,16 @@ def calibrated_delay_ms(ranks: report.Ranks, overlap_steps: int) -> float:
     return round(DELAY_SHARE * overlap_steps * step_ms, 1)
 
 
+def check_codec(codec: str) -> None:
+    """Refuse a wrong one before anything runs. Raises ConfigError."""
+    try:
+        MendConfig(outer_step_compression_mode=codec)
+    except ConfigError as wrong:
+        if wrong.field != "outer_step_compression_mode":
+            raise
+        raise ConfigError("--codec", codec, wrong.rule, "Change --codec.") from wrong
+
+
 def demo(
     *,
     quick: bool,
@@ -95,7 +105,7 @@ def demo(
     """Run everything; returns the exit status. Raises MendError when a run fails."""
     console = Console()
     started = time.monotonic()
-    MendConfig(outer_step_compression_mode=codec)  # a wrong one is refused before anything runs
+    check_codec(codec)
     planned = recipes(quick=quick, steps=steps, out=out, parallel=parallel, codec=codec)
     given = delay_ms is not None
     for name, recipe in planned.items():

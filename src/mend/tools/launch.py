@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mend.config.keyfile import read_secrets
 from mend.config.kinds import JOB
+from mend.config.settings import check_environment
 from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
@@ -281,6 +282,7 @@ class Launch:
         self._keys = Path()
         """Folder of a key that is made for this job alone."""
         self._key_file: Path | None = None
+        self._secrets: tuple[bytes, ...] = ()
 
     def run(self) -> Outcome:
         """Start everything, pass lines and signals on, return when nothing of it is left."""
@@ -367,6 +369,7 @@ class Launch:
         self._key_file = Path(named) if named else self._keys / "key"
         if not named:
             create(self._key_file, (secrets.token_bytes(32),))
+        self._secrets = read_secrets(self._key_file)
         return {KEY_FILE: str(self._key_file)}
 
     def _start_rack(self, rack: int) -> Child:
@@ -394,8 +397,7 @@ class Launch:
 
     def _watch_racks(self) -> None:
         seen = asked = 0
-        keys = read_secrets(self._key_file) if self._key_file is not None else ()
-        with closing(Begun(keys)) as begun, closing(Begun(keys)) as late:
+        with closing(Begun(self._secrets)) as begun, closing(Begun(self._secrets)) as late:
             while not all(child.reported for child in self.racks):
                 time.sleep(POLL_S)
                 # Read once: a signal that comes while the first is passed on counts as the second.
@@ -556,10 +558,11 @@ def check_script(script: str) -> None:
 def launch(job: Job, sink: Sink) -> Outcome:
     """Run a job to its end. Main thread only: signals arrive there, and children die with it.
 
-    Raises ConfigError (no such script, too few GPUs), AddressInUse (--base-port), LinkError
-    (--link).
+    Raises ConfigError (no such script, an unknown MEND_* variable, too few GPUs), AddressInUse
+    (--base-port), LinkError (--link).
     """
     check_script(job.command[0])
+    check_environment({**os.environ, **job.env})
     return Launch(
         job if job.job_id else replace(job, job_id=f"job-{os.urandom(4).hex()}"), sink
     ).run()

@@ -32,11 +32,16 @@ def free_ports(count: int, base: int = 0) -> list[int]:
     """`count` distinct ports nobody listens on right now: base, base + 1, ... or, with base 0, any.
 
     Another process may take one before it is used; the rack that finds it taken then says so.
-    Raises AddressInUse.
+    Raises AddressInUse, and ConfigError for too small a range.
     """
     with ExitStack() as held:
         ports, free = [], quiet()
-        first = base or free.start + secrets.randbelow(len(free) // 2 + 1)
+        if not base and len(free) < count:
+            rule, text = f"needs {count} ports or more", f"{free[0]}-{free[-1]}"
+            raise ConfigError(
+                LAUNCH_PORTS, text, rule, "Widen it: racks + 1 ports, and spare ones."
+            )
+        first = base or free.start + secrets.randbelow(min(len(free) // 2, len(free) - count) + 1)
         for wanted in range(first, first + count):
             allowed = (wanted, wanted if base else free[-1])
             try:

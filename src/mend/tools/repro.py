@@ -86,6 +86,12 @@ class Asked:
     as_json: bool = False
 
 
+HOW = (
+    "give a script to run twice, as in `mend repro -- train.py`, or two folders "
+    "that --record wrote, as in `mend repro here there`"
+)
+
+
 class Stopped(Exception):
     """Ctrl-C stopped the runs."""
 
@@ -144,7 +150,7 @@ def record(asked: Asked, folder: Path, detail: tuple[int, int]) -> int:
 def compare_folders(folders: Sequence[Path], as_json: bool) -> int:
     """Compare what two machines have recorded."""
     if len(folders) != 2:
-        raise UsageError(f"{len(folders)} recordings; name two, or a script after --")
+        raise UsageError(HOW)
     one, other = (read(folder) for folder in folders)
     return print_verdict(one, other, compare(one, other), as_json, 1)
 

@@ -91,13 +91,15 @@ def repro_command(
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
-    from mend.tools.repro import Asked, Setting, compare_folders, repro
+    from mend.tools.launch import check_script
+    from mend.tools.repro import HOW, Asked, Setting, compare_folders, repro
     from mend.tools.repro import record as record_run
 
     if context.obj is None:
         raise typer.Exit(compare_folders(recordings or [], as_json))
     if recordings or not context.obj:
-        raise UsageError("give either two recordings, or a script after --")
+        raise UsageError(HOW)
+    check_script(context.obj[0])
     made = [
         Setting(
             name,

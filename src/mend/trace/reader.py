@@ -104,11 +104,17 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
     firsts: dict[tuple[Path, str], Path] = {}
     for path in paths:
         if not path.exists():
-            raise TapeError(f"{path}: there is no such file or folder")
+            raise TapeError(
+                f"{path}: there is no such file or folder. Give the folder that the job had as "
+                "diagnostics_dir (MEND_DIAGNOSTICS_DIR), or a tape in it"
+            )
         inside = sorted(path.rglob("*.mend")) if path.is_dir() else [path]
         inside = [each for each in inside if not path.is_dir() or _NAME.fullmatch(each.name)]
         if not inside:
-            raise TapeError(f"{path}: no tape in there; was the job given a diagnostics_dir?")
+            raise TapeError(
+                f"{path}: no tape in there; was the job given a diagnostics_dir? Set "
+                "MEND_DIAGNOSTICS_DIR, and tape_mb_max above 0, and run it again"
+            )
         for each in inside:
             first = _files_of(each)[0]
             firsts.setdefault((first.parent, first.name), first)

@@ -108,8 +108,9 @@ class StatusClient:
             socket.connect(address)
         except zmq.ZMQError as error:
             _Watched(socket, monitor).close()
-            rule, remedy = f"is no address ({error})", "Give tcp://host:port."
-            raise ConfigError("address", address, rule, remedy) from error
+            raise ConfigError(
+                "address", address, "is no address", "Give tcp://host:port."
+            ) from error
         return _Watched(socket, monitor)
 
     def way(self, address: str) -> Way:

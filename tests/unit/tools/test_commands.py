@@ -111,7 +111,13 @@ def test_what_the_shell_says_of_a_rack_does_not_concern_a_witness(
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--bind", "tcp://127.0.0.1:70000"), ("--heartbeat-ms", "5")]
+    ("option", "value"),
+    [
+        ("--bind", "tcp://127.0.0.1:70000"),
+        ("--heartbeat-ms", "5"),
+        ("--racks", "99"),
+        ("--job-id", "a b"),
+    ],
 )
 def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
     option: str,
@@ -127,3 +133,27 @@ def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
         main()
     assert left.value.code == 2
     assert f"Change {option}." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["repro"], "as in `mend repro -- train.py`, or two folders"),
+        (["repro", "--", "no/such.py"], "SCRIPT='no/such.py': there is no such file"),
+        (["explain", "no/such"], "no/such: there is no such file or folder. Give the folder"),
+        (["demo", "--codec", "zip"], "--codec='zip': needs one of none, bf16"),
+        (["top", "nohost"], "address='nohost': is no address. Give tcp://host:port."),
+    ],
+)
+def test_a_mistake_is_answered_with_what_was_typed_and_the_remedy(
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # repro: "0 recordings", and a traceback; explain: no remedy; demo: a setting that nobody named.
+    monkeypatch.setattr(sys, "argv", ["mend", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err

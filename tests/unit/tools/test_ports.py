@@ -41,3 +41,10 @@ def test_a_range_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: 
     monkeypatch.setenv("MEND_LAUNCH_PORTS", text)
     with pytest.raises(ConfigError, match=f"MEND_LAUNCH_PORTS.*{text}.*20000-29999"):
         free_ports(1)
+
+
+def test_a_range_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The error named ports=(20002, 20001), which nobody had given.
+    monkeypatch.setenv("MEND_LAUNCH_PORTS", "29100-29101")
+    with pytest.raises(ConfigError, match="MEND_LAUNCH_PORTS='29100-29101': needs 3 ports or more"):
+        free_ports(3)

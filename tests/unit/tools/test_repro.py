@@ -53,7 +53,7 @@ def test_recordings_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         file.write('{"step": 1, "en')
     with pytest.raises(UsageError, match=r"rank-0.jsonl:2 is cut off"):
         read(tmp_path)
-    with pytest.raises(UsageError, match="1 recordings"):
+    with pytest.raises(UsageError, match="two folders that --record wrote"):
         compare_folders([tmp_path], False)
 
 

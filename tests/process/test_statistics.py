@@ -101,3 +101,15 @@ def test_a_resumed_job_has_the_statistics_of_one_that_was_not_interrupted(jobs: 
     for rack in range(2):
         of_both = job.told(rack)["moments"][6:], again.told(rack)["moments"]
         assert of_both[0] == of_both[1]
+
+
+def test_statistics_that_met_an_infinity_are_the_last_mean_again(jobs: Jobs) -> None:
+    """They stay NaN for ever: the rack had nothing to offer, and would have ended with Diverged,
+    though its weights were sound."""
+    job = jobs(racks=2)
+    spoilt = {1: {"at": {"7": [["spoil_statistics"]]}}}
+    one, other = job.run(spoilt, steps=STEPS, config=CONFIG, model="normed")
+    assert one.weights == other.weights
+    (reset,) = other.kinds("statistics-reset")
+    assert (reset["step"], reset["buffers"]) == (8, ", ".join(NAMES))
+    assert one.kinds("statistics-reset") == []

@@ -346,6 +346,10 @@ class Acts:
         self._healthy = values, copy.deepcopy(self.optimizer.state_dict())
         next(self.model.parameters()).data.fill_(float("nan"))
 
+    def spoil_statistics(self) -> None:
+        """A forward pass meets an infinity, in a step that is skipped."""
+        self.model(torch.full((4, INPUTS), float("inf")))
+
     def jump(self, far: float) -> None:
         """Weights become this number: finite, and absurd."""
         next(self.model.parameters()).data.fill_(far)

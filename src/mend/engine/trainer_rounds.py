@@ -69,6 +69,7 @@ from mend.errors import Diverged, GaveUp
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
+from mend.fragment.statistics import in_few_words
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
 
@@ -294,6 +295,7 @@ class TrainerRounds:
         tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
         if steps < 1:
             return
+        self._repair(track)
         landed: Landed | None = None
         encoding: Callable[[], Encoded] | None = None
         if self.beside is not None and track.moments is None:
@@ -319,6 +321,13 @@ class TrainerRounds:
         about = {"step": self.step, "fragment": fragment, "seq": offer.seq, "base": base}
         about |= {"tokens": tokens, "steps": steps}
         self._note("captured", about | ({"closing": True} if closing else {}))
+
+    def _repair(self, track: FragmentState) -> None:
+        names = track.moments.repair() if track.moments is not None else []
+        if names:
+            about: dict[str, object] = {"step": self.step, "buffers": in_few_words(names)}
+            effect = "they held what is no number, and are the last mean of the racks again"
+            self._note("statistics-reset", about | {"effect": effect})
 
     def _mirror(self) -> None:
         """Serve the state of scope rack, which other racks keep once this capture is merged."""
@@ -637,6 +646,7 @@ class TrainerRounds:
         anchor: Anchor,
     ) -> Doing:
         """Continue from the mean, which has this rack's moments, with the steps made since."""
+        self._repair(track)
         live_N = self._buffers.empty(track.owned.numel)
         view.read(track.owned, live_N)
         steps = self.step - offer.capture_step

@@ -210,6 +210,11 @@ class MomentsView(FragmentView):
         found = ((each.live(), each.parameter) for each in self.moments)
         return [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
 
+    def repair(self) -> list[str]:
+        """Before a read: replace what is no usable number and cannot become one again by training.
+        Returns the names of what was replaced."""
+        return []
+
     def captured(self) -> None:
         """A capture was read."""
 

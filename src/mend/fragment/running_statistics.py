@@ -114,6 +114,18 @@ class StatisticsView(MomentsView):
         """At the newest capture: whether it had moved since the write before."""
         self._written = self._values()
 
+    @torch.no_grad()
+    def repair(self) -> list[str]:
+        """A statistic that has met an infinity, as in a step that a GradScaler skips, stays NaN for
+        ever. It becomes what mend wrote last: the racks' last mean."""
+        bad = []
+        for each, now, written in zip(self.statistics, self._values(), self._written, strict=True):
+            # A magnitude whose square is infinite in fp32 is not merged either.
+            if not torch.isfinite(now.float().square()).all():
+                each.live().copy_(written.view(each.first.shape))
+                bad.append(each.name)
+        return bad
+
     def captured(self) -> None:
         self._passes = self._passes_now()
         self._moved = [not each for each in self._as_written()]

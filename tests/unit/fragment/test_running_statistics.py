@@ -127,3 +127,18 @@ def test_a_buffer_of_another_type_is_refused_by_name() -> None:
     module.double()
     with pytest.raises(UsageError, match=r"buffer 1\.running_mean was torch\.float32 \(4,\)"):
         view.read(owned, torch.empty(owned.numel))
+
+
+def test_what_is_no_number_becomes_what_was_written_last() -> None:
+    module = model()
+    view, owned = view_of(module)
+    mean = torch.rand(owned.numel)
+    view.write(owned, mean)
+    trained(module, 2, seed=1)
+    assert view.repair() == []
+    module(torch.full((6, 3), float("inf")))
+    module[3].running_var.fill_(1e30)  # its square is infinite
+    assert view.repair() == [slot.name for slot in view.layout.slots]
+    live = torch.empty(owned.numel)
+    view.read(owned, live)
+    assert torch.equal(live, mean)

@@ -82,12 +82,13 @@ class InPlace:
         ]
 
     def check(self) -> None:
-        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was, or
-        of another type, shape or device."""
+        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was, of
+        another type, shape or device, or in the memory of another one."""
         for reference in self._modules:
             module = reference()
             if module is not None:
                 module.reshard()
+        places = dict[int, tuple[nn.Parameter, str]]()
         for name, home, attribute, parameter, kind in self._homes:
             owner = home()
             if owner is not None and owner._parameters.get(attribute) is not parameter:
@@ -99,6 +100,14 @@ class InPlace:
                 raise UsageError(
                     f"parameter {name} was {kind} at mend_init and is {now}; call model.to(...), "
                     "and other conversions, before mend_init, on every rack"
+                )
+            place = 0 if as_dtensor(parameter) is not None else parameter.data_ptr()
+            there, other = places.setdefault(place, (parameter, name))
+            if place and there is not parameter:
+                raise UsageError(
+                    f"parameter {name} has shared the memory of {other} since mend_init, so that a "
+                    "merge of one would overwrite the other; tie parameters before mend_init, on "
+                    "every rack"
                 )
 
 

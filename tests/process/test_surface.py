@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,25 @@ def test_a_job_at_level_shape_merges_to_the_end(alone: Configure) -> None:
         assert runtime.status().outcome == "merged"
         ends.append(runtime.status().anchor_digest)
     assert ends[0] == ends[1]
+
+
+def test_a_start_that_fails_after_the_loop_began_leaves_nothing(
+    alone: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads and ports were left: the next mend_init met AddressInUse."""
+
+    def fail(*about: object) -> None:
+        raise ValueError("no bytes")
+
+    monkeypatch.setattr("mend.engine.live_rank.digests_of_rest", fail)
+    config = alone()
+    peers = (*config.sideband_peers, "1=tcp://127.0.0.1:9")
+    model, optimizer = fresh()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no bytes"):
+            mend.mend_init(model, replace(config, racks=2, sideband_peers=peers), optimizer)
+    with mend.session(model, config, optimizer):
+        pass
 
 
 def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> None:

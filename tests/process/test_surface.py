@@ -80,6 +80,19 @@ def test_a_job_at_level_shape_merges_to_the_end(alone: Configure) -> None:
     assert ends[0] == ends[1]
 
 
+def test_a_frozen_parameter_without_plain_data_stays_as_it_is(alone: Configure) -> None:
+    """mend_init hashes what is not trained. A sparse one had no bytes for that."""
+    model, optimizer = fresh()
+    base = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    model.register_parameter("base", base)
+    with mend.session(model, alone(), optimizer) as runtime:
+        for step in range(1, 13):
+            backward(model, step)
+            optimizer.step()
+    assert runtime.status().outcome == "merged"
+    assert model.get_parameter("base") is base
+
+
 def test_a_start_that_fails_after_the_loop_began_leaves_nothing(
     alone: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from mend.fragment.shards import (
     Shard,
     by_rows,
     bytes_held,
+    is_array,
     local_of,
     placement_of,
     row_box,
@@ -229,7 +230,8 @@ class Item(NamedTuple):
     shard: Shard
     placement: str
     hash: str
-    """xxh3_64 over shape, type and bytes of what the rank holds; empty if not asked for."""
+    """xxh3_64 over shape, type and, of a plain array, bytes of what the rank holds; empty if not
+    asked for."""
 
 
 def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) -> tuple[Item, ...]:
@@ -252,7 +254,8 @@ def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) ->
 def _hash(parameter: Tensor) -> str:
     local = local_of(parameter)
     digest = xxhash.xxh3_64(f"{tuple(local.shape)} {local.dtype}\n".encode())
-    digest.update(bytes_held(parameter))
+    if is_array(parameter):
+        digest.update(bytes_held(parameter))
     return digest.hexdigest()
 
 

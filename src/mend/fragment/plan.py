@@ -56,8 +56,8 @@ def exchanged_parameters(
     """Parameters that racks exchange: those that require a gradient, in module order; a tied one
     once, under its first name. `frozen`: also the others of floating point.
 
-    Raises ConfigError for FSDP1, and for a parameter without data, of another type, with several
-    elements in one place, or in the memory of another parameter.
+    Raises ConfigError for FSDP1, and for a parameter without data, of another type, that is sparse,
+    with several elements in one place, or in the memory of another parameter.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -80,6 +80,9 @@ def exchanged_parameters(
             raise ConfigError(
                 "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
             )
+        if local_of(parameter).layout != torch.strided:
+            rule = f"is {parameter.layout}, and only dense ones are exchanged"
+            raise ConfigError("model", name, rule, "Make it dense, or a buffer.")
         if overlaps_itself(parameter):
             rule = "has several elements in one place in memory (as expand makes them)"
             raise ConfigError("model", name, rule, "Make it nn.Parameter(tensor.clone()).")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,38 @@ def test_a_job_at_level_shape_merges_to_the_end(alone: Configure) -> None:
         assert runtime.status().outcome == "merged"
         ends.append(runtime.status().anchor_digest)
     assert ends[0] == ends[1]
+
+
+def test_a_frozen_parameter_without_plain_data_stays_as_it_is(alone: Configure) -> None:
+    """mend_init hashes what is not trained. A sparse one had no bytes for that."""
+    model, optimizer = fresh()
+    base = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    model.register_parameter("base", base)
+    with mend.session(model, alone(), optimizer) as runtime:
+        for step in range(1, 13):
+            backward(model, step)
+            optimizer.step()
+    assert runtime.status().outcome == "merged"
+    assert model.get_parameter("base") is base
+
+
+def test_a_start_that_fails_after_the_loop_began_leaves_nothing(
+    alone: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads and ports were left: the next mend_init met AddressInUse."""
+
+    def fail(*about: object) -> None:
+        raise ValueError("no bytes")
+
+    monkeypatch.setattr("mend.engine.live_rank.digests_of_rest", fail)
+    config = alone()
+    peers = (*config.sideband_peers, "1=tcp://127.0.0.1:9")
+    model, optimizer = fresh()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no bytes"):
+            mend.mend_init(model, replace(config, racks=2, sideband_peers=peers), optimizer)
+    with mend.session(model, config, optimizer):
+        pass
 
 
 def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> None:

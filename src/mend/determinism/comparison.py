@@ -102,10 +102,15 @@ def different_facts(one: Run, other: Run) -> list[str]:
 # steps
 
 
+def steps_of_all(run: Run) -> int:
+    """Steps that every rank recorded: of a run that was stopped, one may have more than another."""
+    return min(max(each.steps, default=0) for each in run)
+
+
 def _first_part(one: Run, other: Run) -> Finding | None:
     same_ranks = len(one) == len(other)
     ranks = range(len(one)) if same_ranks else range(1)
-    last = [max(run[0].steps, default=0) for run in (one, other)]
+    last = [steps_of_all(run) for run in (one, other)]
     for step in range(1, min(last) + 1):
         for part in PARTS:
             for rank in ranks:

@@ -110,13 +110,13 @@ class LiveRank:
             self.recorder.close()
             self.group.close()
             raise
-        digests = dict[str, str]()
-        if settings.policy.racks > 1:
-            digests = digests_of_rest(plan.module, plan.parameters.values())
-        self._buffers = weakref.ref(plan.module), digests
         self.pace = TrainingProgress(self.recorder.note, self._traffic)
-        self.io_loop.every(PERIOD_S, self.pace.write)
         try:
+            self.io_loop.every(PERIOD_S, self.pace.write)
+            digests = dict[str, str]()
+            if settings.policy.racks > 1:
+                digests = digests_of_rest(plan.module, plan.parameters.values())
+            self._buffers = weakref.ref(plan.module), digests
             # The model, and the fragments at the version to begin with
             model = RackModel(plan, settings, self.group, numerics)
             self._resumed = self._part(model)

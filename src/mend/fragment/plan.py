@@ -23,6 +23,7 @@ from mend.fragment.shards import (
     Shard,
     by_rows,
     bytes_held,
+    is_array,
     local_of,
     placement_of,
     row_box,
@@ -55,8 +56,8 @@ def exchanged_parameters(
     """Parameters that racks exchange: those that require a gradient, in module order; a tied one
     once, under its first name. `frozen`: also the others of floating point.
 
-    Raises ConfigError for FSDP1, and for a parameter without data, of another type, with several
-    elements in one place, or in the memory of another parameter.
+    Raises ConfigError for FSDP1, and for a parameter without data, of another type, that is sparse,
+    with several elements in one place, or in the memory of another parameter.
     """
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -79,6 +80,9 @@ def exchanged_parameters(
             raise ConfigError(
                 "model", name, f"is {parameter.dtype}, not real floating point", "Freeze it."
             )
+        if local_of(parameter).layout != torch.strided:
+            rule = f"is {parameter.layout}, and only dense ones are exchanged"
+            raise ConfigError("model", name, rule, "Make it dense, or a buffer.")
         if overlaps_itself(parameter):
             rule = "has several elements in one place in memory (as expand makes them)"
             raise ConfigError("model", name, rule, "Make it nn.Parameter(tensor.clone()).")
@@ -229,7 +233,8 @@ class Item(NamedTuple):
     shard: Shard
     placement: str
     hash: str
-    """xxh3_64 over shape, type and bytes of what the rank holds; empty if not asked for."""
+    """xxh3_64 over shape, type and, of a plain array, bytes of what the rank holds; empty if not
+    asked for."""
 
 
 def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) -> tuple[Item, ...]:
@@ -252,7 +257,8 @@ def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) ->
 def _hash(parameter: Tensor) -> str:
     local = local_of(parameter)
     digest = xxhash.xxh3_64(f"{tuple(local.shape)} {local.dtype}\n".encode())
-    digest.update(bytes_held(parameter))
+    if is_array(parameter):
+        digest.update(bytes_held(parameter))
     return digest.hexdigest()
 
 

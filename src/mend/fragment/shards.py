@@ -123,6 +123,14 @@ def local_of(parameter: Tensor) -> Tensor:
     return parameter.detach() if spread is None else spread.to_local().detach()
 
 
+def is_array(tensor: Tensor) -> bool:
+    """Whether what this rank holds is a plain array with data, as `bytes_held` needs it: not
+    sparse, nested, quantized, of a class of its own, or on the meta device."""
+    held = local_of(tensor)
+    strided = held.layout == torch.strided and not held.is_nested
+    return type(held) is Tensor and strided and not held.is_quantized and not held.is_meta
+
+
 def bytes_held(tensor: Tensor) -> memoryview:
     """The elements that this rank holds of a tensor, as bytes in row-major order on the CPU."""
     flat = local_of(tensor).cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)

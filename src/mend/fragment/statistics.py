@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-import torch
 import xxhash
 from torch import Tensor, nn
 
 from mend.fragment.plan import unwrap
 from mend.fragment.running_statistics import modules_with_statistics
-from mend.fragment.shards import as_dtensor, bytes_held, local_of
+from mend.fragment.shards import as_dtensor, bytes_held, is_array, local_of
 from mend.types import BUFFERS_MAX
 
 NAMED_MAX = 4
@@ -47,7 +46,7 @@ def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str
         if not parameter.requires_grad
         and id(parameter) not in known
         and parameter.is_floating_point()
-        and not parameter.is_meta
+        and is_array(parameter)
         and as_dtensor(parameter) is None  # FSDP2 may have another in its place at the end
     )
     return {
@@ -97,17 +96,12 @@ def _others(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """(name, buffer, whether no state dict has it), without running statistics, and without those
-    that are no plain array: sparse, nested, quantized, or of a class of their own."""
+    that are no plain array."""
     known = {id(module) for _, module in modules_with_statistics(model)}
     for path, module in model.named_modules():
         if id(module) in known:
             continue
         hidden = module._non_persistent_buffers_set
         for name, buffer in module.named_buffers(recurse=False):
-            if not buffer.is_meta and _is_array(local_of(buffer)):
+            if is_array(buffer):
                 yield f"{path}.{name}" if path else name, buffer, name in hidden
-
-
-def _is_array(tensor: Tensor) -> bool:
-    strided = tensor.layout == torch.strided and not tensor.is_nested
-    return type(tensor) is Tensor and strided and not tensor.is_quantized

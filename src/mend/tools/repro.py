@@ -24,6 +24,7 @@ from mend.determinism.comparison import (
     compare,
     different_facts,
     recording_of,
+    steps_of_all,
 )
 from mend.errors import UsageError
 from mend.tools.processes import TOKEN, Child, Interrupts, kill_orphans, orphans
@@ -163,7 +164,7 @@ def read(folder: Path) -> list[Recording]:
     found = sorted((recording_of(_records(path)) for path in paths), key=lambda each: each.rank)
     if len(found) != found[0].header["ranks"]:
         raise UsageError(f"{folder}: {len(found)} of {found[0].header['ranks']} ranks are there")
-    if not found[0].steps:
+    if not steps_of_all(found):
         raise UsageError(
             f"{folder}: no step of a torch optimizer was seen; the script must train in the "
             "process that is started (not in one that it spawns) and call optimizer.step()"
@@ -329,7 +330,7 @@ def _steps(first: int, last: int) -> str:
 
 def print_verdict(one: Run, other: Run, finding: Finding | None, as_json: bool, pairs: int) -> int:
     """Print the verdict; returns the exit status."""
-    steps, facts = min(len(run[0].steps) for run in (one, other)), different_facts(one, other)
+    steps, facts = min(map(steps_of_all, (one, other))), different_facts(one, other)
     if as_json:
         found = None if finding is None else asdict(finding)
         verdict = {"equal": finding is None, "steps": steps, "ranks": [len(one), len(other)]}

@@ -13,6 +13,7 @@ from mend.determinism.comparison import (
     different_facts,
     likely_cause,
     recording_of,
+    steps_of_all,
 )
 from mend.determinism.recorder import MODULE
 from mend.errors import UsageError
@@ -101,6 +102,19 @@ def test_without_operators_the_step_is_found() -> None:
     finding = compare([recorded("atomic")], [recorded("atomic")])
     assert finding is not None
     assert (finding.step, finding.located) == (2, False)
+
+
+def test_a_rank_that_was_stopped_a_step_earlier_ends_the_comparison() -> None:
+    """Of two recordings that were made with --record, one stopped by Ctrl-C: a KeyError."""
+    one, other = ([recorded("none"), recorded("none")] for _ in range(2))
+    last = max(other[1].steps)
+    del other[1].steps[last]
+    finding = compare(one, other)
+    assert finding is not None
+    assert (finding.step, finding.part) == (last, "length")
+    del one[1].steps[last]
+    assert compare(one, other) is None
+    assert steps_of_all(one) == last - 1, "no more than was compared is said to be equal"
 
 
 def test_a_shorter_run_and_another_order_of_operators_are_told() -> None:

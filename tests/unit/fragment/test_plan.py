@@ -51,6 +51,17 @@ def test_a_tied_tensor_counts_once() -> None:
     assert "param head.weight" not in facts
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_sparse_parameter_is_refused_as_what_it_is(trained: bool) -> None:
+    """It was said to have several elements in one place, and a clone to help."""
+    model = nn.Linear(2, 2)
+    base = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=trained)
+    model.register_parameter("base", base)
+    with pytest.raises(ConfigError, match=r"'base': is torch.sparse_coo, and only dense"):
+        exchanged_parameters(model, frozen=not trained)
+    assert trained or len(exchanged_parameters(model)) == 2
+
+
 def test_parameters_in_one_memory_are_refused() -> None:
     """They were exchanged as two: each merge moved the memory twice, the racks drifted apart, and
     the job still ended as merged."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from mend.fragment.plan import inventory
 from mend.fragment.statistics import (
     BUFFER_NUMEL_MAX,
     FROZEN_NUMEL_MAX,
@@ -156,3 +157,19 @@ def test_a_buffer_of_any_kind_is_no_obstacle(buffer: Tensor) -> None:
     digests_of_rest(model, ())
     plain = type(buffer) is Tensor and buffer.layout == torch.strided
     assert [name for name, _ in digests_of_buffers(model)] == ["buffer"] * plain
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [torch.eye(3).to_sparse(), Subclass(torch.ones(2)), torch.empty(2, device="meta")],
+    ids=["sparse", "subclass", "meta"],
+)
+def test_a_frozen_parameter_of_any_kind_is_no_obstacle(frozen: Tensor) -> None:
+    """A base that a library had quantized ended mend_init with the library's error."""
+    model = nn.Linear(2, 2)
+    model.register_parameter("base", nn.Parameter(frozen, requires_grad=False))
+    assert digests_of_rest(model, ()) == {}
+    base = inventory(model, {id(model.weight), id(model.bias)}, hash_all=False)[-1]
+    model.register_parameter("base", nn.Parameter(frozen.to(torch.float64), requires_grad=False))
+    other = inventory(model, {id(model.weight), id(model.bias)}, hash_all=False)[-1]
+    assert base.hash != other.hash

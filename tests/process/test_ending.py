@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import weakref
+from collections import Counter
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,13 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     assert told["rounds"] == len(last)
     assert told["since_step"] == last[-1]["members"][0]["capture_step"]
     assert told["others"] == ["rack 0 ended at its step 12"]
+    by_fragment = Counter[int]()
+    for each in last:
+        by_fragment[each["fragment"]] += each["members"][0]["tokens"]
+    assert told["tokens"] == max(by_fragment.values())
+    (ended,) = second.kinds("ended")
+    words = f"{told['rounds']} rounds merged rack 1 alone, {told['tokens']} tokens"
+    assert words in ended["detail"], "the outcome says it, too"
     assert not first.kinds("last-rounds-alone")
 
 

@@ -225,7 +225,7 @@ BUGS = (
         "22",
         "each apply point has a stall budget of its own",
         ("engine.trainer_rounds:TrainerRounds._await_results",
-         "self._budget_ns - self.stall_ns_last", "self._budget_ns"),
+         "self._budget_ns - (now_ns - begun_ns)", "self._budget_ns"),
     ),
     _bug(
         "23",

@@ -447,8 +447,8 @@ class LiveRank:
     def _note_alone(self) -> None:
         """Note that this rack has trained on long after the others had ended."""
         with self.published.changed:
-            about = self.published.last_rounds.alone(self.me.rack)
-        if about and self.me.rank == 0:
+            about = self.published.last_rounds.alone()
+        if about and (about["alone"], 0) == (self.me.rack, self.me.rank):
             self.recorder.note("last-rounds-alone", about)
 
     def abort(self) -> None:

@@ -182,7 +182,9 @@ class Trainer(TrainerRounds):
         others = sorted(member.rack for member in self.published.members - {self.member})
         if others and self.member not in self.published.members:
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
-        return Outcome("merged", self._without())
+        with self.published.changed:
+            alone = self.published.last_rounds.in_words()
+        return Outcome("merged", "; ".join(filter(None, (self._without(), alone))))
 
     def _without(self) -> str:
         """The racks whose newest work may be missing in the merged weights."""

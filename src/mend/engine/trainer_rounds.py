@@ -12,7 +12,7 @@ capture, then apply).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +72,9 @@ from mend.fragment.moments import MomentsView
 from mend.fragment.statistics import in_few_words
 from mend.fragment.view import Pieces, portions
 from mend.types import MS, SECOND, Member
+
+ASLEEP_NS = 250 * MS
+"""By how much a wait exceeds its limit where the process has stood still."""
 
 GiveState = Callable[[Member, int, Given], None]
 """Hands the copy of the training state at a step to the loop."""
@@ -465,9 +468,16 @@ class TrainerRounds:
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
-        started_ns = self._now_ns()
-        ready = yield Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
-        self.stall_ns_last = self._now_ns() - started_ns
+        wait = Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
+        started_ns = begun_ns = self._now_ns()
+        ready = yield wait
+        late_ns = self._now_ns() - begun_ns - limit_ns
+        if not ready and late_ns > ASLEEP_NS and not self.policy.lockstep:
+            # This process stood still meanwhile, and has had no time to pull what others decided.
+            begun_ns = self._now_ns()
+            ready = yield replace(wait)
+        now_ns = self._now_ns()
+        self.stall_ns_last = now_ns - started_ns
         self.stall_ns_total += self.stall_ns_last
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
@@ -475,7 +485,7 @@ class TrainerRounds:
                 f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
             )
         if not self.policy.lockstep:
-            self._budget_ns = max(0, self._budget_ns - self.stall_ns_last)
+            self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
         if not ready:
             about: dict[str, object] = {"step": self.step, "fragments": waiting}
             about |= {"ms": self.stall_ns_last // MS, "why": self._why_not(waiting)}
@@ -508,7 +518,10 @@ class TrainerRounds:
         with self.published.changed:
             if max(panel.anchors, default=-1) > track.anchor.version:
                 return True
-            return track.offer is not None and track.offer.seq in panel.discarded
+            # An offer that was too old tells that this rack is behind: what it trained before the
+            # newest version is here would be too old as well, and nothing would correct its length.
+            behind = not self.policy.lockstep and panel.decided > track.anchor.version
+            return not behind and track.offer is not None and track.offer.seq in panel.discarded
 
     def _agree_and_apply(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from mend.consensus.records import Commit, Share
 
@@ -63,6 +64,8 @@ class LastRounds:
 
     rounds: Counter[int] = field(default_factory=Counter)
     """Fragment -> such rounds."""
+    tokens: Counter[int] = field(default_factory=Counter)
+    """Fragment -> what these rounds merged."""
     first: Share | None = None
     """What the first of them merged."""
     newest: dict[int, Share] = field(default_factory=dict)
@@ -73,33 +76,51 @@ class LastRounds:
         racks = [share.member.rack for share in commit.members]
         if self.first is None or racks != [self.first.member.rack]:
             self.rounds.clear()
+            self.tokens.clear()
             self.first = commit.members[0] if len(racks) == 1 else None
         if self.first is not None:
             self.rounds[commit.fragment] += 1
+            self.tokens[commit.fragment] += commit.members[0].tokens
         for share in commit.members:
             known = self.newest.get(share.member.rack)
             if known is None or known.member != share.member or not known.closing:
                 self.newest[share.member.rack] = share
 
-    def alone(self, rack: int) -> dict[str, object]:
-        """Fields of the warning that `rack` has trained on alone; empty: it has not, or not for
-        ALONE_LEAST rounds of a fragment, or no other rack was ever merged."""
-        others = {other: share for other, share in self.newest.items() if other != rack}
+    def alone(self) -> dict[str, Any]:
+        """Fields of the warning that a rack (`alone`) has trained on alone; empty: none has, or not
+        for ALONE_LEAST rounds of a fragment, or no other rack was ever merged."""
         enough = max(self.rounds.values(), default=0) >= ALONE_LEAST
-        if self.first is None or self.first.member.rack != rack or not enough or not others:
+        if self.first is None or not enough:
+            return {}
+        rack = self.first.member.rack
+        others = {other: share for other, share in self.newest.items() if other != rack}
+        if not others:
             return {}
         return {
+            "alone": rack,
             "rounds": self.rounds.total(),
+            "tokens": max(self.tokens.values()),
             "since_step": self.first.capture_step,
             "others": [
                 f"rack {other} {'ended' if share.closing else 'was last merged'} at its step "
                 f"{share.capture_step}"
                 for other, share in sorted(others.items())
             ],
-            "effect": "the last rounds merged this rack alone: they moved the model by its data "
+            "effect": f"the last rounds merged rack {rack} alone: they moved the model by its data "
             "only",
             "remedy": f"let the racks end at the same time; see {ALONE_PAGE}",
         }
+
+    def in_words(self) -> str:
+        """The same for an outcome; empty: no rack has trained on alone."""
+        about = self.alone()
+        if not about:
+            return ""
+        return (
+            f"the last {about['rounds']} rounds merged rack {about['alone']} alone, "
+            f"{about['tokens']} tokens since its step {about['since_step']} "
+            f"({'; '.join(about['others'])})"
+        )
 
 
 def short_of(rounds: Iterable[Round]) -> int:

@@ -23,6 +23,7 @@ from mend.coordination.events import (
 )
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
+from mend.engine.trainer_rounds import ASLEEP_NS
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.errors import GaveUp, MendError
 from mend.fragment.ledger import VectorLedger
@@ -583,6 +584,51 @@ def test_what_is_left_of_the_budget_may_be_used_later() -> None:
     assert hand.waits == [STALL_NS]
     hand.step(2)
     assert hand.waits == [STALL_NS - STALL_NS // 4]
+
+
+def test_a_rack_whose_offer_was_too_old_waits_for_the_versions_that_made_it_so() -> None:
+    """The drop ended the wait. A rack that had slept then trained to its end on the old version,
+    one offer after the other too old, and added all of it to what the others had merged."""
+    hand = Hand()
+    hand.step(5)
+    hand.published.discard(0, 1)
+    for to in (0.25, 0.5, 0.75):
+        hand.decide(to, publish=False)
+    anchor = hand.numerics.adopt(torch.full((NUMEL,), 0.75), NUMEL, 3)
+    hand.during = lambda: hand.published.publish(0, anchor)
+    hand.step()
+    assert hand.waits == [STALL_NS]
+    assert steps_of(hand, "discarded", "applied") == [("discarded", 6, 0), ("applied", 6, 0)]
+    hand.step(4)
+    assert hand.offers[-1].anchor.version == 3, "the next offer is not too old"
+
+
+def test_in_lockstep_a_discarded_offer_ends_the_wait() -> None:
+    """What a rack declines is merged without it, and waited for at the next point, as ever."""
+    hand = Hand(lockstep=True)
+    hand.step(5)
+    hand.published.discard(0, 1)
+    hand.decide(0.25, publish=False)
+    hand.step()
+    assert hand.waits == []
+
+
+def test_a_process_that_stood_still_in_a_wait_waits_again() -> None:
+    """Its own sleep used up the budget for outages elsewhere: it trained on without having pulled
+    anything of what the others had decided meanwhile."""
+    hand = Hand()
+    hand.step(5)
+
+    def sleep() -> None:
+        hand.now_ns += 2 * ASLEEP_NS
+        hand.during = lambda: hand.decide(0.75, names=True)
+
+    hand.during = sleep
+    hand.step()
+    assert hand.waits == [STALL_NS, STALL_NS]
+    assert steps_of(hand, "applied") == [("applied", 6, 0)]
+    assert hand.noted("stall-over") == []
+    assert hand.trainer.stall_ns_total == STALL_NS + 1 + 2 * ASLEEP_NS
 
 
 def test_a_result_that_is_there_is_not_waited_for() -> None:

@@ -209,6 +209,15 @@ def test_slow_links_are_kept_once_with_their_worst() -> None:
     assert said == "1 -> 0, 4.5x its own past per byte, found at step 90 of rack 0"
 
 
+def test_the_rounds_that_a_rack_had_alone_at_the_end_are_a_verdict() -> None:
+    """They were a line among the warnings only."""
+    told = {"kind": "last-rounds-alone", "alone": 1, "rounds": 8, "tokens": 1200, "since_step": 24}
+    found = Run().says(1, told).ends()
+    (said,) = [each for each in summary.verdicts(found, {}) if each.question == "Last rounds"]
+    assert said.answer == "merged rack 1 alone: 8 rounds, 1,200 tokens since its step 24"
+    assert said.fine is False
+
+
 def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
     evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
     left = {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 1 left"}

@@ -128,6 +128,13 @@ class Evicted(msgspec.Struct, gc=False):
     """-1: the rack says it of itself."""
 
 
+class LastAlone(msgspec.Struct, gc=False):
+    rounds: Whole
+    since_step: Whole
+    tokens: Whole = 0
+    """0: written by an older version."""
+
+
 class RosterChange(msgspec.Struct, gc=False):
     racks: tuple[Whole, ...]
 
@@ -233,6 +240,8 @@ class RunFacts:
     """(from rack, to rack) -> the same."""
     evicted: dict[int, str] = field(default_factory=dict)
     """Evicted rack -> why, the last time."""
+    last_alone: dict[int, LastAlone] = field(default_factory=dict)
+    """Rack that the last rounds merged alone -> these rounds."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -287,6 +296,7 @@ class Gathering:
             AWAITED_AGAIN: (Evicted, self._take_eviction_back),
             "evicted": (Evicted, self._eviction),
             "roster": (RosterChange, self._roster),
+            "last-rounds-alone": (LastAlone, self._last_alone),
         }
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
@@ -433,6 +443,9 @@ class Gathering:
 
     def _eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
         self.facts.evicted[source.rack] = clean(event.reason)
+
+    def _last_alone(self, source: RankFacts, time_ns: int, event: LastAlone) -> None:
+        self.facts.last_alone[source.rack] = event
 
     # -------------------------------------------------------------- rounds
 

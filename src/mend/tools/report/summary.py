@@ -117,7 +117,13 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     evicted = [
         f"rack {rack}, to be started again: {why}" for rack, why in sorted(facts.evicted.items())
     ]
+    alone = [
+        f"merged rack {rack} alone: {one.rounds} rounds, {one.tokens:,} tokens since its step "
+        f"{one.since_step}"
+        for rack, one in sorted(facts.last_alone.items())
+    ]
     lists = (
+        ("Last rounds", alone, False),
         ("Slow racks", slow, False),
         ("Slow links", links, False),
         ("Evicted racks", evicted, None),

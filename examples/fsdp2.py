@@ -100,7 +100,7 @@ def main() -> None:
         rack, rank, racks = runtime.status().rack, dist.get_rank(), config.racks
         own_text, held_out = text(rack, racks + 1), text(racks, racks + 1)
         chance = torch.Generator().manual_seed(1000 * rack + rank)  # each rank its own windows
-        for step in range(1, options.steps + 1):
+        for step in range(runtime.status().step + 1, options.steps + 1):  # goes on where it joins
             batch = batch_of(own_text, chance)
             loss = loss_of(model, batch.to(device))
             optimizer.zero_grad()

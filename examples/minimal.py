@@ -26,7 +26,7 @@ def main() -> None:
     with mend.session(model, config, optimizer) as runtime:  # mend
         # Every rack has data of its own. Version 0, the same on all racks, is rack 0's model.
         chance = torch.Generator().manual_seed(1 + runtime.status().rack)
-        for _ in range(steps):
+        for _ in range(runtime.status().step, steps):  # mend: 0, or another rack's when it joins
             inputs = torch.randn(64, 32, generator=chance)
             target = inputs @ truth + 0.5 * torch.randn(64, 1, generator=chance)
             loss = torch.nn.functional.mse_loss(model(inputs), target)

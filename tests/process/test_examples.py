@@ -153,6 +153,44 @@ def test_a_signal_to_all_racks_ends_with_a_checkpoint_and_a_merge(
     assert all(_says(path, '"outcome":"merged"') for path in events)
 
 
+def test_a_rack_that_joins_makes_only_the_steps_that_are_left(
+    nursery: Nursery, tmp_path: Path, free_ports: FreePorts
+) -> None:
+    """It made all its steps once more, and trained on alone when the other rack had ended. In its
+    second life this one has fewer steps to make than the other has made, so none is left."""
+    addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+    more = {
+        "MEND_RACKS": "2", "MEND_JOB_ID": "joins", "MEND_SIDEBAND_PEERS": ",".join(addresses),
+        "MEND_DIAGNOSTICS_DIR": str(tmp_path),
+    }  # fmt: skip
+
+    def start(python: str, rack: int, steps: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [python, str(EXAMPLES / "minimal.py"), "--steps", str(steps)], cwd=ROOT,
+            env=environment(MEND_RACK=str(rack), MEND_SIDEBAND_ADDR=addresses[rack], **more),
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+
+    racks = [start(sys.executable, rack, 10**9) for rack in (0, 1)]
+    events = [tmp_path / f"events-rack{rack}-rank0.jsonl" for rack in (0, 1)]
+    try:
+        for path in events:
+            until(lambda path=path: _says(path, '"applied"'), "the rack trains")  # type: ignore[misc]
+        racks[1].kill()
+        racks[1].wait()
+        racks.append(start(nursery.python, 1, 1))
+        until(lambda: _says(events[1], '"kind":"leaving"'), "the rack has joined and is done")
+    finally:
+        for process in racks:
+            process.kill()
+            process.communicate()
+    noted = [json.loads(line) for line in events[1].read_text().splitlines()]
+    joined = next(i for i, each in enumerate(noted) if each["kind"] == "state-copied")
+    assert noted[joined]["step"] > 1
+    trained = [each for each in noted[joined:] if each["kind"] == "progress"]
+    assert not trained, "the rack has trained further"
+
+
 def _says(path: Path, what: str) -> bool:
     return path.exists() and what in path.read_text().replace(": ", ":")
 

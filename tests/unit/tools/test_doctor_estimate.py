@@ -80,6 +80,21 @@ def test_a_residual_on_the_gpu_takes_no_memory_of_the_host() -> None:
     assert est.memory_of(there, 1_000_000, 4) == est.memory_of(config(), 1_000_000, 4)
 
 
+def test_what_is_advised_against_too_little_memory_saves_some() -> None:
+    # It advised fewer fragments, whose rounds take more memory.
+    two_in_flight = {"fragments": 16}
+    need = est.memory_of(config(**two_in_flight), 1_000_000, 1)
+    advised = est.of_memory(need, Room(None, 1), 1, gpu=False)[0].change
+    for advice, changed in (
+        ("larger MEND_FRAGMENTS", {"fragments": 64}),
+        ("smaller MEND_OVERLAP_STEPS", {"overlap_steps": 1}),
+        ("MEND_OUTER_OPTIMIZER_MOMENTUM=0", {"outer_optimizer_momentum": 0.0}),
+    ):
+        assert advice in advised
+        less = est.memory_of(config(**{**two_in_flight, **changed}), 1_000_000, 1)
+        assert less.total < need.total, advice
+
+
 def test_memory_findings() -> None:
     need = Memory(8_000_000_000, 2_000_000_000)
     ok, note, problem = (

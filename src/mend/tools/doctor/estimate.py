@@ -128,8 +128,9 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
         f"({memory.parts()} each)"
     )
     shrink = (
-        "Fewer rounds in flight (smaller MEND_OVERLAP_STEPS or MEND_FRAGMENTS), no outer "
-        "momentum, more ranks that share the model, or more memory for the job."
+        "A larger MEND_FRAGMENTS (smaller rounds), a smaller MEND_OVERLAP_STEPS (fewer of them in "
+        "flight), MEND_OUTER_OPTIMIZER_MOMENTUM=0 (half the anchors), more ranks that share the "
+        "model, or more memory for the job."
     )
     findings = []
     if room.limit is not None and need > room.limit:

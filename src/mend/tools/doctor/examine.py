@@ -36,7 +36,7 @@ PORTS_MAX = 64
 CANNOT_LISTEN = "cannot listen at"
 
 PROTECTIONS = {
-    "keys": "a key: traffic between racks is encrypted, and only who has the key is in",
+    "keys": "a key: traffic between racks is encrypted, and only holders of the key take part",
     "loopback": "this rack listens on the loopback interface only; no key is needed",
 }
 

@@ -159,6 +159,9 @@ class FragmentState:
     steps_mark: int = 0
     offer: OpenOffer | None = None
     residual_N: Tensor | None = None
+    behind_until: int = 0
+    """Step at which it last went on to a version more than `max_age` newer, unmerged: the steps
+    from the mark to there were made while the others merged theirs."""
 
     @property
     def owned(self) -> Owned:

@@ -57,9 +57,8 @@ from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
-from mend.engine.trainer_rounds import MirrorCalls
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Replicas, TrainingState
+from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
 from mend.errors import CheckpointError, Evicted, GaveUp
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan

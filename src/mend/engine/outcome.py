@@ -65,6 +65,18 @@ class Outcome:
         return f"{self.word} ({WORDS[self.word]}{more})"
 
 
+def late_steps(rack: int, steps: int, period_steps: int) -> str:
+    """A warning, if the last offer of a rack has more than a period of `steps` that it made on an
+    old version; else empty. What the others merged meanwhile is in the model already, and nobody
+    trains on the sum: with an earlier offer the training that follows would correct it."""
+    if steps <= period_steps:
+        return ""
+    return (
+        f"the last offer of rack {rack} added {steps} steps that it had made on an old version, "
+        "while the others merged theirs: the model may be worse than that of one rack"
+    )
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The file of a rank's end, for `mend launch`. Tokens are averaged over fragments."""
 

@@ -40,7 +40,7 @@ from mend.engine.fragment_state import (
     Wait,
 )
 from mend.engine.numerics import Anchor
-from mend.engine.outcome import Outcome
+from mend.engine.outcome import Outcome, late_steps
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.engine.vectors import PORTION_NUMEL
@@ -71,6 +71,8 @@ SAY_NS = 5 * SECOND
 class Trainer(TrainerRounds):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
+    _late_steps = 0
+    """Most steps of a fragment that were made on an old version, and are in the last offer."""
     troubles: Callable[[], list[str]] = list
     """In words: the lanes over which no pull succeeds."""
 
@@ -184,7 +186,10 @@ class Trainer(TrainerRounds):
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
         with self.published.changed:
             alone = self.published.last_rounds.in_words()
-        return Outcome("merged", "; ".join(filter(None, (self._without(), alone))))
+        late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
+        if late:
+            self._note("late-steps", {"steps": self._late_steps, "reason": late})
+        return Outcome("merged", "; ".join(filter(None, (self._without(), alone, late))))
 
     def _without(self) -> str:
         """The racks whose newest work may be missing in the merged weights."""
@@ -198,6 +203,8 @@ class Trainer(TrainerRounds):
         for fragment, track in self.of_model:
             if track.offer is None:
                 self._capture(fragment, closing=True)
+        behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
+        self._late_steps = max([self._late_steps, *behind])
 
     def _leave(self, deadline_ns: int) -> Doing:
         """Apply what is still decided, until the log says that this rack has left.

@@ -12,7 +12,7 @@ capture, then apply).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,7 @@ from mend.engine.training_state import (
     Given,
     Lacks,
     LikeFirst,
-    Mirror,
+    MirrorCalls,
     Replicas,
     TrainingState,
     copy_state,
@@ -78,15 +78,6 @@ ASLEEP_NS = 250 * MS
 
 GiveState = Callable[[Member, int, Given], None]
 """Hands the copy of the training state at a step to the loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorCalls:
-    """Calls of `RackStateMirrors` that the loop's thread does soon; all return at once."""
-
-    serve: Callable[[int, Tensor], None]
-    seek: Callable[[], None]
-    fetch: Callable[[Mirror], None]
 
 
 class TrainerRounds:
@@ -326,11 +317,10 @@ class TrainerRounds:
         self._note("captured", about | ({"closing": True} if closing else {}))
 
     def _repair(self, track: FragmentState) -> None:
-        names = track.moments.repair() if track.moments is not None else []
-        if names:
-            about: dict[str, object] = {"step": self.step, "buffers": in_few_words(names)}
+        if track.moments is not None and (names := track.moments.repair()):
             effect = "they held what is no number, and are the last mean of the racks again"
-            self._note("statistics-reset", about | {"effect": effect})
+            about = {"buffers": in_few_words(names), "effect": effect}
+            self._note("statistics-reset", {"step": self.step, **about})
 
     def _mirror(self) -> None:
         """Serve the state of scope rack, which other racks keep once this capture is merged."""
@@ -610,6 +600,8 @@ class TrainerRounds:
         elif delta_N is not None and offer is not None:
             yield from self._average(track, track.moments, fragment, offer, anchor)
         ended = 0
+        if fate != "named" and anchor.version - track.anchor.version > self.policy.max_age:
+            track.behind_until = self.step
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
             if fate == "named":

@@ -72,6 +72,15 @@ class Mirror:
     """The rack that keeps it."""
 
 
+@dataclass(frozen=True, slots=True)
+class MirrorCalls:
+    """Calls of `RackStateMirrors` that the loop's thread does soon; all return at once."""
+
+    serve: Callable[[int, Tensor], None]
+    seek: Callable[[], None]
+    fetch: Callable[[Mirror], None]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mirrored:
     """A mirror with its bytes."""

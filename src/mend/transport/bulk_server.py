@@ -9,6 +9,7 @@ import time
 from collections import Counter
 
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport import forked
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
 from mend.transport.security import Secrets
@@ -57,7 +58,8 @@ def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
         return sock
     raise AddressInUse(
         f"lane host={host!r} ports={ports}: every port is taken. "
-        "Stop the process that holds them, or give a wider range."
+        "Stop the process that holds them, or give a wider range.",
+        tuple(candidates),
     )
 
 
@@ -106,6 +108,7 @@ class Holder:
         name = f"mend-lane-accept-{self.port}"
         self._acceptor = threading.Thread(target=self._accept, name=name, daemon=True)
         self._acceptor.start()
+        forked.watch(self)
 
     @property
     def connections(self) -> int:
@@ -120,6 +123,11 @@ class Holder:
     def drop(self, key: bytes) -> None:
         """Answer GONE from the next chunk on; a chunk on its way keeps its own reference."""
         self._served.pop(key, None)
+
+    def disinherit(self) -> None:
+        """`close` alone: the connections themselves are the rack's, which goes on."""
+        for sock in (self._listener, *(each.sock for each in tuple(self._connections))):
+            sock.close()
 
     def close(self) -> None:
         """Free the port and end the threads, also those that a stuck peer holds in a send."""

@@ -31,6 +31,7 @@ from typing import NamedTuple, cast
 import zmq
 
 from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.transport import forked
 from mend.transport.security import CurveKeys, Secrets
 from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
 from mend.types import Peer
@@ -171,6 +172,7 @@ class ZmqSideband:
         self._strangers = Strangers(self._inbox) if secrets is not None else None
         self._descriptor = int(self._inbox.fileno())
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        forked.watch(self)
 
     @property
     def strangers(self) -> int:
@@ -195,7 +197,8 @@ class ZmqSideband:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUse(
                     f"sideband address={bind!r}: the port is taken. Stop the process that holds it "
-                    "(`ss -ltnp` names it), or choose another port."
+                    "(`ss -ltnp` names it), or choose another port.",
+                    (int(port),) if (port := where.rpartition(":")[2]).isdigit() else (),
                 ) from error
             rule = f"cannot be bound ({error})"
             remedy = "Give tcp://host:port with a host of this machine."
@@ -436,6 +439,11 @@ class ZmqSideband:
         if self._watched:
             self._loop.remove_reader(self._descriptor)
             self._watched = False
+
+    def disinherit(self) -> None:
+        """libzmq keeps its descriptors to itself, and does nothing in a child."""
+        if not self._closed:
+            forked.close_all(int(self.address.rpartition(":")[2]))
 
     def close(self) -> None:
         """Give queued frames up to FAREWELL_MS to leave, then free port and thread. Idempotent."""

@@ -111,7 +111,11 @@ class TransportError(MendError):
 
 
 class AddressInUse(TransportError):
-    """A port that must be bound is taken."""
+    """A port that must be bound is taken. `ports`: each of them would do, and is."""
+
+    def __init__(self, text: str, ports: tuple[int, ...] = ()) -> None:
+        self.ports = ports
+        super().__init__(text)
 
 
 class PeerUnreachable(TransportError):

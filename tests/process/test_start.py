@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -196,10 +197,10 @@ def test_racks_that_wait_for_the_same_silent_one_name_each_other(job: Job) -> No
 
 def test_a_taken_port_is_named_with_the_remedy(job: Job, free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)):
-        address = f"tcp://127.0.0.1:{free_port}"
+        address, holder = f"tcp://127.0.0.1:{free_port}", f"Held by process {os.getpid()} ("
         job.start(0, config=CONFIG, env={"MEND_SIDEBAND_ADDR": address})
         assert job.ended(0) == 1
-        refused(job, 0, "AddressInUse", address, "Stop the process that holds it")
+        refused(job, 0, "AddressInUse", address, "Stop the process that holds it", holder)
 
 
 def test_taken_data_ports_are_named_with_the_remedy(
@@ -209,4 +210,6 @@ def test_taken_data_ports_are_named_with_the_remedy(
     with socket.create_server(("127.0.0.1", port)):
         job.start(0, config={**CONFIG, "data_ports": f"{port}-{port}"})
         assert job.ended(0) == 1
-        refused(job, 0, "AddressInUse", str(port), "wider range")
+        refused(
+            job, 0, "AddressInUse", str(port), "wider range", f"Held by process {os.getpid()} ("
+        )

@@ -64,3 +64,16 @@ def test_racks_that_have_slept_end_near_the_goal(
     for training in merged:
         away = max(float((1 - each.detach()).abs().max()) for each in training.parameters)
         assert away < NEAR, f"rack {training.rank.me.rack} ends at {away:.3f} from the goal"
+
+
+def test_the_outcome_tells_of_steps_that_the_end_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others stood still too, so the rack trained to its end on an old version. What it had
+    done was added to theirs, and all ended `merged`."""
+    monkeypatch.setattr(World, "_update", gradient)
+    world = World(asleep(60))
+    assert world.run().problems == []
+    found = [process.trainer for process in world.processes() if process.trainer is not None]
+    outcomes = [(each.rank.me.rack, each.trainer.outcome) for each in found]
+    assert {outcome.word for _, outcome in outcomes} == {"merged"}
+    told = {rack: "steps that it had made on an old version" in o.detail for rack, o in outcomes}
+    assert told == {0: True, 1: False, 2: False}

@@ -20,6 +20,7 @@ from mend.coordination import wire
 from mend.coordination.messages import Envelope, Hello, Message, Patch, Prepare, Retire, State
 from mend.coordination.streams import Streams, Unread
 from mend.engine.host import Host
+from mend.engine.port_holders import DEATH_S_MAX, open_when_free
 from mend.engine.pull_troubles import PullTroubles
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
@@ -121,8 +122,9 @@ class IoLoop:
         self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
         self._thread.start()
         try:
-            self._ready.result(START_S)
+            self._ready.result(START_S + DEATH_S_MAX)
         except BaseException:
+            self._closing = True
             self._worker.close(0.0)
             raise
 
@@ -270,7 +272,7 @@ class IoLoop:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._open()
+            open_when_free(self._open, self.note, lambda: self._closing)
         except BaseException as error:
             self._loop.close()
             self._ready.set_exception(error)

@@ -29,8 +29,8 @@ LOUD = frozenset(
         "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
         "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
         "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",
-        "name-unknown", "events-stopped", "events-resumed", "events-anew", "events-lost",
-        "log-lost", "observer-unanswered", "async-tp-in-vain", "close-gave-up",
+        "name-unknown", "port-waits", "events-stopped", "events-resumed", "events-anew",
+        "events-lost", "log-lost", "observer-unanswered", "async-tp-in-vain", "close-gave-up",
     }
 )  # fmt: skip
 """Kinds that are logged as warnings. The rest is INFO or DEBUG."""

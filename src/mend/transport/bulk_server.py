@@ -51,7 +51,8 @@ def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
             ) from error
     raise AddressInUse(
         f"lane host={host!r} ports={ports}: every port is taken. "
-        "Stop the process that holds them, or give a wider range."
+        "Stop the process that holds them, or give a wider range.",
+        tuple(candidates),
     )
 
 

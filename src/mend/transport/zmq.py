@@ -201,7 +201,8 @@ class ZmqSideband:
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUse(
                     f"sideband address={bind!r}: the port is taken. Stop the process that holds it "
-                    "(`ss -ltnp` names it), or choose another port."
+                    "(`ss -ltnp` names it), or choose another port.",
+                    (int(port),) if (port := where.rpartition(":")[2]).isdigit() else (),
                 ) from error
             rule = f"cannot be bound ({error})"
             remedy = "Give tcp://host:port with a host of this machine."

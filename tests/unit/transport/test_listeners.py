@@ -1,53 +1,77 @@
-"""A worker of a DataLoader lives up to five seconds longer than a killed rack, and held its ports:
-the rack that was started again ended with AddressInUse."""
+"""A process that is forked from a rack holds none of its ports.
+
+A worker of a DataLoader lives up to five seconds longer than a killed rack, and held its ports: the
+rack that was started again ended with AddressInUse.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import closing
 
-import pytest
+from mend.transport.bulk_client import BulkLane
+from mend.transport.zmq import ZmqSideband
 
-from mend.transport.listeners import open_listener
-
-FORKS = """
+RACK = """
 import asyncio, os, sys, time
 from mend.transport.bulk_client import BulkLane
 from mend.transport.zmq import ZmqSideband
 
-sideband, lane = sys.argv[1:]
-
-async def main():
-    held = ZmqSideband(f"tcp://{sideband}")
-    ports = int(lane), int(lane)
-    bulk = BulkLane("127.0.0.1", ports, token=bytes(16))
-    if not os.fork():
-        print("forked", os.getpid(), flush=True)
-        time.sleep(60)
+async def rack():
+    sideband = ZmqSideband("tcp://127.0.0.1:*")
+    lane = BulkLane("127.0.0.1", None, token=bytes(16))
+    print(sideband.address.rpartition(":")[2], lane.address.port, flush=True)
+    sys.stdin.buffer.raw.read(1)  # somebody is connected
+    if os.fork() == 0:
+        print("forked", flush=True)
+        sys.stdin.buffer.raw.read(1)  # as a worker of a data loader, until it notices
         os._exit(0)
-    await asyncio.sleep(60)
+    time.sleep(600)
 
-asyncio.run(main())
+asyncio.run(rack())
 """
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "*", "localhost"])
-def test_a_forked_process_does_not_hold_the_ports_of_a_killed_one(
-    host: str, free_ports: Callable[[int], list[int]]
-) -> None:
-    ports = free_ports(2)
-    argv = [sys.executable, "-c", FORKS, f"{host}:{ports[0]}", str(ports[1])]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        word, child = process.stdout.readline().split()
-        assert word == "forked"
-        process.kill()
-        process.wait()
-        try:
-            for port in ports:
-                open_listener(socket.AF_INET, ("127.0.0.1", port), 1).close()
-        finally:
-            subprocess.run(["kill", f"-{signal.SIGKILL}", child], check=True)
+async def open_sideband(port: int) -> None:
+    ZmqSideband(f"tcp://127.0.0.1:{port}").close()
+
+
+def test_a_killed_rack_s_ports_are_free_while_a_forked_process_lives_on() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", RACK]  # of forks beside threads
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rack:
+        assert rack.stdin is not None
+        assert rack.stdout is not None
+        sideband, lane = map(int, rack.stdout.readline().split())
+        with (
+            closing(socket.create_connection(("127.0.0.1", sideband))) as friend,
+            closing(socket.create_connection(("127.0.0.1", lane))),
+        ):
+            assert friend.recv(1), "libzmq has taken it in, and greets"
+            rack.stdin.write(b".")
+            rack.stdin.flush()
+            assert rack.stdout.readline() == b"forked\n"
+            rack.send_signal(signal.SIGKILL)
+            rack.wait()
+            asyncio.run(open_sideband(sideband))
+            BulkLane("127.0.0.1", (lane, lane), token=bytes(16)).close()
+
+
+def test_a_rack_goes_on_beside_a_forked_process() -> None:
+    """What the child closes is its own copy."""
+    command = [sys.executable, "-W", "ignore", "-c", RACK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rack:
+        assert rack.stdin is not None
+        assert rack.stdout is not None
+        ports = list(map(int, rack.stdout.readline().split()))
+        rack.stdin.write(b".")
+        rack.stdin.flush()
+        assert rack.stdout.readline() == b"forked\n"
+        for port in ports:
+            with closing(socket.create_connection(("127.0.0.1", port), 10)) as friend:
+                friend.settimeout(10)
+                assert port == ports[1] or friend.recv(1), "libzmq still answers"
+        rack.kill()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.settings import MendConfig
+from mend.engine.port_holders import find_holder
 from mend.hardware.cpu_affinity import read_short
 from mend.tools.doctor.estimate import Room
 from mend.tools.doctor.terms import Finding, ok, problem, remark
@@ -22,10 +23,6 @@ from mend.transport import probe
 FILES_BASE, FILES_PER_RACK = 256, 16
 """Descriptors of one rank: its lane's connections, and sockets by rack; and torch's own."""
 
-LISTENS = "0A"
-"""The state of a socket that listens, in /proc/net/tcp."""
-
-SAID_CHARS_MAX = 80
 TIME_ERROR = 5
 """Answer of adjtimex while the clock is not synchronized."""
 
@@ -136,26 +133,8 @@ class System:
     def holder(self, port: int) -> str:
         """Name the process that listens on a TCP port: `process 77 (python train.py)`. Empty:
         nobody does, or this user may not look at it."""
-        wanted = {
-            f"socket:[{parts[9]}]"
-            for table in ("tcp", "tcp6")
-            for line in self.text(f"proc/net/{table}").splitlines()[1:]
-            if len(parts := line.split()) > 9
-            and parts[3] == LISTENS
-            and parts[1].endswith(f":{port:04X}")
-        }
-        for folder in self._processes() if wanted else ():
-            with contextlib.suppress(OSError):
-                for descriptor in (folder / "fd").iterdir():
-                    if str(descriptor.readlink()) in wanted:
-                        said = self.text(f"proc/{folder.name}/cmdline").replace("\0", " ")
-                        return f"process {folder.name} ({said.strip()[:SAID_CHARS_MAX]})"
-        return ""
-
-    def _processes(self) -> list[Path]:
-        with contextlib.suppress(OSError):
-            return [each for each in (self._root / "proc").iterdir() if each.name.isdigit()]
-        return []
+        found = find_holder(port, self._root)
+        return found.who if found else ""
 
     def _whole(self, path: str) -> int | None:
         text = self.text(path)

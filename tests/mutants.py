@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "gathered-root: writes go to shards that FSDP2 is about to overwrite",
-        "fragment.shards:InPlace.check",
+        "fragment.in_place:InPlace.check",
         "if module is not None:\n    module.reshard()",
         "del module",
         ("tests/process/test_fsdp2.py", "-k", "evaluation"),

@@ -144,6 +144,25 @@ def test_a_parameter_that_is_replaced_later_stops_the_rack(alone: Configure) -> 
         runtime.abort()
 
 
+def test_a_parameter_that_takes_the_elements_of_another_stops_the_rack(alone: Configure) -> None:
+    """The write of one parameter replaced what the other had been given, on racks that ended
+    `merged` with equal digests. It is noticed before anything is written."""
+    model = train.build("plain", 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    runtime = mend.mend_init(model, alone(), optimizer)
+    try:
+        one, other = [p for p in model.parameters() if p.dim() > 1][:2]
+        both = torch.zeros(max(one.numel(), other.numel()))
+        for p in (one, other):
+            p.data = both[: p.numel()].view(p.shape)
+        kept = one.detach().clone()
+        status = runtime.shutdown()
+        assert (status.outcome, "shares memory with" in status.outcome_detail) == ("failed", True)
+        assert torch.equal(one, kept)
+    finally:
+        runtime.abort()
+
+
 def test_a_parameter_that_becomes_of_another_type_later_stops_the_rack(alone: Configure) -> None:
     """One rack of two went on in bfloat16, and both ended `merged`, with other bits."""
     model = train.build("plain", 0)

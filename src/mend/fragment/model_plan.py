@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mend.fragment.device import device_of
+from mend.fragment.in_place import InPlace
 from mend.fragment.moments import Moment, MomentsView, Optimizer, build_moment_plan, moments_of
 from mend.fragment.plan import (
     Item,
@@ -31,7 +32,7 @@ from mend.fragment.running_statistics import (
     plan_statistics,
     statistics_of,
 )
-from mend.fragment.shards import InPlace, mesh_ranks
+from mend.fragment.shards import mesh_ranks
 from mend.fragment.view import FragmentView
 from mend.types import Layout
 

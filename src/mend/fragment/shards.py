@@ -13,7 +13,6 @@ Legend: N elements of a vector.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from mend.errors import ConfigError, UsageError
+from mend.errors import ConfigError
 from mend.types import Layout, Owned, Span, owned_span
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 WHOLE = "whole"
@@ -51,69 +49,6 @@ def as_dtensor(parameter: Tensor) -> DTensor | None:
     others shall not wait for that."""
     module = sys.modules.get("torch.distributed.tensor")
     return parameter if module is not None and isinstance(parameter, module.DTensor) else None
-
-
-def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
-    module = sys.modules.get("torch.distributed.fsdp")
-    return [m for m in model.modules() if module is not None and isinstance(m, module.FSDPModule)]
-
-
-class InPlace:
-    """Checks that the parameters read and written are those trained. Holds no module alive.
-
-    The FSDP2 modules of a model may be gathered when their shards are wanted: after a forward pass
-    without grad the root stays so, its parameters are then plain tensors, and what is written to
-    the shards is overwritten unseen. And a parameter may have been replaced, by a `fully_shard`
-    that came too late or by `load_state_dict(assign=True)`: the old one is not trained any more.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
-        self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter, str]] = []
-
-    def watch(self, model: nn.Module, exchanged: Container[int]) -> None:
-        """From now on the exchanged parameters (ids) must stay where they are. The model is
-        resharded."""
-        self._homes = [
-            (f"{prefix}.{name}".lstrip("."), weakref.ref(module), name, parameter, _kind(parameter))
-            for prefix, module in model.named_modules()
-            for name, parameter in module.named_parameters(recurse=False)
-            if id(parameter) in exchanged
-        ]
-
-    def check(self) -> None:
-        """Reshard what is gathered. Raises UsageError when a parameter is not the one it was, of
-        another type, shape or device, or in the memory of another one."""
-        for reference in self._modules:
-            module = reference()
-            if module is not None:
-                module.reshard()
-        places = dict[int, tuple[nn.Parameter, str]]()
-        for name, home, attribute, parameter, kind in self._homes:
-            owner = home()
-            if owner is not None and owner._parameters.get(attribute) is not parameter:
-                raise UsageError(
-                    f"parameter {name} was replaced after mend_init; call fully_shard, "
-                    "load_state_dict(assign=True) and other replacements before mend_init"
-                )
-            if (now := _kind(parameter)) != kind:
-                raise UsageError(
-                    f"parameter {name} was {kind} at mend_init and is {now}; call model.to(...), "
-                    "and other conversions, before mend_init, on every rack"
-                )
-            place = 0 if as_dtensor(parameter) is not None else parameter.data_ptr()
-            there, other = places.setdefault(place, (parameter, name))
-            if place and there is not parameter:
-                raise UsageError(
-                    f"parameter {name} has shared the memory of {other} since mend_init, so that a "
-                    "merge of one would overwrite the other; tie parameters before mend_init, on "
-                    "every rack"
-                )
-
-
-def _kind(parameter: Tensor) -> str:
-    """Type, shape and device. They may change in place: `model.bfloat16()` keeps the object."""
-    return f"{parameter.dtype} {tuple(parameter.shape)} on {parameter.device}"
 
 
 @torch.no_grad()

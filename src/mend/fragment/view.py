@@ -51,7 +51,7 @@ class FragmentView:
     ) -> None:
         """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor.
 
-        `check` is called before every access, see `shards.InPlace`.
+        `check` is called before every access, see `in_place.InPlace`.
         """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
             assert tuple(parameter.shape) == slot.shape, (

@@ -70,17 +70,6 @@ def test_a_view_reads_what_is_trained_and_says_when_it_is_trained_no_more() -> N
         view.read(owned, out)
 
 
-def test_a_parameter_that_gets_the_memory_of_another_one_is_refused() -> None:
-    """Tied after mend_init: a merge of one fragment overwrote what the other had just got."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    plan = plan_of(model)
-    model[1].weight.data = model[1].weight.data.clone()  # other memory of its own is fine
-    plan.check()
-    model[1].weight.data = model[0].weight.data
-    with pytest.raises(UsageError, match=r"1\.weight has shared the memory of 0\.weight since"):
-        plan.check()
-
-
 # -------------------------------------------------------------- what is always merged by the mean
 
 

@@ -95,6 +95,16 @@ def test_other_digests_are_named() -> None:
     ]
 
 
+def test_other_digests_of_a_lower_rack_are_not_said_to_differ_from_its_own() -> None:
+    """The report said "rack 0 has other digests than rack 0", and counted the round as equal."""
+    run = Run().says(1, commit(2, 7, {0: 1, 1: 1})).says(0, commit(2, 7, {0: 1, 1: 1}, "bb"))
+    facts = run.both(commit(2, 8, {0: 2, 1: 2})).ends()
+    assert facts.differences == [
+        "fragment 2 version 7: rack 0 rank 0 has other digests than rack 1 rank 0"
+    ]
+    assert (facts.rounds, facts.agreed, facts.alone) == (2, 1, 0)
+
+
 def test_a_round_that_one_file_has_proves_nothing() -> None:
     facts = Run().says(0, commit(0, 1, {0: 1, 1: 1})).ends()
     assert (facts.agreed, facts.alone) == (0, 1)
@@ -217,6 +227,15 @@ def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
     assert run.ends().evicted == {1: "rack 1 is slow again"}
     own = {"kind": "evicted", "step": 9, "reason": "rack 1 is slow", "remedy": "start it again"}
     assert Run().says(1, own).ends().evicted == {1: "rack 1 is slow"}, "its own file is enough"
+
+
+def test_an_eviction_that_an_earlier_job_announced_is_none_of_the_next() -> None:
+    """A smaller job in the same folder "evicted" the rack that it never had."""
+    evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
+    run = Run().says(0, {"kind": "start", "job": "first"}, evicted)
+    run.says(0, {"kind": "start", "job": "second"})
+    run.says(0, {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 0 is alone"})
+    assert run.ends().evicted == {}
 
 
 def test_a_rack_whose_eviction_was_taken_back_was_not_evicted() -> None:

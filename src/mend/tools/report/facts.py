@@ -252,8 +252,8 @@ class RunFacts:
         return self.first_faults + [each for each in self.last_faults if id(each) not in first]
 
 
-Bits = tuple[tuple[str, ...], set[tuple[int, int]]]
-"""The digests of a round, and the ranks whose files say so."""
+Bits = dict[tuple[int, int], tuple[str, ...]]
+"""(rack, rank) -> the digests of a round in its file, in the order in which they were written."""
 
 
 class Gathering:
@@ -344,7 +344,7 @@ class Gathering:
     def _begin_anew(self) -> None:
         earlier = self.facts.earlier_jobs + 1
         self.facts = RunFacts(earlier_jobs=earlier)
-        self._pending, self._captured, self._founded = {}, {}, False
+        self._pending, self._captured, self._leaves, self._founded = {}, {}, {}, False
 
     # -------------------------------------------------------------- training
 
@@ -447,14 +447,15 @@ class Gathering:
                 if begun_ns is not None:
                     self.facts.waits.add(0, time_ns, (time_ns - begun_ns) / 1e9)
         if key not in self._pending:
-            self._pending[key] = (digests, set())
+            self._pending[key] = {}
             self._count_round(event, time_ns)
-        first_digests, ranks = self._pending[key]
-        ranks.add((source.rack, source.rank))
+        ranks = self._pending[key]
+        ranks[source.rack, source.rank] = digests
+        (rack, rank), first_digests = next(iter(ranks.items()))
         if first_digests != digests and len(self.facts.differences) < DIFFERENCES_MAX:
             self.facts.differences.append(
                 f"fragment {event.fragment} version {event.version}: rack {source.rack} rank "
-                f"{source.rank} has other digests than rack {min(ranks)[0]} rank {min(ranks)[1]}"
+                f"{source.rank} has other digests than rack {rack} rank {rank}"
             )
         if len(ranks) == len(self._files) or len(self._pending) > PENDING_MAX:
             self._close_comparison(
@@ -462,11 +463,11 @@ class Gathering:
             )
 
     def _close_comparison(self, key: tuple[int, int]) -> None:
-        _, ranks = self._pending.pop(key)
-        if len(ranks) > 1:
-            self.facts.agreed += 1
-        else:
+        ranks = self._pending.pop(key)
+        if len(ranks) < 2:
             self.facts.alone += 1
+        elif len(set(ranks.values())) == 1:
+            self.facts.agreed += 1
 
     def _count_round(self, commit: Commit, time_ns: int) -> None:
         """The first file that has it."""

@@ -172,6 +172,22 @@ def test_the_same_name_founded_twice_is_two_runs() -> None:
     assert (facts.job, facts.rounds, facts.earlier_jobs, facts.differences) == ("mend", 1, 1, [])
 
 
+def test_a_second_run_tells_how_it_is_protected_itself() -> None:
+    """Racks say so before their job is founded: of the second run in a folder it was forgotten, so
+    the page did not warn of one that was open to the network."""
+    run = Run()
+    for job, protection in (("mend", "keys"), ("mend", "insecure"), ("other", "loopback")):
+        for rack in (0, 1) if job == "mend" else (0,):
+            run.says(rack, {"kind": "protection", "protection": protection})
+        run.says(0, {"kind": "start", "job": job}, {"kind": "genesis", "racks": [0, 1]})
+        run.says(0, progress(1))
+        if protection == "insecure":
+            run.says(1, progress(1))
+            assert run.gathering.facts.protection == {0: "insecure", 1: "insecure"}
+    facts = run.ends()
+    assert (facts.earlier_jobs, facts.protection) == (2, {0: "loopback"})
+
+
 def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() -> None:
     run = Run()
     for number in range(3 * FAULTS_SHOWN):
@@ -256,3 +272,11 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     assert found[1, "own past"].cause == "by the input of rank 3"
     assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)
+
+
+def test_figures_that_round_up_get_the_larger_unit() -> None:
+    """999,999 tokens were `1e+03 k`."""
+    figures = (0, 999, 999.4, 999.7, 999_499, 999_999, 12_345_678, 1e15)
+    assert [summary.short(each) for each in figures] == [
+        "0 ", "999 ", "999 ", "1 k", "999 k", "1 M", "12.3 M", "1e+03 T",
+    ]  # fmt: skip

@@ -186,9 +186,9 @@ class RunFacts:
 
     job: str = ""
     exchange: bool = True
+    """False: every rack trains for itself, and there are no rounds."""
     protection: dict[int, str] = field(default_factory=dict)
     """Protection of each rack: keys, loopback, insecure."""
-    """False: every rack trains for itself, and there are no rounds."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
     begin_ns: int = 0
     end_ns: int = 0
@@ -317,6 +317,8 @@ class Gathering:
         for each in self.facts.ranks.values():
             for curve in each.curves.values():
                 curve.finish()
+        racks, told = self.facts.racks, self.facts.protection
+        self.facts.protection = {rack: told[rack] for rack in racks if rack in told}
         return self.facts
 
     def _rank(self, rack: int, rank: int) -> RankFacts:
@@ -343,7 +345,8 @@ class Gathering:
 
     def _begin_anew(self) -> None:
         earlier = self.facts.earlier_jobs + 1
-        self.facts = RunFacts(earlier_jobs=earlier)
+        # A rack says how it is protected before its job has a name.
+        self.facts = RunFacts(earlier_jobs=earlier, protection=self.facts.protection)
         self._pending, self._captured, self._leaves, self._founded = {}, {}, {}, False
 
     # -------------------------------------------------------------- training

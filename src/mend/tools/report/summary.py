@@ -256,7 +256,7 @@ def _plain(value: object) -> str:
 def short(value: float) -> str:
     """Three figures and a prefix, with a space: `12.3 M`, `812 `."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # three figures of it round to one of the larger unit
             return f"{value / size:.3g} {prefix}"
     return f"{value:.3g} " if value != int(value) else f"{int(value)} "
 

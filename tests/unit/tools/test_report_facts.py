@@ -274,6 +274,22 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)
 
 
+def test_of_a_resumed_run_nobody_says_that_work_was_not_merged() -> None:
+    """Its racks count on from the checkpoint, and the rounds of before are in other files: a run
+    that merged everything since had a red verdict."""
+
+    def merged(first: int) -> summary.Verdict:
+        run = Run().both(progress(first)).both(commit(0, 1, {0: 1, 1: 1}))
+        facts = run.both(progress(first + 9, last=True)).ends()
+        totals = {rack: summary.total(facts, rack) for rack in facts.racks}
+        (found,) = [v for v in summary.verdicts(facts, totals) if v.question == "Work merged"]
+        return found
+
+    assert (merged(1).answer, merged(1).fine) == ("100.0% of every rack's tokens", True)
+    assert merged(100).answer.endswith("those of before it was resumed included")
+    assert merged(100).fine is None
+
+
 def test_figures_that_round_up_get_the_larger_unit() -> None:
     """999,999 tokens were `1e+03 k`."""
     figures = (0, 999, 999.4, 999.7, 999_499, 999_999, 12_345_678, 1e15)

@@ -99,7 +99,13 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     if facts.rounds:
         share = min((one.merged_share for one in totals.values()), default=0.0)
         merged = f"{'' if share > 0.999 else 'at least '}{share:.1%} of every rack's tokens"
-        answers.append(Verdict("Work merged", merged, None if late else share > 0.99))
+        earlier = any(
+            each.track.kept[0].step > 1 for each in facts.ranks.values() if each.track.kept
+        )
+        if earlier:
+            merged += ", those of before it was resumed included"
+        fine = None if late or earlier else share > 0.99
+        answers.append(Verdict("Work merged", merged, fine))
     if facts.turnout:
         rounds = list(facts.turnout.elements())
         enough = 2 * short_of(rounds) <= len(rounds) or None

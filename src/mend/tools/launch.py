@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -124,7 +124,7 @@ class Outcome:
         witness's. Of a rack that told of unmerged work and did not crash: UNMERGED_EXIT."""
         codes = [
             -self.interrupted,
-            self.racks[self.culprit] if self.culprit is not None else 0,
+            self.racks[self.culprit] or 1 if self.culprit is not None else 0,
             *(self._code(rack) for rack in sorted(self.racks)),
             self.witness or 0,
         ]
@@ -440,7 +440,14 @@ class Launch:
                 self._evictions[rack] += self._was_evicted(rack)
             self._report(child, left, rack if again else None)
             if rack is not None and again:
-                self.racks[rack] = self._start_rack(rack)
+                self._start_again(rack)
+
+    def _start_again(self, rack: int) -> None:
+        """Start its next life. If the machine has no room for a process, the others train on."""
+        try:
+            self.racks[rack] = self._start_rack(rack)
+        except OSError as error:
+            self._say(f'rack {rack} not-restarted reason="{error.strerror}"')
 
     def _has_failed(self, rack: int) -> bool:
         told = self._find_unmerged().get(rack)
@@ -473,7 +480,8 @@ class Launch:
         code = child.process.returncode
         notes = [f"exit={code}"]
         if code < 0:
-            notes.append(f"signal={signal.Signals(-code).name}")
+            with suppress(ValueError):  # most real-time signals have no name
+                notes.append(f"signal={signal.Signals(-code).name}")
         if orphans_killed:
             notes.append(f"orphans_killed={orphans_killed}")
         if again is not None and self._was_evicted(again):

@@ -18,6 +18,8 @@ from io import FileIO
 from pathlib import Path
 from types import FrameType
 
+from mend.errors import ConfigError
+
 TOKEN = "LAUNCHED_BY_MEND"
 """Set for every process of a launch, to recognise its orphans. Not MEND_...: those are settings."""
 
@@ -52,18 +54,32 @@ class Child:
         self.name, self._sink = name, sink
         self.reported = False
         tie = [sys.executable, str(Path(__file__).with_name("pdeathsig.py")), str(os.getpid())]
-        self._log: FileIO | None = (
-            log.open("ab" if again else "wb", buffering=0) if log is not None else None
-        )
-        self.process = subprocess.Popen(
-            [*tie, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        self._log = self._open(log, again=again) if log is not None else None
+        try:
+            self.process = subprocess.Popen(
+                [*tie, *command], env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            if self._log is not None:
+                self._log.close()
+            raise
         assert self.process.stdout is not None
         self._pipe = self.process.stdout
         os.set_blocking(self._pipe.fileno(), False)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
+
+    def _open(self, log: Path, *, again: bool) -> FileIO | None:
+        """A next life does without a log that cannot be opened any more. Raises ConfigError."""
+        try:
+            return log.open("ab" if again else "wb", buffering=0)
+        except OSError as error:
+            if not again:
+                rule, remedy = f"cannot be written ({error.strerror})", "Name another folder."
+                raise ConfigError("log_dir", str(log), rule, remedy) from error
+            self._sink(self.name, f"log-stopped path={log} reason={error}")
+            return None
 
     def running(self) -> bool:
         return self.process.poll() is None

@@ -83,7 +83,7 @@ class Tally:
 def span_of(text: str) -> tuple[int, int]:
     """`A:B` is A .. B-1, `N` is 0 .. N-1. Raises ConfigError."""
     first, colon, last = text.rpartition(":")
-    if not (last.isdigit() and (first.isdigit() or not colon)):
+    if not (last.isdecimal() and (first.isdecimal() or not colon)):
         raise ConfigError("seeds", text, "must be N or A:B", "Give --seeds 2000 or 100:200.")
     start, stop = int(first or 0), int(last)
     if stop <= start:

@@ -254,6 +254,8 @@ class _Files:
         stem = self._stem
         for life in itertools.count(2):
             try:
+                if any(self._folder.glob(f"{self._stem}.*mend")):  # its first files may be gone
+                    raise FileExistsError(f"{self.path} has a tape of an earlier life beside it")
                 self._file = self.path.open("xb")
                 break
             except FileExistsError:

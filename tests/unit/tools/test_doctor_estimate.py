@@ -24,6 +24,7 @@ def config(**given: Any) -> MendConfig:
         ("1.5B", 1_500_000_000),
         ("350m", 350_000_000),
         ("124_000_000", 124_000_000),
+        ("124,000,000", 124_000_000),
         ("2T", 2 * 10**12),
     ],
 )
@@ -31,8 +32,12 @@ def test_sizes_are_read(text: str, params: int) -> None:
     assert est.params_of(text) == params
 
 
-@pytest.mark.parametrize("text", ["", "B", "-1", "1e9", "0", "1.5X", "9" * 40, "999T", "nan"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "B", "-1", "1e9", "0", "1.5X", "9" * 40, "999T", "nan", "1,5B", "1,500B", "1_5", ",1"],
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
+    """`1,5B`, with the comma of half of the world, was planned as 15B."""
     with pytest.raises(ConfigError, match="--params"):
         est.params_of(text)
 

@@ -223,6 +223,18 @@ def test_a_doctor_that_was_started_again_takes_its_former_place() -> None:
     assert state.doubles == set()
 
 
+def test_the_one_that_orders_is_started_again_while_others_still_measure() -> None:
+    """It took up an order of its former life, had none to follow it, and ended with an error."""
+    room = Room(2)
+    while room.states[1].turn is None or room.states[1].turn.number < 2:
+        room.run(room.now_ns + BEAT_NS)
+    rules, about = room.states[0].rules, room.states[0].about
+    room.states[0] = MeetingState(rules, about, 999, room.now_ns)
+    room.run(room.now_ns + 100 * SECOND)
+    assert room.over.keys() == {0, 1}
+    assert room.states[1].doubles == {0}, "the other one says so"
+
+
 def test_a_job_that_runs_is_recognized_and_garbage_is_counted() -> None:
     state = alone()
     state.hear(wire.encode(JobEnvelope("train", 1, 0, 5, Refusal(1, "plan", "x"))), 0, 0)

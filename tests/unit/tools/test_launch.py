@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +174,33 @@ def test_the_status_is_that_of_the_first_that_failed(
 def test_the_status_is_that_of_the_rack_on_whose_account_all_were_ended() -> None:
     assert Outcome({0: -15, 1: 7}, 0, culprit=1).status == 7
     assert Outcome({0: -15, 1: 7}, 0, interrupted=2, culprit=1).status == 130
+
+
+def test_racks_that_were_ended_as_their_job_was_over_are_no_success() -> None:
+    """Their former life failed, and a script may end a SIGTERM with 0."""
+    assert Outcome({0: 0, 1: 0}, 0, culprit=1).status == 1
+
+
+def test_a_rack_that_cannot_be_started_again_ends_nobody_else(tmp_path: Path) -> None:
+    """The error of the system ended the launcher, and with it all racks that trained."""
+    said: list[str] = []
+    job = Job(command=("x" * (1 << 20),), torchrun=False)  # longer than the kernel takes
+    run = Launch(job, lambda _, line: said.append(line))
+    run._outcomes, run._environments = tmp_path, [{}, {}]
+    run._start_again(1)
+    assert said == ['rack 1 not-restarted reason="Argument list too long"']
+
+
+def test_a_signal_without_a_name_is_a_number(tmp_path: Path) -> None:
+    """The launcher ended with a ValueError, and killed all racks."""
+    said: list[str] = []
+    job = Job(command=("-c", "import os; os.kill(os.getpid(), 36)"), racks=1, torchrun=False)
+    run = Launch(job, lambda _, line: said.append(line))
+    run._outcomes, run._environments = tmp_path, [dict(os.environ)]
+    run.racks = [run._start_rack(0)]
+    run.racks[0].process.wait()
+    run._poll_children()
+    assert said == ["rack 0 ended exit=-36"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mend.errors import ConfigError
 from mend.tools.processes import READ_BYTES, READS_MAX, Child, Interrupts
 
 
@@ -38,6 +39,18 @@ def test_a_log_on_a_full_disk_ends_and_its_process_does_not() -> None:
     assert [line for _, line in said if line.isdigit()] == ["0", "1", "2"]
     (stopped,) = [line for _, line in said if line.startswith("log-stopped")]
     assert stopped.startswith("log-stopped path=/dev/full reason=[Errno 28]")
+
+
+def test_a_log_that_cannot_be_opened_is_refused_at_first_and_later_done_without(
+    tmp_path: Path,
+) -> None:
+    """It ended the whole job when the folder was gone by the time that a rack was started again."""
+    log = tmp_path / "gone" / "rack0.log"
+    with pytest.raises(ConfigError, match=r"log_dir=.*rack0\.log.*No such file"):
+        run("print('first')", log)
+    stopped, second = (line for _, line in run("print('second')", log, again=True))
+    assert stopped.startswith(f"log-stopped path={log} reason=[Errno 2]")
+    assert second == "second"
 
 
 def test_a_process_that_talks_without_end_leaves_the_launcher_its_turn() -> None:

@@ -95,6 +95,16 @@ def test_other_digests_are_named() -> None:
     ]
 
 
+def test_other_digests_of_a_lower_rack_are_not_said_to_differ_from_its_own() -> None:
+    """The report said "rack 0 has other digests than rack 0", and counted the round as equal."""
+    run = Run().says(1, commit(2, 7, {0: 1, 1: 1})).says(0, commit(2, 7, {0: 1, 1: 1}, "bb"))
+    facts = run.both(commit(2, 8, {0: 2, 1: 2})).ends()
+    assert facts.differences == [
+        "fragment 2 version 7: rack 0 rank 0 has other digests than rack 1 rank 0"
+    ]
+    assert (facts.rounds, facts.agreed, facts.alone) == (2, 1, 0)
+
+
 def test_a_round_that_one_file_has_proves_nothing() -> None:
     facts = Run().says(0, commit(0, 1, {0: 1, 1: 1})).ends()
     assert (facts.agreed, facts.alone) == (0, 1)
@@ -160,6 +170,22 @@ def test_the_same_name_founded_twice_is_two_runs() -> None:
         run.both(commit(0, 1, {0: 1, 1: 1}, bits))
     facts = run.ends()
     assert (facts.job, facts.rounds, facts.earlier_jobs, facts.differences) == ("mend", 1, 1, [])
+
+
+def test_a_second_run_tells_how_it_is_protected_itself() -> None:
+    """Racks say so before their job is founded: of the second run in a folder it was forgotten, so
+    the page did not warn of one that was open to the network."""
+    run = Run()
+    for job, protection in (("mend", "keys"), ("mend", "insecure"), ("other", "loopback")):
+        for rack in (0, 1) if job == "mend" else (0,):
+            run.says(rack, {"kind": "protection", "protection": protection})
+        run.says(0, {"kind": "start", "job": job}, {"kind": "genesis", "racks": [0, 1]})
+        run.says(0, progress(1))
+        if protection == "insecure":
+            run.says(1, progress(1))
+            assert run.gathering.facts.protection == {0: "insecure", 1: "insecure"}
+    facts = run.ends()
+    assert (facts.earlier_jobs, facts.protection) == (2, {0: "loopback"})
 
 
 def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() -> None:
@@ -228,6 +254,15 @@ def test_of_an_evicted_rack_the_last_reason_is_kept() -> None:
     assert Run().says(1, own).ends().evicted == {1: "rack 1 is slow"}, "its own file is enough"
 
 
+def test_an_eviction_that_an_earlier_job_announced_is_none_of_the_next() -> None:
+    """A smaller job in the same folder "evicted" the rack that it never had."""
+    evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
+    run = Run().says(0, {"kind": "start", "job": "first"}, evicted)
+    run.says(0, {"kind": "start", "job": "second"})
+    run.says(0, {"kind": "roster", "racks": [0], "votes": [0], "reason": "rack 0 is alone"})
+    assert run.ends().evicted == {}
+
+
 def test_a_rack_whose_eviction_was_taken_back_was_not_evicted() -> None:
     evicted = {"kind": "slow-rack-evicted", "slow_rack": 1, "stage": 4, "reason": "rack 1 is slow"}
     stays = {**evicted, "kind": "slow-rack-awaited", "stage": 0, "reason": "it stays"}
@@ -246,3 +281,27 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     assert found[1, "own past"].cause == "by the input of rank 3"
     assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)
+
+
+def test_of_a_resumed_run_nobody_says_that_work_was_not_merged() -> None:
+    """Its racks count on from the checkpoint, and the rounds of before are in other files: a run
+    that merged everything since had a red verdict."""
+
+    def merged(first: int) -> summary.Verdict:
+        run = Run().both(progress(first)).both(commit(0, 1, {0: 1, 1: 1}))
+        facts = run.both(progress(first + 9, last=True)).ends()
+        totals = {rack: summary.total(facts, rack) for rack in facts.racks}
+        (found,) = [v for v in summary.verdicts(facts, totals) if v.question == "Work merged"]
+        return found
+
+    assert (merged(1).answer, merged(1).fine) == ("100.0% of every rack's tokens", True)
+    assert merged(100).answer.endswith("those of before it was resumed included")
+    assert merged(100).fine is None
+
+
+def test_figures_that_round_up_get_the_larger_unit() -> None:
+    """999,999 tokens were `1e+03 k`."""
+    figures = (0, 999, 999.4, 999.7, 999_499, 999_999, 12_345_678, 1e15)
+    assert [summary.short(each) for each in figures] == [
+        "0 ", "999 ", "999 ", "1 k", "999 k", "1 M", "12.3 M", "1e+03 T",
+    ]  # fmt: skip

@@ -144,7 +144,7 @@ def test_the_time_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seeds_are_a_count_or_a_span() -> None:
     assert span_of("2000") == (0, 2000)
     assert span_of("100:200") == (100, 200)
-    for wrong in ("", "x", "5:", "7:7", "9:3", "-3"):
+    for wrong in ("", "x", "5:", "7:7", "9:3", "-3", "\u00b2", "1:\u00b2"):
         with pytest.raises(ConfigError, match="seeds"):
             span_of(wrong)
 

@@ -10,6 +10,7 @@ import pytest
 
 from mend.errors import ConfigError
 from mend.status.messages import VIEW_BYTES_MAX, encode_view
+from mend.tools.top import run
 from mend.tools.top.run import DEFAULT, Wanted, Watch, addresses_in_force, top
 from mend.transport.status_client import StatusClient
 from tests.unit.status.seen import rack_seen, view
@@ -91,6 +92,18 @@ def test_an_address_in_a_view_that_is_none_stops_nobody(
     watch = watched(onlooker, racks[0].address)
     assert watch.asked() == [racks[0].address]
     assert [line.rack for line in watch.picture().racks] == [0, 1, 2]
+
+
+def test_of_too_many_addresses_the_next_takes_the_place_of_one_that_is_none(
+    racks: list[Served], onlooker: StatusClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked without a way to it, and top ended with a KeyError."""
+    monkeypatch.setattr(run, "WATCHED_MAX", 2)
+    says(racks, 0, {0: racks[0].address, 1: "tcp://nowhere", 2: racks[2].address})
+    says(racks, 2, {2: racks[2].address})
+    watch = watched(onlooker, racks[0].address)
+    assert watch.asked() == [racks[0].address, racks[2].address]
+    assert watch.complete
 
 
 def test_a_rack_that_moved_is_followed_and_its_old_address_is_forgotten(

@@ -164,6 +164,24 @@ def test_the_oldest_files_go_when_there_is_no_more_room(
     assert read_tape(first).header.segment > 0
 
 
+def test_a_life_takes_no_name_of_an_earlier_one_whose_first_files_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the name of the first file, which was free: no command could read either tape, and
+    the new one ended where the old one had a file."""
+    segments(tmp_path, monkeypatch, bytes_max=16_000)
+    (first,) = tapes_in([tmp_path])
+    assert read_tape(first).header.segment > 0
+    before, notes = steps(first), Notes()
+    tape = writer(tmp_path, notes)
+    for number in range(60):
+        put(tape, number, text=os.urandom(300).hex())
+    tape.close()
+    assert notes.kinds == []
+    found = {path.name: steps(path) for path in tapes_in([tmp_path])}
+    assert found == {first.name: before, "tape-rack1-rank0-life2.mend": list(range(60))}
+
+
 def long_tape(folder: Path, monkeypatch: pytest.MonkeyPatch, **kept: object) -> Notes:
     """Of a machine that trains for long, with room for its end only. It keeps these as well."""
     monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 400)

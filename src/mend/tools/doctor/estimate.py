@@ -56,11 +56,15 @@ BLOCK_NUMEL = 1 << 16
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
 _PARAMS = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)([KMBGT]?)", re.ASCII)
+_THOUSANDS = re.compile(r"\d{1,3}(?:[,_]\d{3})+", re.ASCII)
 
 
 def params_of(text: str) -> int:
     """`1.5B`, `350M`, `124_000_000`: trained elements of the model. Raises ConfigError."""
-    match = _PARAMS.fullmatch(text.strip().upper().replace("_", "").replace(",", ""))
+    said = text.strip().upper()
+    if _THOUSANDS.fullmatch(said):  # nothing else: `1,5B` is not 15B
+        said = said.replace("_", "").replace(",", "")
+    match = _PARAMS.fullmatch(said)
     found = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not 0 < found <= PARAMS_MAX:
         rule = "must be a number of parameters like 1.5B, 350M or 124000000"

@@ -122,7 +122,7 @@ class MeetingState:
                 other.here = here
                 if here.turn is not None:
                     self._adopt(here.turn, now_ns)
-                    self._learn(here)
+                    self._learn(here.turn, here.did)
         return None
 
     def _not_ours(self, frame: bytes) -> None:
@@ -264,17 +264,17 @@ class MeetingState:
 
     def _adopt(self, turn: Turn, now_ns: int) -> None:
         mine = self.turn
+        if turn.by == self.rules.rack and turn not in self._ordered:
+            return  # an order of this rack's former life
         if mine is not None and (turn.by, -turn.number) >= (mine.by, -mine.number):
             return
         if mine is not None and turn.by != mine.by:
             self._did.clear()
         self.turn, self._turn_ns = turn, now_ns
 
-    def _learn(self, here: Here) -> None:
-        assert self.turn is not None
-        assert here.turn is not None
-        if here.turn.by == self.turn.by:
-            for rack, number in here.did:
+    def _learn(self, turn: Turn, did: Iterable[tuple[int, int]]) -> None:
+        if self.turn is not None and turn.by == self.turn.by:
+            for rack, number in did:
                 if rack < self.rules.racks:
                     self._did[rack] = max(number, self._did.get(rack, 0))
 

@@ -193,9 +193,9 @@ class RunFacts:
 
     job: str = ""
     exchange: bool = True
+    """False: every rack trains for itself, and there are no rounds."""
     protection: dict[int, str] = field(default_factory=dict)
     """Protection of each rack: keys, loopback, insecure."""
-    """False: every rack trains for itself, and there are no rounds."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
     begin_ns: int = 0
     end_ns: int = 0
@@ -261,8 +261,8 @@ class RunFacts:
         return self.first_faults + [each for each in self.last_faults if id(each) not in first]
 
 
-Bits = tuple[tuple[str, ...], set[tuple[int, int]]]
-"""The digests of a round, and the ranks whose files say so."""
+Bits = dict[tuple[int, int], tuple[str, ...]]
+"""(rack, rank) -> the digests of a round in its file, in the order in which they were written."""
 
 
 class Gathering:
@@ -327,6 +327,8 @@ class Gathering:
         for each in self.facts.ranks.values():
             for curve in each.curves.values():
                 curve.finish()
+        racks, told = self.facts.racks, self.facts.protection
+        self.facts.protection = {rack: told[rack] for rack in racks if rack in told}
         return self.facts
 
     def _rank(self, rack: int, rank: int) -> RankFacts:
@@ -353,8 +355,9 @@ class Gathering:
 
     def _begin_anew(self) -> None:
         earlier = self.facts.earlier_jobs + 1
-        self.facts = RunFacts(earlier_jobs=earlier)
-        self._pending, self._captured, self._founded = {}, {}, False
+        # A rack says how it is protected before its job has a name.
+        self.facts = RunFacts(earlier_jobs=earlier, protection=self.facts.protection)
+        self._pending, self._captured, self._leaves, self._founded = {}, {}, {}, False
 
     # -------------------------------------------------------------- training
 
@@ -460,14 +463,15 @@ class Gathering:
                 if begun_ns is not None:
                     self.facts.waits.add(0, time_ns, (time_ns - begun_ns) / 1e9)
         if key not in self._pending:
-            self._pending[key] = (digests, set())
+            self._pending[key] = {}
             self._count_round(event, time_ns)
-        first_digests, ranks = self._pending[key]
-        ranks.add((source.rack, source.rank))
+        ranks = self._pending[key]
+        ranks[source.rack, source.rank] = digests
+        (rack, rank), first_digests = next(iter(ranks.items()))
         if first_digests != digests and len(self.facts.differences) < DIFFERENCES_MAX:
             self.facts.differences.append(
                 f"fragment {event.fragment} version {event.version}: rack {source.rack} rank "
-                f"{source.rank} has other digests than rack {min(ranks)[0]} rank {min(ranks)[1]}"
+                f"{source.rank} has other digests than rack {rack} rank {rank}"
             )
         if len(ranks) == len(self._files) or len(self._pending) > PENDING_MAX:
             self._close_comparison(
@@ -475,11 +479,11 @@ class Gathering:
             )
 
     def _close_comparison(self, key: tuple[int, int]) -> None:
-        _, ranks = self._pending.pop(key)
-        if len(ranks) > 1:
-            self.facts.agreed += 1
-        else:
+        ranks = self._pending.pop(key)
+        if len(ranks) < 2:
             self.facts.alone += 1
+        elif len(set(ranks.values())) == 1:
+            self.facts.agreed += 1
 
     def _count_round(self, commit: Commit, time_ns: int) -> None:
         """The first file that has it."""

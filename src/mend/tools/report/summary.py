@@ -99,7 +99,13 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     if facts.rounds:
         share = min((one.merged_share for one in totals.values()), default=0.0)
         merged = f"{'' if share > 0.999 else 'at least '}{share:.1%} of every rack's tokens"
-        answers.append(Verdict("Work merged", merged, None if late else share > 0.99))
+        earlier = any(
+            each.track.kept[0].step > 1 for each in facts.ranks.values() if each.track.kept
+        )
+        if earlier:
+            merged += ", those of before it was resumed included"
+        fine = None if late or earlier else share > 0.99
+        answers.append(Verdict("Work merged", merged, fine))
     if facts.turnout:
         rounds = list(facts.turnout.elements())
         enough = 2 * short_of(rounds) <= len(rounds) or None
@@ -262,7 +268,7 @@ def _plain(value: object) -> str:
 def short(value: float) -> str:
     """Three figures and a prefix, with a space: `12.3 M`, `812 `."""
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # three figures of it round to one of the larger unit
             return f"{value / size:.3g} {prefix}"
     return f"{value:.3g} " if value != int(value) else f"{int(value)} "
 

@@ -57,6 +57,7 @@ class Watch:
         self._at: dict[tuple[int, int], str] = {}
         """(rack, life) -> the address that it is asked at; it may have several."""
         self._aliases: set[str] = set()
+        self._met = set(addresses)
         for address in addresses:
             onlooker.watch(address)
 
@@ -100,17 +101,18 @@ class Watch:
         at = self._at.setdefault((view.rack, view.life), address)
         if at != address:
             self._aliases.add(address)
-            return
-        if own != address:
-            self._aliases.add(own)
-        self._heard[address] = view, time.monotonic()
-        before = set(self.asked())
-        self._named[address] = tuple(addresses_of(view))
-        for other in set(self.asked()) - before:
-            self._meet(other)
+        else:
+            if own != address:
+                self._aliases.add(own)
+            self._heard[address] = view, time.monotonic()
+            self._named[address] = tuple(addresses_of(view))
+        while new := set(self.asked()) - self._met:  # an alias leaves its place to another one
+            for other in new:
+                self._meet(other)
 
     def _meet(self, address: str) -> None:
         """An address that a View named; one that is none is not the user's mistake."""
+        self._met.add(address)
         try:
             self._onlooker.watch(address)
         except ConfigError:

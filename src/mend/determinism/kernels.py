@@ -442,7 +442,10 @@ def sum_by_place(x_ND: Tensor, row_N: Tensor, place_N: Tensor, rows: int) -> Ten
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """aten::index_add: x plus, for every row, a tree over the entries of `source`."""
+    if not x.is_floating_point():  # exact in any order
+        return torch.index_add(x, dim, index, source, alpha=alpha, out=torch.empty_like(x))
     dim %= max(1, x.dim())
+    _refuse_outside(index, x, dim)
     moved = source.movedim(dim, 0)
     flat_ND = moved.reshape(moved.shape[0], -1) * alpha
     added = sum_by_place(widen(flat_ND), index, torch.arange(len(index)), x.shape[dim])
@@ -450,9 +453,19 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     return (widen(x) + added.view(rest).movedim(0, dim)).to(x.dtype)
 
 
+def _refuse_outside(index: Tensor, x: Tensor, dim: int) -> None:
+    """Raises IndexError where torch does; here it would be another row, or another end of x."""
+    size = x.shape[dim] if x.dim() else 1
+    if bool(((index < 0) | (index >= size)).any()):
+        raise IndexError(f"index out of range: of dimension {dim}, which has {size} places")
+
+
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """aten::scatter_add: every element of x plus a tree over the entries along `dim`."""
+    if not x.is_floating_point():  # exact in any order
+        return torch.scatter_add(x, dim, index, source, out=torch.empty_like(x))
     dim %= max(1, x.dim())
+    _refuse_outside(index, x, dim)
     source = source[tuple(slice(0, size) for size in index.shape)]
     grids = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
     target, stride = torch.zeros_like(index), 1

@@ -142,7 +142,7 @@ def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
     Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
     model's many small gradients costs. A row's sum depends on that row alone.
     """
-    found = [widen(x).reshape(-1, x.shape[-1] if x.dim() else 1) for x in tensors]
+    found = [widen(x).reshape(x.shape[:-1].numel(), *(x.shape[-1:] or (1,))) for x in tensors]
     for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
         for some in _pieces(indices, [found[index].numel() for index in indices]):
             rows = [found[index] for index in some]
@@ -259,7 +259,7 @@ def nll_loss(
     x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
     kept = target_N != ignore_index
     index = target_N.where(kept, 0)[:, None]
-    weights = torch.ones_like(x_NC[0]) if weight is None else weight
+    weights = x_NC.new_ones(x_NC.shape[1]) if weight is None else weight
     each = torch.where(kept, weights[index[:, 0]], 0.0)
     losses = -x_NC.gather(1, index)[:, 0] * each
     if reduction == 0:
@@ -401,7 +401,7 @@ def embedding_backward(
         longest = max(at.lengths)
     else:
         by_row = at.unflatten(indices)
-        longest = by_row[0].numel() if by_row.dim() > 1 else 1
+        longest = by_row.shape[1:].numel()
         place_N = torch.arange(indices.numel())
     # Sequences begin at multiples of a power of two, so that their sums are nodes of the tree.
     stride = 1 << (longest - 1).bit_length()

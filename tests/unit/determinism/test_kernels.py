@@ -212,6 +212,20 @@ def test_an_index_outside_is_refused() -> None:
             torch.zeros(2, 3).scatter_add_(1, torch.tensor([[place]]), torch.ones(1, 1))
 
 
+def test_what_is_empty_is_computed_as_torch_computes_it() -> None:
+    """A rank that got no rows, or a parameter without elements, ended with an IndexError."""
+    assert torch.linalg.vector_norm(torch.zeros(0)).item() == 0
+    assert torch.linalg.vector_norm(torch.tensor(-3.0)).item() == 3
+    logits = noise(0, 5).requires_grad_()
+    loss = F.cross_entropy(logits, torch.zeros(0, dtype=torch.int64), reduction="sum")
+    loss.backward()
+    assert loss.item() == 0
+    words = noise(5, 4).requires_grad_()
+    F.embedding(torch.zeros(0, 3, dtype=torch.int64), words).sum().backward()
+    assert words.grad is not None
+    assert not words.grad.any()
+
+
 def test_addmm_with_beta_0_reads_nothing_of_what_is_there() -> None:
     """It is often memory that nobody wrote, which torch fills with NaN at this level."""
     a, b, there = noise(3, 4), noise(4, 5), torch.full((3, 5), torch.nan)

@@ -140,7 +140,7 @@ def rack_of(mesh: DeviceMesh) -> RackSeat:
 
 
 def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() and "nccl" in str(dist.get_backend()) else "cpu"
+    return "cuda" if torch.cuda.is_available() and "nccl" in dist.get_backend_config() else "cpu"
 
 
 def _place(ranks_per_rack: int | None, inner: Mapping[str, int] | None, device: str) -> Place:

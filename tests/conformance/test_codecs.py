@@ -333,6 +333,19 @@ def test_sparse_returns_every_bit_and_is_short_where_little_has_changed() -> Non
     assert same(through(CODECS["sparse"](), bits), bits)
 
 
+def test_a_sparse_payload_with_a_wrong_mask_is_no_payload() -> None:
+    """The check read the counts alone: the merge failed, and named no rack whose payload it was."""
+    x = torch.zeros(2 * 4096 + 5)
+    x[4096] = 1.0
+    codec = CODECS["sparse"]()
+    assert isinstance(codec, Varying)
+    payload = codec.encode(x)
+    codec.check(payload, x.numel())
+    payload[8 + 12] = 3  # two elements, where the table says one
+    with pytest.raises(WireError, match="does not hold as many"):
+        codec.check(payload, x.numel())
+
+
 class Counts:
     """A user's codec with a state: how many rounds are merged."""
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from mend import rack_mesh
+from mend import mesh, rack_mesh
+from mend.determinism import enabling
 from mend.errors import ConfigError
 from mend.mesh import Place, Racks, decide, decide_without_mesh
 
@@ -142,6 +147,23 @@ def test_one_rank_is_not_several_racks() -> None:
 def test_without_a_process_group() -> None:
     with pytest.raises(ConfigError, match=r"^process group=None: rack_mesh needs one. Call torch"):
         rack_mesh()
+
+
+def test_a_backend_that_torch_chose_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """init_process_group() without a backend takes gloo, and NCCL where there are GPUs.
+    get_backend() says "undefined" then, and the mesh of such a job was one of CPUs."""
+    dist.init_process_group(init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        chosen = distributed_c10d._world.pg_backend_config
+        monkeypatch.setitem(chosen, dist.group.WORLD, "cpu:gloo,cuda:nccl")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert mesh._device_type() == "cuda"
+        assert enabling._nccl_runs()
+    finally:
+        monkeypatch.undo()
+        dist.destroy_process_group()
 
 
 def without_mesh(places: list[Place], *, addressed: bool = True) -> Racks | None:

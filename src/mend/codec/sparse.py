@@ -57,9 +57,15 @@ class Sparse:
         return torch.from_numpy(payload_B[:end].copy())
 
     def check(self, payload_B: Tensor, numel: int) -> None:
-        found, _, ends = _table(payload_B)
+        found, counts_K, ends = _table(payload_B)
         if found != numel or ends[-1] != payload_B.numel():
             raise WireError(f"{payload_B.numel()} bytes are no sparse payload of {numel} elements")
+        data = payload_B.numpy()
+        for number in counts_K.nonzero()[0]:
+            size = min(BLOCK, numel - int(number) * BLOCK)
+            body = data[ends[number] : ends[number + 1]]
+            if len(body) < 4 * size:
+                _mask(body, int(counts_K[number]), size)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:
         if out.device.type != "cpu":
@@ -89,12 +95,16 @@ def _block(body: np.ndarray, count: int, size: int) -> np.ndarray:
         return body.view("<f4")
     whole = np.zeros(size, dtype=np.float32)
     if count:
-        mask = -(-size // 8)
-        there = np.unpackbits(body[:mask], count=size, bitorder="little").view(bool)
-        if np.count_nonzero(there) != count:
-            raise WireError("the mask of a sparse block does not hold as many as it says")
-        whole[there] = body[mask:].view("<f4")
+        whole[_mask(body, count, size)] = body[-(-size // 8) :].view("<f4")
     return whole
+
+
+def _mask(body: np.ndarray, count: int, size: int) -> np.ndarray:
+    """Which elements of a block with a mask are there."""
+    there = np.unpackbits(body[: -(-size // 8)], count=size, bitorder="little").view(bool)
+    if np.count_nonzero(there) != count:
+        raise WireError("the mask of a sparse block does not hold as many as it says")
+    return there
 
 
 def _table(payload_B: Tensor) -> tuple[int, np.ndarray, np.ndarray]:

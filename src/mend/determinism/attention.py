@@ -81,10 +81,13 @@ def _attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     scores = matmul(query, key.transpose(-2, -1)) * factor
-    if mask is not None:
-        hidden = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else None
-        scores = scores + mask if hidden is None else hidden
-    weights = torch.softmax(scores, -1)
+    if mask is None:
+        weights = torch.softmax(scores, -1)
+    else:
+        scores = scores if mask.dtype == torch.bool else scores + mask
+        hidden = ~mask if mask.dtype == torch.bool else scores == -math.inf
+        weights = torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+        weights = weights.masked_fill(hidden, 0.0)  # a query that sees no key is NaN until here
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, True)
     return matmul(weights, value)
@@ -130,6 +133,8 @@ class Attention(torch.autograd.Function):
             if hidden is not None:
                 weights_NRS.view(*query.shape[:-1], -1).masked_fill_(hidden, -math.inf)
             weights_NRS = softmax(weights_NRS, -1, False)
+            if hidden is not None:  # a query that sees no key is NaN until here
+                weights_NRS.view(*query.shape[:-1], -1).masked_fill_(hidden, 0.0)
             out = batch_product(weights_NRS, v_NSE).to(query.dtype)
             ctx.save_for_backward(query, key, value, weights_NRS, hidden)
             ctx.layout, ctx.factor = layout(), factor

@@ -8,8 +8,9 @@ ranks) are compared row by row: a row is known by the bits that the model was gi
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from mend.determinism.recorder import FORMAT, MODULE
@@ -164,21 +165,25 @@ def _locate(finding: Finding, one: Run, other: Run) -> Finding:
     calls = [[_calls(each.entries[finding.step]) for each in run] for run in (one, other)]
     if calls[0] == calls[1]:
         return _first_of_ranks(finding, one, other)
-    rows = [_rows_of(run, finding.step) for run in (one, other)]
-    if Counter(rows[0]) != Counter(rows[1]):
+    by_call = [_rows_of(run, finding.step) for run in (one, other)]
+    if Counter(chain(*by_call[0])) != Counter(chain(*by_call[1])):
         cause = "the batches hold other rows: another order of the data, or another share of it"
         return _with(finding, ("forward", "", ""), cause)
-    matched = _Rows(rows[0], rows[1])
+    matched = _Rows(by_call[0], by_call[1])
     found = _search(_by_key(one, other, finding.step), matched)
     if found is not None:
         return _with(finding, *found)
     if not matched.compared:
-        cause = "no tensor has the rows of the batch as its first dimension: nothing was compared"
+        cause = (
+            "nothing was compared: no tensor has the rows of the batch as its first dimension, or "
+            "the runs spread the rows otherwise over calls of equal size; give one run another "
+            "number of microbatches"
+        )
         return _with(finding, ("", "", ""), cause)
     cause = (
         f"no operator made other rows of equal rows ({matched.compared} tensors were compared row "
-        f"by row, {matched.skipped} have none); what is left is the sum over the batch: its parts "
-        "(microbatches, ranks) are added in another order than the rows of one batch"
+        f"by row or call by call, {matched.skipped} have no rows); what is left is the sum over "
+        "the batch: its parts (microbatches, ranks) are added in another order"
     )
     return _with(finding, ("backward", finding.name, ""), cause)
 
@@ -234,15 +239,15 @@ def _entries_by_key(run: Run, step: int) -> dict[tuple[Any, int], list[dict[str,
     return keyed
 
 
-def _rows_of(run: Run, step: int) -> list[str]:
-    """Hashes of the rows that the model was given, in the order of calls and ranks."""
-    rows: list[str] = []
+def _rows_of(run: Run, step: int) -> list[list[str]]:
+    """Hashes of the rows that the model was given, by call, in the order of ranks and calls."""
+    rows: list[list[str]] = []
     for recording in run:
         outer: dict[int, str] = {}
         for entry in recording.entries[step]:
             if entry["at"][2] == MODULE and entry["at"][0] == "forward" and entry["in"]:
                 outer[entry["call"]] = entry["in"][0][2]  # the outermost module ends last
-        rows += [row for call in sorted(outer) for row in _cut(outer[call])]
+        rows += [_cut(outer[call]) for call in sorted(outer)]
     return rows
 
 
@@ -250,22 +255,38 @@ def _cut(rows: str) -> list[str]:
     return [rows[at : at + ROW_DIGITS] for at in range(0, len(rows), ROW_DIGITS)]
 
 
-class _Rows:
-    """Matches the rows of one run to those of the other. Equal rows are taken in their order."""
+def _matched(one: Iterable[Hashable], other: Iterable[Hashable]) -> list[int]:
+    """For each of `one` its place in `other`, which holds the same."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, each in reversed(list(enumerate(other))):
+        places[each].append(place)
+    return [places[each].pop() for each in one]
 
-    def __init__(self, one: list[str], other: list[str]) -> None:
+
+class _Rows:
+    """Matches the rows of one run to those of the other, and calls of the same rows. Equal ones are
+    taken in their order."""
+
+    def __init__(self, one: list[list[str]], other: list[list[str]]) -> None:
         self.compared = self.skipped = 0
-        places: dict[str, list[int]] = defaultdict(list)
-        for place, row in reversed(list(enumerate(other))):
-            places[row].append(place)
-        self._place = [places[row].pop() for row in one]
+        self._place = _matched(chain(*one), chain(*other))
+        self._call: list[int] = []
+        """Empty where not all calls of one run are calls of the other."""
+        calls = [list(map(tuple, run)) for run in (one, other)]
+        if Counter(calls[0]) == Counter(calls[1]):
+            self._call = _matched(*calls)
 
     def equal(self, one: list[Hashed], other: list[Hashed]) -> bool | None:
         """Of one value in all calls; None: it cannot be compared row by row."""
         shapes = {tuple(value[0]) for value in (*one, *other)}
-        if len(shapes) == 1:  # it does not grow with the batch: every call has the same
-            left, right = {value[1] for value in one}, {value[1] for value in other}
-            return left == right if len(left) == len(right) == 1 else None
+        if len(shapes) == 1:  # it does not grow with the batch, or all calls have as many rows
+            left, right = [value[1] for value in one], [value[1] for value in other]
+            if len(set(left)) == len(set(right)) == 1:  # every call has the same
+                return bool(left[0] == right[0])
+            if not len(left) == len(right) == len(self._call):
+                return None
+            self.compared += 1
+            return all(value == right[at] for value, at in zip(left, self._call, strict=True))
         rows = [[row for value in values for row in _cut(value[2])] for values in (one, other)]
         whole = len(rows[0]) == len(rows[1]) == len(self._place) > 0
         if not whole or len({tuple(shape[1:]) for shape in shapes}) > 1:

@@ -160,7 +160,7 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
         if name in ("pow", "pow_", "index_put_"):
             return None
         full = f"{name}.{overload}" if overload else name
-        return full in reached or name in SAFE
+        return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
     if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
         return None if "reduce" in name else True  # the others only move bytes
     return space in ("fsdp", "profiler", "prim")

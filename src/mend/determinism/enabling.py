@@ -264,7 +264,7 @@ def _cuda_runs() -> bool:
 
 
 def _nccl_runs() -> bool:
-    return dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend())
+    return dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
 def _pin_torch(state: Determinism, strict: bool, tf32: bool) -> None:

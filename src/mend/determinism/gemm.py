@@ -97,7 +97,7 @@ def row_sums(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
         return tree_sum(x, -1).unsqueeze(-1)
-    wide, pairs = _fp32(x).reshape(-1, x.shape[-1]), x.shape[-1]
+    wide, pairs = _fp32(x).reshape(x.shape[:-1].numel(), x.shape[-1]), x.shape[-1]
     if not x.numel():
         summed = wide.new_zeros(x.shape[:-1].numel())
     elif pairs <= LEAF_MAX and len(wide) >= SIDE_MIN:  # a chain of sums is never -0

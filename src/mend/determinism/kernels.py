@@ -142,7 +142,7 @@ def squares_by_row(tensors: Sequence[Tensor]) -> list[Tensor]:
     Here and in norms_by_rows() tensors that fit together share calls: calls are what the norm of a
     model's many small gradients costs. A row's sum depends on that row alone.
     """
-    found = [widen(x).reshape(-1, x.shape[-1] if x.dim() else 1) for x in tensors]
+    found = [widen(x).reshape(x.shape[:-1].numel(), *(x.shape[-1:] or (1,))) for x in tensors]
     for indices in _alike([(x.shape[1], x.dtype, x.device) for x in found]):
         for some in _pieces(indices, [found[index].numel() for index in indices]):
             rows = [found[index] for index in some]
@@ -259,7 +259,7 @@ def nll_loss(
     x_NC, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
     kept = target_N != ignore_index
     index = target_N.where(kept, 0)[:, None]
-    weights = torch.ones_like(x_NC[0]) if weight is None else weight
+    weights = x_NC.new_ones(x_NC.shape[1]) if weight is None else weight
     each = torch.where(kept, weights[index[:, 0]], 0.0)
     losses = -x_NC.gather(1, index)[:, 0] * each
     if reduction == 0:
@@ -401,7 +401,7 @@ def embedding_backward(
         longest = max(at.lengths)
     else:
         by_row = at.unflatten(indices)
-        longest = by_row[0].numel() if by_row.dim() > 1 else 1
+        longest = by_row.shape[1:].numel()
         place_N = torch.arange(indices.numel())
     # Sequences begin at multiples of a power of two, so that their sums are nodes of the tree.
     stride = 1 << (longest - 1).bit_length()
@@ -442,7 +442,10 @@ def sum_by_place(x_ND: Tensor, row_N: Tensor, place_N: Tensor, rows: int) -> Ten
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """aten::index_add: x plus, for every row, a tree over the entries of `source`."""
+    if not x.is_floating_point():  # exact in any order
+        return torch.index_add(x, dim, index, source, alpha=alpha, out=torch.empty_like(x))
     dim %= max(1, x.dim())
+    _refuse_outside(index, x, dim)
     moved = source.movedim(dim, 0)
     flat_ND = moved.reshape(moved.shape[0], -1) * alpha
     added = sum_by_place(widen(flat_ND), index, torch.arange(len(index)), x.shape[dim])
@@ -450,9 +453,19 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     return (widen(x) + added.view(rest).movedim(0, dim)).to(x.dtype)
 
 
+def _refuse_outside(index: Tensor, x: Tensor, dim: int) -> None:
+    """Raises IndexError where torch does; here it would be another row, or another end of x."""
+    size = x.shape[dim] if x.dim() else 1
+    if bool(((index < 0) | (index >= size)).any()):
+        raise IndexError(f"index out of range: of dimension {dim}, which has {size} places")
+
+
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """aten::scatter_add: every element of x plus a tree over the entries along `dim`."""
+    if not x.is_floating_point():  # exact in any order
+        return torch.scatter_add(x, dim, index, source, out=torch.empty_like(x))
     dim %= max(1, x.dim())
+    _refuse_outside(index, x, dim)
     source = source[tuple(slice(0, size) for size in index.shape)]
     grids = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
     target, stride = torch.zeros_like(index), 1

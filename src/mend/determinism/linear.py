@@ -127,7 +127,8 @@ def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
     """aten::addmm, as linear layers of the kind of GPT-2's Conv1D use it."""
     if beta == 1 and alpha == 1 and add.dim() == 1:
         return linear(a, b.t(), add)
-    return add * beta + linear(a, b.t()) * alpha
+    product = linear(a, b.t()) * alpha
+    return product if beta == 0 else add * beta + product
 
 
 def refuse_second_derivative(at: Layout) -> None:

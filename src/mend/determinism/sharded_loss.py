@@ -37,7 +37,12 @@ def cross_entropy(
             f"logits of shape {tuple(logits.shape)} and targets of {tuple(targets.shape)}; "
             "flatten them to (N, words of this rank) and (N)"
         )
-    kept = targets != ignore_index
+    kept, words = targets != ignore_index, logits.shape[1] * dist.get_world_size(group)
+    if bool((kept & ((targets < 0) | (targets >= words))).any()):
+        raise UsageError(
+            f"targets has words outside of 0 to {words - 1} that are not ignore_index="
+            f"{ignore_index}; correct them"
+        )
     target_N = targets.where(kept, 0)
     losses: Tensor = _TargetLoss.apply(logits, target_N, group)  # type: ignore[no-untyped-call]
     losses = torch.where(kept, losses, 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -60,9 +60,10 @@ class Verdict:
 class DeterministicTrainer(Closes):
     """Trains `model` step by step under enable(seed, level), which it calls if it is not on.
 
-    Every step begins with generators seeded from (seed, number of the step), so that a step's bits
-    do not depend on what was drawn before it: a job that goes on from a checkpoint (set `steps`)
-    does what it would have done.
+    Every step begins with generators seeded from (seed, number of the step), at level run also from
+    the number of the microbatch and of the rank in the group, so that a step's bits do not depend
+    on what was drawn before it: a job that goes on from a checkpoint (set `steps`) does what it
+    would have done.
 
     `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
     gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
@@ -83,7 +84,7 @@ class DeterministicTrainer(Closes):
         grad_norm_max: float | None = None,
     ) -> None:
         self.model, self.optimizer, self.seed, self.scheduler = model, optimizer, seed, scheduler
-        self.microbatches, self.group = microbatches, group
+        self.level, self.microbatches, self.group = level, microbatches, group
         self.grad_norm_max = grad_norm_max
         ranks = 1 if group is None else dist.get_world_size(group)
         for name, value in (("microbatches", microbatches), ("ranks of the group", ranks)):
@@ -150,12 +151,14 @@ class DeterministicTrainer(Closes):
 
     def _backward(self, batch: Batch, loss_fn: LossFn[Batch], number: int) -> Tensor:
         """Makes the gradients of one microbatch; returns its share of the global batch's loss."""
-        seed_all(seed_of(self.seed, self.steps))
         ranks, rank = 1, 0
         if self.group is not None:
             ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        count = 0 if layout().lengths else rows_in(batch)
-        with rows((number * ranks + rank) * rows_in(batch), count):
+        part, seed, packed = number * ranks + rank, seed_of(self.seed, self.steps), layout().lengths
+        # At level shape dropout goes by the row, and each part draws the same names of layers.
+        seed_all(seed_of(seed, part) if part and self.level == "run" else seed)
+        count = rows_in(batch)
+        with rows(part * (len(packed) or count), 0 if packed else count):
             loss = loss_fn(self.model, batch)
             if loss.numel() != 1:
                 raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
@@ -189,28 +192,31 @@ class _GradientSums:
             parameter.grad = total.total() if used else None
 
 
-def cut(batch: Batch, parts: int) -> list[Batch]:
+def cut(batch: Any, parts: int) -> list[Any]:
     """Equal parts of every tensor in nested tuples, lists and dicts, along the first dimension."""
     if isinstance(batch, Tensor):
         if not batch.dim() or batch.shape[0] % parts:
             shape = tuple(batch.shape)
             raise UsageError(f"a tensor of shape {shape} cannot be cut into {parts} equal parts")
-        return list(batch.chunk(parts))  # type: ignore[arg-type]
-    if isinstance(batch, dict):
+        return list(batch.chunk(parts))
+    if isinstance(batch, (Mapping, tuple, list)) and not batch:
+        return [batch] * parts
+    if isinstance(batch, Mapping):
         columns = [cut(value, parts) for value in batch.values()]
-        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]  # type: ignore[misc]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
     if isinstance(batch, (tuple, list)):
         columns = [cut(value, parts) for value in batch]
-        return [type(batch)(row) for row in zip(*columns, strict=True)]
+        make = getattr(batch, "_make", type(batch))  # of a named tuple
+        return [make(row) for row in zip(*columns, strict=True)]
     raise UsageError(f"a {type(batch).__name__} cannot be cut into microbatches; give tensors")
 
 
 def rows_in(batch: Any) -> int:
-    """Rows of the first tensor in a batch; 0 where there is none."""
+    """Rows of the first tensor in nested tuples, lists and dicts; 0 where there is none."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.dim() else 0
-    parts = batch.values() if isinstance(batch, dict) else batch
-    if not isinstance(parts, Iterable) or isinstance(parts, (str, bytes)):
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if not isinstance(parts, (ValuesView, tuple, list)):
         return 0
     return next((rows for part in parts if (rows := rows_in(part))), 0)
 
@@ -252,8 +258,18 @@ class _Snapshot:
                 parameter.grad = None if gradient is None else gradient.clone()
             for name, buffer in trainer.model.named_buffers():
                 buffer.copy_(self._tensors[f"buffer {name}"])
-        trainer.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
+        _load_exactly(trainer.optimizer, self._optimizer)
         if trainer.scheduler is not None:
             trainer.scheduler.load_state_dict(copy.deepcopy(self._scheduler))
         trainer.steps = self._steps
         set_random_state(self._random)
+
+
+def _load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """load_state_dict() casts state to the type of its parameter: fp32 of bf16 weights was lost."""
+    optimizer.load_state_dict(copy.deepcopy(state))
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], saved["params"], strict=True):
+            for name, value in state["state"].get(number, {}).items():
+                if isinstance(value, Tensor):
+                    optimizer.state[parameter][name] = value.clone()

@@ -82,6 +82,21 @@ def test_packed_without_a_mask_sees_its_own_sequence() -> None:
     assert same_bits(found, torch.cat(alone, 2))
 
 
+@pytest.mark.parametrize("added", [False, True], ids=["mask", "added mask"])
+def test_a_query_that_sees_no_key_is_zero_and_leaves_no_nan(added: bool) -> None:
+    """Padding on the left makes such queries. They were NaN, where torch's own are 0, and the
+    gradients of all keys and values with them."""
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    mask[:2] = False
+    shown = torch.zeros(6, 6).masked_fill(~mask, -torch.inf) if added else mask
+    leaves = [noise(2, 3, 6, 4, seed=seed).requires_grad_() for seed in (1, 2, 3)]
+    out = F.scaled_dot_product_attention(*leaves, attn_mask=shown)
+    out.backward(noise(2, 3, 6, 4, seed=4))
+    assert not out[:, :, :2].any()
+    assert torch.allclose(out[:, :, 2:], plain(*leaves, mask, 0.5)[:, :, 2:], atol=1e-5)
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
+
+
 def test_a_mask_over_packed_sequences_is_refused() -> None:
     x = noise(1, 2, 8, 4)
     with sequences([3, 5]), pytest.raises(NotDeterministic, match="packed"):
@@ -95,7 +110,7 @@ def test_one_piece_is_what_is_composed(
 ) -> None:
     """A batch of one and a key for all rows are of one shape, so both ways must have equal bits."""
     mask = torch.ones(queries, 40, dtype=torch.bool).tril()
-    mask[2] = False  # NaN, whose gradient must not spread otherwise
+    mask[2] = False  # NaN on the way, which must not be left
 
     def both() -> list[Tensor]:
         x, *shared = (
@@ -111,4 +126,5 @@ def test_one_piece_is_what_is_composed(
     monkeypatch.setattr(attention, "_fits", lambda *_: False)
     composed = both()
     assert len(piece) == 4
+    assert all(each.isfinite().all() for each in piece)
     assert all(same_bits(one, other) for one, other in zip(piece, composed, strict=True))

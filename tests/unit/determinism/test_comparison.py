@@ -70,6 +70,39 @@ def test_rows_of_a_model_that_is_called_by_keywords_are_known() -> None:
     assert finding.operator == "planted.batch_sum.default"
 
 
+def dealt(run: Recording, ranks: int) -> list[Recording]:
+    """As if ranks had taken the microbatches in turn, with gradients summed in another order."""
+    found = []
+    for rank in range(ranks):
+        mine = Recording(run.header | {"rank": rank, "ranks": ranks})
+        mine.steps = {step: {**parts, "gradients": ""} for step, parts in run.steps.items()}
+        for entry in run.entries[1]:
+            turn, taker = divmod(entry["call"] - 1, ranks)
+            if entry["call"] and taker == rank:
+                mine.entries[1].append(entry | {"call": turn + 1})
+        found.append(mine)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("none", ("backward", "", "")),
+        ("atomic", ("forward", "tokens", "planted.atomic_sum.default")),
+        ("atomic backward", ("backward", "tokens", "planted.atomic_sum.default")),
+    ],
+)
+def test_ranks_with_as_many_rows_as_microbatches_are_compared(
+    fault: str, place: tuple[str, str, str]
+) -> None:
+    """Every tensor has one shape then. No tensor was said to have rows, and nothing compared."""
+    one, other = (recorded(fault, detail=1, microbatches=4, fault_step=1) for _ in range(2))
+    finding = compare([one], dealt(other, 2))
+    assert finding is not None
+    assert (finding.direction, finding.module, finding.operator) == place
+    assert ("added in another order" in finding.cause) == (fault == "none")
+
+
 def test_where_no_rows_are_known_nothing_is_blamed() -> None:
     runs = [recorded("none", detail=1, microbatches=count) for count in (1, 4)]
     for run in runs:

@@ -25,6 +25,9 @@ REFUSED = {
     "prod": lambda: X.prod(-1),
     "logsumexp": lambda: X.logsumexp(-1),
     "nn.MultiheadAttention": lambda: nn.MultiheadAttention(8, 2)(X, X, X),
+    "scatter_.value_reduce": lambda: X.clone().scatter_(
+        0, torch.zeros_like(X, dtype=torch.long), 0.1, reduce="add"
+    ),
     "index_put_": lambda: X.clone().index_put_((torch.tensor([0, 0]),), X, accumulate=True),
 }
 

@@ -203,7 +203,39 @@ def test_scatters_and_indexing() -> None:
     assert same_bits(leaf.grad, torch.zeros(3, 4).index_add(0, index, source))
 
 
+def test_an_index_outside_is_refused() -> None:
+    """As torch refuses it. scatter_add() added to the next row, and index_add() to the end."""
+    for place in (-1, 3):
+        with pytest.raises(IndexError, match="out of range"):
+            torch.zeros(3).index_add_(0, torch.tensor([place]), torch.ones(1))
+        with pytest.raises(IndexError, match="out of range"):
+            torch.zeros(2, 3).scatter_add_(1, torch.tensor([[place]]), torch.ones(1, 1))
+
+
+def test_what_is_empty_is_computed_as_torch_computes_it() -> None:
+    """A rank that got no rows, or a parameter without elements, ended with an IndexError."""
+    assert torch.linalg.vector_norm(torch.zeros(0)).item() == 0
+    assert torch.linalg.vector_norm(torch.tensor(-3.0)).item() == 3
+    logits = noise(0, 5).requires_grad_()
+    loss = F.cross_entropy(logits, torch.zeros(0, dtype=torch.int64), reduction="sum")
+    loss.backward()
+    assert loss.item() == 0
+    words = noise(5, 4).requires_grad_()
+    F.embedding(torch.zeros(0, 3, dtype=torch.int64), words).sum().backward()
+    assert words.grad is not None
+    assert not words.grad.any()
+
+
+def test_addmm_with_beta_0_reads_nothing_of_what_is_there() -> None:
+    """It is often memory that nobody wrote, which torch fills with NaN at this level."""
+    a, b, there = noise(3, 4), noise(4, 5), torch.full((3, 5), torch.nan)
+    assert same_bits(torch.addmm(there, a, b, beta=0), a @ b)
+
+
 def test_integers_are_summed_as_ever() -> None:
+    index, ones = torch.tensor([1, 1, 2]), torch.ones(3, dtype=torch.int64)
+    assert torch.zeros_like(ones).index_add_(0, index, ones, alpha=2).tolist() == [0, 4, 2]
+    assert torch.zeros_like(ones).scatter_add_(0, index, ones).tolist() == [0, 2, 1]
     x = torch.arange(12).view(3, 4)
     assert x.sum().item() == 66
     assert x.sum(1).tolist() == [6, 22, 38]

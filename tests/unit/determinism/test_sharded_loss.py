@@ -41,6 +41,14 @@ def test_one_rank_is_the_loss(reduction: str, words: int) -> None:
     assert same_bits(found[0][1], found[1][1])
 
 
+@pytest.mark.usefixtures("shape_level")
+@pytest.mark.parametrize("word", [-1, 7])
+def test_a_target_that_is_no_word_is_refused(word: int) -> None:
+    """F.cross_entropy refuses it. No rank had such a word, so its loss was 0."""
+    with pytest.raises(UsageError, match=r"outside of 0 to 6 .*ignore_index=-100"):
+        cross_entropy(noise(2, 7), torch.tensor([0, word]))
+
+
 def test_misuse_is_refused() -> None:
     with pytest.raises(UsageError, match="under enable"):
         cross_entropy(noise(2, 3), torch.tensor([0, 1]))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import runpy
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from mend.determinism import DeterministicTrainer, digest, enable
+from mend.determinism import DeterministicTrainer, digest, enable, sequences
 from mend.determinism.enabling import enabled
 from mend.determinism.trainer import cut, rows_in
 from mend.errors import ConfigError, UsageError
@@ -195,13 +197,100 @@ def test_a_layer_that_some_microbatches_do_not_use() -> None:
 def test_batches_are_cut_whatever_they_are_nested_in() -> None:
     tensor = torch.arange(4)
     first, second = cut({"a": (tensor, [tensor])}, 2)
-    assert first["a"][0].tolist() == [0, 1]  # type: ignore[index]
-    assert second["a"][1][0].tolist() == [2, 3]  # type: ignore[index]
+    assert first["a"][0].tolist() == [0, 1]
+    assert second["a"][1][0].tolist() == [2, 3]
     assert rows_in({"a": ("text", [tensor])}) == 4
     assert rows_in(3) == 0
     for wrong in (torch.arange(3), torch.tensor(1), "text"):
         with pytest.raises(UsageError, match="cannot be cut"):
             cut(wrong, 2)
+
+
+class Named(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+
+
+def test_named_tuples_mappings_and_what_is_empty_are_cut() -> None:
+    """A named tuple takes its fields one by one, and the rows of a UserDict, as tokenizers return,
+    were those of its keys: none."""
+    tensor = torch.arange(4)
+    first, _ = cut(Named(tensor, tensor), 2)
+    assert first.targets.tolist() == [0, 1]
+    _, second = cut((UserDict(a=tensor), [], {}), 2)
+    assert second[0]["a"].tolist() == [2, 3]
+    assert second[1:] == ([], {})
+    assert rows_in(UserDict(a=tensor)) == 4
+    once = iter([tensor])
+    assert rows_in(once) == 0
+    assert next(once) is tensor  # it is loss_fn's to read
+
+
+def test_every_microbatch_has_dropout_of_its_own_at_level_run() -> None:
+    """All drew from one seed: the same mask for each microbatch, and for each rank."""
+    dropped: list[Tensor] = []
+
+    def record(model: nn.Module, batch: Tensor) -> Tensor:
+        dropped.append(nn.functional.dropout(torch.ones(64)))
+        loss: Tensor = model(batch).sum()
+        return loss
+
+    model = nn.Linear(2, 1)
+    with DeterministicTrainer(
+        model, torch.optim.SGD(model.parameters()), 3, microbatches=2
+    ) as trainer:
+        trainer.step(torch.ones(4, 2), record)
+        trainer.steps = 0
+        trainer.step(torch.ones(4, 2), record)
+    assert not torch.equal(dropped[0], dropped[1])
+    assert torch.equal(torch.stack(dropped[:2]), torch.stack(dropped[2:]))
+
+
+def test_dropout_of_packed_sequences_goes_by_the_sequence() -> None:
+    """The rows before a microbatch were counted in tokens, where its own are sequences."""
+    kept = []
+    for microbatches in (1, 2):
+        dropped: list[Tensor] = []
+
+        def record(model: nn.Module, batch: Tensor, dropped: list[Tensor] = dropped) -> Tensor:
+            dropped.append(nn.functional.dropout(torch.ones(len(batch), 4)))
+            loss: Tensor = model(batch).mean()
+            return loss
+
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        with (
+            DeterministicTrainer(
+                model, optimizer, 3, level="shape", microbatches=microbatches
+            ) as trainer,
+            sequences((3, 5) * (2 // microbatches)),
+        ):
+            trainer.step(torch.ones(16, 2), record)
+        kept.append(torch.cat(dropped))
+    assert torch.equal(kept[0], kept[1])
+
+
+class WideState(torch.optim.Optimizer):
+    """Adds up gradients in fp32, whatever type its parameters have."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            total = state.setdefault("total", torch.zeros(parameter.shape, dtype=torch.float32))
+            parameter.sub_(total.add_(parameter.grad.float(), alpha=0.1).to(parameter.dtype))
+
+
+def test_a_verified_step_leaves_state_that_is_wider_than_its_weights() -> None:
+    """torch's load_state_dict() casts it: a step that repeats differed, and the state was lost."""
+    torch.manual_seed(5)
+    model = nn.Linear(16, 4).bfloat16()
+    with DeterministicTrainer(model, WideState(model.parameters(), {}), 3) as trainer:
+        batch = torch.randn(8, 16).bfloat16(), torch.zeros(8, dtype=torch.long)
+        trainer.step(batch, loss_fn)
+        before = trainer.digest()
+        assert trainer.verify_determinism(batch, loss_fn)
+        assert trainer.digest() == before
 
 
 def test_degrees_that_are_no_power_of_two_are_refused() -> None:

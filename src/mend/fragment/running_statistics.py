@@ -73,6 +73,13 @@ def _kind(buffer: Tensor | None) -> str:
     return "gone" if buffer is None else f"{buffer.dtype} {tuple(buffer.shape)}"
 
 
+def _joined(vectors: Sequence[Tensor]) -> Tensor:
+    """All of them end to end on the host; one transfer where they are on one GPU."""
+    if len({each.device for each in vectors}) > 1:
+        vectors = [each.cpu() for each in vectors]
+    return torch.cat(list(vectors)).cpu()
+
+
 def modules_with_statistics(model: nn.Module) -> Iterator[tuple[str, _NormBase]]:
     """(path, module) of those that keep running statistics of their input."""
     for path, module in model.named_modules():
@@ -148,9 +155,9 @@ class StatisticsView(MomentsView):
         return found
 
     def _values(self) -> list[Tensor]:
-        """What each holds now, on the host. One transfer where they are on a GPU."""
+        """What each holds now, on the host."""
         flat = [each.live().reshape(-1).double() for each in self.statistics]
-        return list(torch.split(torch.cat(flat).cpu(), [each.numel() for each in flat]))
+        return list(torch.split(_joined(flat), [each.numel() for each in flat]))
 
     def _as_written(self) -> list[bool]:
         return [torch.equal(*pair) for pair in zip(self._values(), self._written, strict=True)]
@@ -158,6 +165,6 @@ class StatisticsView(MomentsView):
     def _passes_now(self) -> list[int | None]:
         """Forward passes so far, by statistic."""
         counters = [each.passes() for each in self.statistics]
-        counted = [counter for counter in counters if counter is not None]
-        numbers = iter(torch.stack(counted).tolist() if counted else [])
+        counted = [counter.reshape(1) for counter in counters if counter is not None]
+        numbers = iter(_joined(counted).tolist() if counted else [])
         return [None if counter is None else next(numbers) for counter in counters]

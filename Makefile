@@ -19,6 +19,7 @@ PROCESS := tests/process tests/storm/test_storm.py
 CLOCK := tests/process/test_failslow.py tests/process/test_evicted.py tests/process/test_causes.py
 ALONE := tests/process/test_neighbours.py
 WHICH := not slow
+PROCESS_WORKERS := 3
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run the tests but those marked slow, five at a time
@@ -26,7 +27,7 @@ test: $(STAMP) ## run the tests but those marked slow, five at a time
 	$(PYTEST) -m "$(WHICH)" $(CLOCK) --durations=10 # which rack is slow, by the clock: beside others any may be
 
 test-processes: # they wait for each other half of the time, in which the rest computes
-	$(PYTEST) -n 3 --dist worksteal -m "$(WHICH)" $(PROCESS) $(CLOCK:%=--ignore=%) $(ALONE:%=--ignore=%) --durations=30
+	$(PYTEST) -n $(PROCESS_WORKERS) --dist worksteal -m "$(WHICH)" $(PROCESS) $(CLOCK:%=--ignore=%) $(ALONE:%=--ignore=%) --durations=30
 
 test-rest: # nice, as a rack that gets no processor in time is taken for silent
 	WORKERS_BEFORE=3 nice -n 5 $(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.process.conftest import Jobs
+from tests.process.test_moments import mean_of
 
 H, STEPS = 4, 10
 CONFIG: dict[str, Any] = {
@@ -26,11 +27,6 @@ STATISTICS = 2
 
 def behind(told: dict[str, Any], step: int, name: str) -> Tensor:
     return torch.tensor(told["moments"][step - 1][f"buffer:{name}"])
-
-
-def mean_of(values: list[Tensor], weights: list[int]) -> Tensor:
-    terms = (w * x.double() for w, x in zip(weights, values, strict=True))
-    return (sum(terms, torch.zeros(()).double()) / sum(weights)).float()
 
 
 @pytest.mark.parametrize(("ranks", "parallel"), [(1, "ddp"), (2, "ddp"), (2, "fsdp2")], ids=str)

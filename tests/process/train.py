@@ -275,13 +275,18 @@ def bits(tensor: Tensor) -> list[int]:
     return flat.view(kind).tolist()
 
 
+def of_model(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Its parameters and running statistics, by name."""
+    statistics = ((name, b) for name, b in model.named_buffers() if b.is_floating_point())
+    return [*model.named_parameters(), *statistics]
+
+
 def weights(model: nn.Module) -> dict[str, list[int]]:
     """Of all ranks together. Collective where the model is sharded."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    statistics = ((name, b) for name, b in model.named_buffers() if b.is_floating_point())
-    return {name: bits(p) for name, p in (*model.named_parameters(), *statistics)}
+    return {name: bits(p) for name, p in of_model(model)}
 
 
 PENDING: list[Any] = []

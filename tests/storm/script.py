@@ -52,8 +52,7 @@ def hash_of(model: nn.Module) -> str:
         if isinstance(module, FSDPModule):
             module.reshard()
     found = hashlib.sha256()
-    statistics = ((name, b) for name, b in model.named_buffers() if b.is_floating_point())
-    for name, parameter in sorted([*model.named_parameters(), *statistics]):
+    for name, parameter in sorted(train.of_model(model)):
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         found.update(name.encode())
         found.update(whole.detach().contiguous().numpy().tobytes())

@@ -32,15 +32,16 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
     plan = build_plan(made, config.get("fragments", 4))
     compression = config.get("outer_step_compression_mode", "none")
+    period = config["sync_period_steps"]
     ramp = config.get("outer_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
     return Settings(
         fragments=[[index[slot.name] for slot in layout.slots] for layout in plan],
-        period=config["sync_period_steps"],
+        period=period,
         overlap=config["overlap_steps"],
         alignment=config.get("alignment", "carry"),
         alpha=config.get("blend_alpha", 0.5),
         outer_lr=config.get("outer_lr", 1.0),
-        momentum=config.get("outer_optimizer_momentum", 0.9),
+        momentum=config.get("outer_optimizer_momentum", min(0.9, period / (period + 16))),
         ramp=ramp,
         overlap_ramp=ramp,
         payload=config.get("payload_dtype", "float32") if compression == "none" else compression,

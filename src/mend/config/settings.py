@@ -24,6 +24,12 @@ PORT_FIRST = 21_900
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
 """Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""
 
+MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 16
+"""Default outer momentum: H / (H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
+racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has come to the end
+of what its learning rate allows, and a longer step helps; over few steps it multiplies that rate
+and ruins the model (docs/quality.md)."""
+
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
 
@@ -37,11 +43,15 @@ GAIN_MAX = 2.0
 GAIN_RAMPED_MAX = 12.0
 """The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
 
+GAIN_SHORT = 2.01
+"""Times what a period allows by default: lr 1 and momentum .9 have it at H 64, and were measured to
+help there."""
+
 FACTS = (
     "fragments", "exchange_frozen", "exchange_statistics", "sync_period_steps",
     "momentum_sync_period_steps",
     "second_moment_sync_period_steps", "tau", "alignment", "blend_alpha", "outer_optimizer",
-    "outer_lr", "outer_optimizer_momentum", "outer_start", "ramp_rounds", "merge",
+    "outer_lr", "outer_momentum", "outer_start", "ramp_rounds", "merge",
     "merge_mean_names", "codec", "lockstep", "max_age", "token_weighted_merge", "racks",
     "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
     "exchange_plan", "mirror_rack_state", "failslow_action",
@@ -250,8 +260,10 @@ class MendConfig:
     outer_lr: float = _knob(
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
     )
-    outer_optimizer_momentum: float = _knob(
-        0.9, k.MOMENTUM, "Nesterov momentum of the outer optimizer at the end of its ramp"
+    outer_optimizer_momentum: float | None = _optional(
+        k.MOMENTUM,
+        "Nesterov momentum of the outer optimizer at the end of its ramp; none: by "
+        "sync_period_steps, H / (H + 16), at most 0.9",
     )
     outer_ramp_rounds: int | None = _optional(
         k.whole(0, 1_000_000),
@@ -483,6 +495,13 @@ class MendConfig:
         return {order: period for order, period in given.items() if period is not None}
 
     @property
+    def outer_momentum(self) -> float:
+        """Momentum of the outer optimizer at the end of its ramp."""
+        if self.outer_optimizer_momentum is not None:
+            return self.outer_optimizer_momentum
+        return momentum_by_period(self.sync_period_steps)
+
+    @property
     def ramp_rounds(self) -> int:
         """Rounds of the ramp of outer momentum and overlap; 0: there is none."""
         given = self.outer_ramp_rounds
@@ -547,6 +566,11 @@ class MendConfig:
         facts = {name: str(getattr(self, name)) for name in FACTS}
         facts["exchange_plan"] = "sharded" if self.sharded else "mesh"  # what auto came to
         return tuple(facts.items())
+
+
+def momentum_by_period(period_steps: int) -> float:
+    """Return the default outer momentum of a job with this sync_period_steps (H)."""
+    return min(MOMENTUM_MAX, period_steps / (period_steps + MOMENTUM_STEPS))
 
 
 def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
@@ -668,13 +692,19 @@ def _warn_pairs(c: MendConfig) -> None:
         )
     if c.outer_optimizer != NESTEROV:
         return
-    gain = c.outer_lr / (1 - c.outer_optimizer_momentum)
+    gain = c.outer_lr / (1 - c.outer_momentum)
     steps = (
-        f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_optimizer_momentum} "
+        f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_momentum:.3g} "
         f"makes outer steps of lr / (1 - momentum) = {gain:.3g}"
     )
-    ramped = c.ramp_rounds > 0 and c.outer_optimizer_momentum > 0
-    if gain > GAIN_RAMPED_MAX:
+    ramped = c.ramp_rounds > 0 and c.outer_momentum > 0
+    period = c.sync_period_steps
+    if c.outer_optimizer_momentum and gain > GAIN_SHORT * (1 + period / MOMENTUM_STEPS):
+        _warn(
+            f"{steps}: with sync_period_steps={period} that ruins a model. Leave "
+            f"outer_optimizer_momentum out, which makes it {momentum_by_period(period):.3g}"
+        )
+    elif gain > GAIN_RAMPED_MAX:
         _warn(f"{steps}: more than 10, of lr 1 and momentum 0.9, was never seen to help")
     elif gain > GAIN_MAX and not ramped and c.outer_start == "scratch":
         _warn(

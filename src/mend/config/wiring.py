@@ -34,7 +34,7 @@ def numerics_of(
     """The numerics of a rank, with page-locked memory for a model on a GPU. Raises ConfigError if
     offers cannot be encoded on the device of the model."""
     codec, merge = codec_named(config.codec), MERGES[config.merge]()
-    momentum, ramp = config.outer_optimizer_momentum, config.ramp_rounds
+    momentum, ramp = config.outer_momentum, config.ramp_rounds
     outer = OUTERS[config.outer_optimizer](config.outer_lr, momentum, ramp)
     pin = CudaPin() if plan.gpu is not None else None
     in_weights = keeps_in_weights(codec, config.alignment)

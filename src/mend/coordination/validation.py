@@ -50,6 +50,7 @@ _AVERAGED = "momentum_sync_period_steps, second_moment_sync_period_steps, exchan
 
 NAMES_OF_FACTS = {
     "tau": "overlap_steps",
+    "outer_momentum": "outer_optimizer_momentum (none: by sync_period_steps)",
     "ramp_rounds": _RAMP,
     "codec": "codec (outer_step_compression_mode or payload_dtype)",
 }

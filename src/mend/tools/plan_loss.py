@@ -41,7 +41,7 @@ class Loss(NamedTuple):
 
 def loss_of(config: MendConfig) -> Loss:
     """Return the loss of a job with these settings; a momentum counts as the measured one."""
-    momentum, period = config.outer_optimizer_momentum > 0, config.sync_period_steps
+    momentum, period = config.outer_momentum > 0, config.sync_period_steps
     late = float(config.tau > 0)
     scratch = _between(MEASURED[momentum, "scratch"], period) + late * OVERLAP_PCT["scratch"]
     warm = _between(MEASURED[momentum, "warm"], period) + late * OVERLAP_PCT["warm"]

@@ -113,7 +113,7 @@ def fixed_by(config: Path | None) -> dict[str, Any]:
         "alignment": settings.alignment,
         "payload": settings.codec,
         "merge": settings.merge,
-        "momentum": settings.outer_optimizer_momentum,
+        "momentum": settings.outer_momentum,
         "ramp": settings.ramp_rounds,
         "overlap_ramp": settings.ramp_rounds,
         "moments": moments if any(moments) else (),

@@ -27,6 +27,7 @@ from mend.fragment.model_plan import ModelPlan
 from mend.merge import MERGES
 from mend.outer import OUTERS, Nesterov
 from mend.transport.delayed import Distribution
+from mend.types import fp32
 from tests.configuration_table import PAGE, with_table
 
 # ------------------------------------------------------------------ what it is
@@ -294,6 +295,8 @@ def test_an_outer_step_that_overshoots_is_said() -> None:
         {"outer_lr": 0.7, "outer_optimizer_momentum": 0.9, "outer_start": "warm",
          "outer_ramp_rounds": 0},
         {"outer_optimizer_momentum": 0.9},
+        {"outer_optimizer_momentum": 0.9, "sync_period_steps": 64},
+        {"sync_period_steps": 1},
         {"outer_optimizer_momentum": 0.9, "outer_start": "warm"},
         {"outer_optimizer_momentum": 0.3, "outer_ramp_rounds": 0},
     ],
@@ -302,6 +305,22 @@ def test_outer_steps_that_were_measured_to_help_warn_of_nothing(changes: dict[st
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         MendConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("period", "most"), [(1, 1 / 17), (4, 0.2), (16, 0.5), (64, 0.8), (128, 8 / 9), (10_000, 0.9)]
+)
+def test_default_momentum_short_period_is_small(period: int, most: float) -> None:
+    config = MendConfig(sync_period_steps=period)
+    assert config.outer_momentum == pytest.approx(most)
+    assert ("outer_momentum", str(config.outer_momentum)) in config.hyper_facts()
+    assert numerics_of(config, ModelPlan(nn.Linear(2, 2), 1)).outer.momentum == fp32(most)  # type: ignore[attr-defined]
+
+
+def test_given_momentum_too_long_for_the_period_warns_with_the_remedy() -> None:
+    with pytest.warns(UserWarning, match="sync_period_steps=16 that ruins a model.* makes it 0.5"):
+        config = MendConfig(sync_period_steps=16, outer_optimizer_momentum=0.9)
+    assert config.outer_momentum == 0.9  # who asks for it has it
 
 
 def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
@@ -456,6 +475,7 @@ def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> 
     other = MendConfig(**changes).hyper_facts()
     differing = {key for key, value in other if one[key] != value}
     said = {"overlap_steps": "tau", "outer_ramp_rounds": "ramp_rounds"}
+    said["outer_optimizer_momentum"] = "outer_momentum"
     said |= dict.fromkeys(("payload_dtype", "outer_step_compression_mode"), "codec")
     assert said.get(name, name) in differing
 

@@ -102,7 +102,7 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     version that is being made. As much as the rank owns once more for a codec with a residual,
     unless the GPU keeps it."""
     owned = math.ceil(params / ranks)
-    lr, momentum, ramp = config.outer_lr, config.outer_optimizer_momentum, config.ramp_rounds
+    lr, momentum, ramp = config.outer_lr, config.outer_momentum, config.ramp_rounds
     vectors = 1 + len(OUTERS[config.outer_optimizer](lr, momentum, ramp).states)
     part = math.ceil(owned / config.fragments)
     rounds = rounds_in_flight(config) * (config.racks + 1 + vectors) * part * FP32

@@ -205,6 +205,7 @@ def _unequal(mine: dict[str, str], theirs: dict[str, str]) -> Iterator[tuple[str
 
 _VARIABLES = {
     "tau": "MEND_OVERLAP_STEPS",
+    "outer_momentum": "MEND_OUTER_OPTIMIZER_MOMENTUM or MEND_SYNC_PERIOD_STEPS",
     "ramp_rounds": "MEND_OUTER_RAMP_ROUNDS or MEND_OUTER_START",
     "codec": "MEND_OUTER_STEP_COMPRESSION_MODE or MEND_PAYLOAD_DTYPE",
     "ranks per rack": "the ranks of every torchrun",

@@ -1,0 +1,34 @@
+"""benchmarks.small_problems_rank: one rack of benchmarks.small_problems, under `mend launch`.
+
+Arguments: a folder for the result, the cell as JSON, the number of steps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import mend
+from benchmarks.small_problems import FRAGMENTS, Cell, Learner
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder, cell, steps = Path(sys.argv[1]), Cell(*json.loads(sys.argv[2])), int(sys.argv[3])
+    config = mend.MendConfig(sync_period_steps=cell.period, fragments=FRAGMENTS)
+    learner = Learner(cell, config.rack_number, 0)
+    with mend.session(learner.model, config, learner.optimizer) as runtime:
+        for step in range(1, steps + 1):
+            runtime.count_tokens(learner.train(step))
+    told = {
+        "error": learner.problem.error(learner.weights_N).item(),
+        "outcome": runtime.status().outcome,
+    }
+    (folder / f"{config.rack_number}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

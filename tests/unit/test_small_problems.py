@@ -1,0 +1,29 @@
+"""The default outer step on small problems: what is merged is not worse than a rack alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.small_problems import Cell, measure
+
+STEPS, SEEDS = 400, 2
+CELLS = [
+    Cell("quadratic100", "adamw", 1, 2, "turns"),
+    Cell("mlp", "adamw", 4, 2, "lockstep"),
+    Cell("linear", "adamw", 16, 4, "jitter", "int4"),
+    Cell("linear0", "sgd", 16, 2, "turns"),
+    Cell("mlp", "adamw", 64, 2, "slow"),
+    Cell("logistic", "adamw", 128, 2, "lockstep", "int4"),
+]
+"""A few of the cells of benchmarks/results/small_problems.md, which also has those that fail."""
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell)))
+def test_merged_model_default_outer_step_is_not_worse_than_alone(cell: Cell) -> None:
+    row = measure(cell, STEPS, SEEDS)
+    assert row.good, f"{row.ratio:.3f} times the error of the best rack alone"
+
+
+def test_merged_model_momentum_too_long_for_the_period_is_found() -> None:
+    cell = Cell("quadratic100", "adamw", 4)
+    assert measure(cell, STEPS, seeds=1, momentum=0.9).ratio > 10

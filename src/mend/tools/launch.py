@@ -28,7 +28,16 @@ from mend.tools.begun import Begun
 from mend.tools.keys_command import create
 from mend.tools.links import Link, Net, links
 from mend.tools.ports import LOOPBACK, free_ports
-from mend.tools.processes import RESTART, TOKEN, Child, Interrupts, Sink, kill_orphans, orphans
+from mend.tools.processes import (
+    RESTART,
+    TOKEN,
+    Child,
+    Interrupts,
+    Sink,
+    kill_orphans,
+    orphans,
+    separate_script,
+)
 from mend.types import RACKS_MAX
 
 POLL_S = 0.05
@@ -241,7 +250,7 @@ def torchrun_command(job: Job, rack: int, restart: int = 0) -> list[str]:
         *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
         *("--rdzv-id", f"{job.job_id}-rack{rack}-{restart}"),
-        *job.command,
+        *separate_script(job.command),
     ]
 
 

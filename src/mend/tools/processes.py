@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -216,3 +216,11 @@ class Interrupts:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def separate_script(command: Sequence[str]) -> list[str]:
+    """Return a script (or -m and a module) with its arguments behind "--", for torchrun, which
+    otherwise refuses an argument of the script that begins as two of its own options do (--start).
+    """
+    options = ["-m"] if command[0] == "-m" else []
+    return [*options, "--", *command[len(options) :]]

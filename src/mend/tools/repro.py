@@ -27,7 +27,14 @@ from mend.determinism.comparison import (
     steps_of_all,
 )
 from mend.errors import UsageError
-from mend.tools.processes import TOKEN, Child, Interrupts, kill_orphans, orphans
+from mend.tools.processes import (
+    TOKEN,
+    Child,
+    Interrupts,
+    kill_orphans,
+    orphans,
+    separate_script,
+)
 
 EQUAL, DIFFERENT, INTERRUPTED = 0, 1, 130
 
@@ -203,8 +210,7 @@ def command_of(asked: Asked, setting: Setting, folder: Path, extent: Extent) -> 
         *(sys.executable, "-m", "mend.tools.torchrun", "--max-restarts=0"),
         *("--nnodes", "1", "--nproc-per-node", str(setting.processes)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"),
-        *child,
-        *script,
+        *separate_script([*child, *script]),
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch.distributed.run import get_args_parser
 
 from mend.config import MendConfig
 from mend.consensus.records import EVICTIONS_MAX
@@ -133,11 +134,20 @@ def test_nvidia_smi_that_is_not_there_means_no_gpus(
 def test_a_module_is_started_as_one() -> None:
     job = Job(command=("-m", "my.training", "--steps", "3"), nproc_per_rack=2, job_id="story")
     command = torchrun_command(job, 1)
-    assert command[-4:] == ["-m", "my.training", "--steps", "3"]
+    assert command[-5:] == ["-m", "--", "my.training", "--steps", "3"]
     assert command[command.index("--nproc-per-node") + 1] == "2"
     assert command[command.index("--rdzv-id") + 1] == "story-rack1-0"
     again = torchrun_command(job, 1, 2)
     assert again[again.index("--rdzv-id") + 1] == "story-rack1-2", "a meeting of its own"
+
+
+@pytest.mark.parametrize("command", [("train.py", "--start", "warm"), ("-m", "t", "--rdzv", "--")])
+def test_torchrun_command_script_arguments_reach_the_script(command: tuple[str, ...]) -> None:
+    words = torchrun_command(Job(command=command, job_id="story"), 0)[3:]
+    parsed = get_args_parser().parse_args(words)
+    module = command[0] == "-m"
+    assert parsed.module == module
+    assert (parsed.training_script, *parsed.training_script_args) == command[module:]
 
 
 def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,246 @@
+"""benchmarks.loss: the loss of a job that mend trains with its default settings.
+
+Real racks train a byte-level GPT on the Python sources of the machine, each rack on packages of its
+own, and the loss is that of packages on which no rack trains. Racks are processes under `mend
+launch`; where there are fewer GPUs than racks they share them. Arms:
+
+alone            rack 0 by itself, the steps of one rack
+data-parallel    the gradients of all racks averaged in every step: equal tokens
+mend             mend's default settings (H 128, overlapped)
+mend:KEY=VALUE   mend with other settings, as in mend:sync_period_steps=16
+
+    python -m benchmarks.loss --racks 2 --arms alone,data-parallel,mend --seeds 0,1,2
+    python -m benchmarks.loss --table
+
+Each (arm, racks, seed) that is not yet in the file of results is one line more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mend
+from mend.tools.demo_corpus import Corpus, packages, split
+from mend.tools.demo_model import ByteGPT, Size, learning_rate, loss_of
+
+SIZES = {
+    "tiny": Size(64, 2, 2, 64, 8),
+    "5M": Size(256, 6, 4, 128, 8),
+    "10M": Size(320, 8, 5, 256, 8),
+}
+HELD_OUT_WINDOWS, PEAK, WARM_SHARE = 512, 7e-4, 3
+"""After a third of the steps data-parallel, `--start warm` goes on with mend."""
+RESULTS = Path(__file__).parent / "results" / "loss.jsonl"
+
+
+class Texts:
+    """Windows of a text on the device; the same seed draws the same windows everywhere."""
+
+    def __init__(self, text: bytes, size: Size, seed: int, device: torch.device) -> None:
+        self._text_N = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+        self._size, self._generator = size, torch.Generator().manual_seed(seed)
+
+    def draw(self, count: int) -> Tensor:
+        """Return int64 of shape (count, context + 1)."""
+        length = self._size.context + 1
+        starts_B = torch.randint(len(self._text_N) - length, (count,), generator=self._generator)
+        places = starts_B[:, None] + torch.arange(length)
+        return self._text_N[places.to(self._text_N.device)].long()
+
+
+class Rack:
+    """One rack's model, optimizer and text."""
+
+    def __init__(self, options: argparse.Namespace, seed: int, rack: int) -> None:
+        self.size, self.options = SIZES[options.size], options
+        self.device = _device(rack)
+        corpus = texts(options.racks)
+        torch.manual_seed(seed)
+        self.model = ByteGPT(self.size).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=PEAK, betas=(0.9, 0.99), weight_decay=0.1
+        )
+        self.windows = [
+            Texts(text, self.size, 1000 * seed + number, self.device)
+            for number, text in enumerate(corpus.racks)
+        ]
+        self.held_out = Texts(corpus.held_out, self.size, 1, self.device).draw(HELD_OUT_WINDOWS)
+
+    def step(self, step: int, racks: Sequence[int]) -> None:
+        """One step on the mean gradient of these racks' batches."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.options.steps, PEAK)
+        self.optimizer.zero_grad()
+        for rack in racks:
+            loss = loss_of(self.model, self.windows[rack].draw(self.size.batch))
+            (loss / len(racks)).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Return the held-out loss in nats per byte."""
+        return statistics.fmean(
+            loss_of(self.model, part).item() for part in self.held_out.split(64)
+        )
+
+    def warm_up(self) -> int:
+        """Train a third of the steps data-parallel, if the job begins warm; return their number."""
+        warm = self.options.steps // WARM_SHARE if self.options.start == "warm" else 0
+        for step in range(warm):
+            self.step(step, range(self.options.racks))
+        return warm
+
+
+def _device(rack: int) -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", rack % torch.cuda.device_count())
+    return torch.device("cpu")
+
+
+def texts(racks: int) -> Corpus:
+    """Packages of the standard library and of what is installed, split by rack."""
+    folders = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib")}
+    found = {
+        name: text for folder in sorted(folders) for name, text in packages(Path(folder)).items()
+    }
+    return split(found, racks)
+
+
+def train_one(options: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
+    """Train without mend: `alone` or `data-parallel`."""
+    rack = Rack(options, seed, 0)
+    warm, began = rack.warm_up(), time.perf_counter()
+    racks = [0] if arm == "alone" else range(options.racks)
+    for step in range(warm, options.steps):
+        rack.step(step, racks)
+    loss = rack.loss()
+    return {"loss": loss, "seconds": round(time.perf_counter() - began, 2)}
+
+
+def train_rack(options: argparse.Namespace) -> None:
+    """Be one rack of a job of mend; write its result."""
+    number, seed = int(os.environ["MEND_RACK"]), options.seeds[0]
+    rack = Rack(options, seed, number)
+    warm = rack.warm_up()
+    settings = json.loads(options.settings)
+    config = mend.MendConfig(outer_start=options.start, **settings)
+    with mend.session(rack.model, config, rack.optimizer) as runtime:
+        began = time.perf_counter()
+        for step in range(warm, options.steps):
+            runtime.count_tokens(rack.size.batch * rack.size.context)
+            rack.step(step, [number])
+        trained = time.perf_counter() - began
+    status = runtime.status()
+    told = {
+        "loss": rack.loss(), "seconds": round(trained, 2), "outcome": status.outcome,
+        "bytes_sent": status.bytes_sent, "stall_ms": round(status.stall_ms_total),
+    }  # fmt: skip
+    Path(options.rank, f"{number}.json").write_text(json.dumps(told))
+
+
+def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
+    settings = dict(part.split("=") for part in arm.split(":")[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [
+            sys.executable, "-m", "mend.tools", "launch", "--racks", str(options.racks),
+            "--no-witness", __file__, f"--rank={folder}", "--racks", str(options.racks),
+            "--seeds", str(seed), "--steps", str(options.steps), "--size", options.size,
+            "--start", options.start, "--settings", json.dumps(_typed(settings)),
+        ]  # fmt: skip
+        paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL)
+        told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    if {each["outcome"] for each in told} != {"merged"} or len(told) != options.racks:
+        raise RuntimeError(f"{arm} with seed {seed} ended {told}")
+    return told[0] | {"seconds": max(each["seconds"] for each in told)}
+
+
+def _typed(settings: dict[str, str]) -> dict[str, Any]:
+    return {key: float(value) if "." in value else int(value) if value.isdecimal() else value
+            for key, value in settings.items()}  # fmt: skip
+
+
+def missing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if (
+        options.out.exists()) else []  # fmt: skip
+    for seed in options.seeds:
+        for arm in options.arms:
+            key = {name: getattr(options, name) for name in ("racks", "steps", "size", "start")}
+            key |= {"arm": arm, "seed": seed}
+            if not any(key.items() <= row.items() for row in done):
+                yield key
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Losses, and percent above data parallel at equal tokens, paired by seed."""
+    lines = ["| model | racks | steps | start | arm | loss | above data parallel, % | seeds |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("size", "racks", "steps", "start", "arm"))
+        groups.setdefault(key, []).append(row)
+    for (size, racks, steps, start, arm), group in groups.items():
+        base = {row["seed"]: row["loss"] for row in
+                groups.get((size, racks, steps, start, "data-parallel"), [])}  # fmt: skip
+        above = [100 * (r["loss"] / base[r["seed"]] - 1) for r in group if r["seed"] in base]
+        said = (
+            f"{statistics.fmean(above):+.1f} [{min(above):+.1f}, {max(above):+.1f}]"
+            if above
+            else ""
+        )
+        mean = statistics.fmean(row["loss"] for row in group)
+        lines.append(
+            f"| {size} | {racks} | {steps} | {start} | {arm} | {mean:.3f} | {said} | {len(group)} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--racks", type=int, default=2)
+    parser.add_argument(
+        "--arms", type=lambda text: text.split(","), default=["alone", "data-parallel", "mend"]
+    )
+    parser.add_argument("--seeds", type=lambda text: [int(s) for s in text.split(",")], default=[0])
+    parser.add_argument("--steps", type=int, default=1536)
+    parser.add_argument("--size", choices=SIZES, default="5M")
+    parser.add_argument("--start", choices=("scratch", "warm"), default="scratch")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the table of --out")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    parser.add_argument("--settings", default="{}", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        train_rack(options)
+        return
+    if not options.table:
+        for key in missing(options):
+            run = train_with_mend if key["arm"].startswith("mend") else train_one
+            row = key | run(options, key["arm"], key["seed"])
+            row["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+            with options.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+    print(table([json.loads(line) for line in options.out.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()

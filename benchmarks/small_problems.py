@@ -425,7 +425,8 @@ def main() -> None:
     page = table(rows, options.steps, options.seeds)
     print(page)
     if options.save:
-        RESULTS.write_text(f"# Small problems\n\n`python -m benchmarks.small_problems`\n\n{page}")
+        command = f"python -m benchmarks.small_problems {' '.join(sys.argv[1:])}"
+        RESULTS.write_text(f"# Small problems\n\n`{command}`\n\n{page}")
 
 
 if __name__ == "__main__":

@@ -456,6 +456,8 @@ def test_a_compiled_merge_of_two_racks_has_the_bits_of_torch(
     anchor = numerics.genesis(noise(numel, 3).mul_(2.0))
     if momentum:
         anchor.data[numel:].copy_(noise(numel, 4))
+    elif rates is not None:
+        rates = rates._replace(momentum=0.0)
     merge = partial(
         numerics.merge, [each.view(torch.uint8) for each in payloads], (0.5, 0.5), anchor, 1,
         rates=rates,

@@ -8,7 +8,7 @@ Two racks on loopback, with keys. Rack 0 has the GPU; its peer is a process on C
 nothing and offers what it has, as bytes take their time whatever they hold. So nothing else fills
 the gaps of the GPU, as a second rack on it would. Three kinds of blocks:
 
-compute        1.5B weights of the Qwen 2.5 shape, 8 x 1024 tokens: the GPU is the limit
+compute        12 layers of the Qwen 2.5 1.5B shape, 8 x 1024 tokens: the GPU is the limit
 compute_late   the same; every transfer arrives `delay-ms` later
 launch         370M weights, 1 x 128 tokens, eager: launching kernels is the limit, so everything
                that takes the interpreter's lock from the training thread is seen
@@ -54,16 +54,16 @@ PAIR_MIN, LAUNCH_MIN = 0.985, 0.99
 WORSE = 0.01
 """Share by which a later result may be worse before it has drifted."""
 
-FRAGMENTS = 8
+FRAGMENTS, WARM_UP = 8, 3
 INIT_STD = 0.02
 OPTIONS = {
     "shape": (("full", "tiny"), "of the models"),
     "pairs": (3, "of each kind; launch has two more"),
-    "gaps": (2, "between captures in a block"),
+    "gaps": (4, "between captures in a block"),
     "gap": (8, "steps between captures"),
     "delay_ms": (1000.0, "of compute_late"),
     "overlap": (7, "tau"),
-    "overlap_late": (14, "tau of compute_late"),
+    "overlap_late": (20, "tau of compute_late"),
 }
 
 
@@ -76,10 +76,12 @@ class Kind(NamedTuple):
 
 
 _TINY = qwen.SHAPES["tiny"]
+_HALF = qwen.Shape(12, 1536, 12, 2, 8960, 32_768, tied=True)
+"""612M weights, so that a pair takes some 10 s."""
 KINDS = {
     "full": {
-        "compute": Kind(qwen.SHAPES["1.5b"], 8, 1024),
-        "compute_late": Kind(qwen.SHAPES["1.5b"], 8, 1024, late=True),
+        "compute": Kind(_HALF, 8, 1024),
+        "compute_late": Kind(_HALF, 8, 1024, late=True),
         "launch": Kind(qwen.Shape(24, 1024, 8, 2, 4096, 8192, tied=True), 1, 128, more_pairs=2),
     },
     "tiny": {
@@ -176,9 +178,11 @@ class _Bench:
             self._restore()
             self.meeting.all_here(f"{name}.{pair}.begin")
             if self.trains:
-                found["without"].append(self._block(kind, options.overlap, measured, None)[0])
+                found["without"].append(self._block(kind, WARM_UP, measured, None)[0])
             self._restore()
+            self.meeting.all_here(f"{name}.{pair}.join")
             runtime = self._join(name, pair, kind, tau)
+            self.meeting.all_here(f"{name}.{pair}.joined")
             if self.trains:
                 step_ms, stall_ms = self._block(kind, tau, measured, runtime)
                 found["with"].append(step_ms)

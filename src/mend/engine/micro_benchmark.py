@@ -40,7 +40,7 @@ GEMM_NS = 60 * MS
 GEMM_NS_MAX = 250 * MS
 """The training thread waits for no product that begins later."""
 
-PRODUCTS_MIN, PRODUCTS_CUDA = 8, 32
+PRODUCTS_MIN, PRODUCTS_CUDA = 8, 8
 
 JOIN_S = 0.8
 """The training thread waits no longer than this for the measurement, or for its launches."""

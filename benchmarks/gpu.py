@@ -244,6 +244,8 @@ def _model(kind: Kind, device: torch.device) -> nn.Module:
         finally:
             torch.set_default_dtype(torch.float32)
     model = model.to_empty(device=device)
+    if kind.shape.tied:  # each module got memory of its own
+        model.head.weight = model.embed.weight
     with torch.no_grad():
         model.cos, model.sin = qwen.rope(kind.positions, kind.shape.head_numel, device)
         for seed, parameter in enumerate(model.parameters()):

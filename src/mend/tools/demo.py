@@ -33,9 +33,10 @@ PERIOD, PERIOD_QUICK = 64, 20
 two of them, as in a real job."""
 OVERLAP_SHARE = 4
 """tau is this part of H: all steps from one capture to the next, of four fragments."""
-DELAY_SHARE = 0.6
-"""Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging. A
-run that waits for every exchange reaches 1 / (1 + 0.6) of the speed alone."""
+DELAY_SHARE = 0.5
+"""Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging, and
+for the long tail of the free run. A run that waits for every exchange has at most 1 / (1 + 0.5) of
+the speed alone."""
 
 LAST_LINES = 25
 """Lines of a failed run that are shown again."""

@@ -151,8 +151,11 @@ def spreads(values: Mapping[str, Sequence[float]], digits: int = 3) -> dict[str,
 
 
 def machine() -> dict[str, object]:
-    """The machine that the figures depend on, without a name or an owner."""
+    """The machine that the figures depend on, without a name or an owner. `gpu`: where this process
+    uses one."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}  # type: ignore[no-untyped-call]
     return {
+        **gpu,
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(proc_bytes("meminfo", "MemTotal") / 1e9, 1),

@@ -42,6 +42,9 @@ class Row:
     """Distributions that can do the same work."""
     other: str = ""
     """Another name that people look for."""
+    gpu: bool = False
+    """Whether its full size needs a GPU: all rows without a name leave it out where there is none.
+    """
 
 
 ROWS = (
@@ -83,6 +86,12 @@ ROWS = (
         "what mend adds to a step in which nothing is due",
         quick="--steps 10 --blocks 3",
         peers=("tsugi-mend",),
+    ),
+    Row(
+        "gpu",
+        "training on one GPU beside an exchange, of its speed without one",
+        quick="--shape tiny --pairs 1 --gaps 1 --gap 3 --overlap 2 --overlap-late 2 --delay-ms 5",
+        gpu=True,
     ),
     Row(
         "tape",
@@ -167,6 +176,8 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
     """0: all rows were measured; 1: one failed to run. Raises ConfigError. `rows` are modules of
     `root`/benchmarks."""
     chosen = choose(rows, wanted.names)
+    if not (wanted.names or wanted.quick or _has_gpu()):
+        chosen = [row for row in chosen if not row.gpu]
     results: list[Result] = []
     failed: dict[str, str] = {}
     aside = Console(stderr=True)
@@ -182,7 +193,7 @@ def run(wanted: Wanted, rows: Sequence[Row] = ROWS, root: Path = ROOT) -> int:
         if wanted.save:
             folder = root / "benchmarks" / "results"
             folder.mkdir(exist_ok=True)
-            (folder / f"{row.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+            (folder / f"{file_stem(found)}.json").write_text(json.dumps(found, indent=1) + "\n")
     Console().print(table(results, failed, judged=not wanted.quick))
     if wanted.out is not None:
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
@@ -200,6 +211,19 @@ def summary(results: Sequence[Result], failed: Mapping[str, str], *, quick: bool
         "rows": list(results),
         "failed": dict(failed),
     }
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def file_stem(found: Result) -> str:
+    """Name of a kept result: of each GPU the last one is kept."""
+    gpu = found.get("machine", {}).get("gpu", "")
+    words = "".join(letter if letter.isalnum() else " " for letter in gpu.lower()).split()
+    return "_".join([found["name"], *words])
 
 
 # ------------------------------------------------------------------ which rows

@@ -5,9 +5,10 @@
 
 OLD and NEW are files that `mend bench run --out` wrote, single results, or folders of either.
 
-A row has drifted when it is worse by more than 10 %, and the two intervals do not overlap: from
-quartile to quartile where both have at least 8 samples, else from the least to the greatest. Exit
-status 1 when a row has drifted or does not run any more, 2 when the two cannot be compared.
+A row has drifted when it is worse by more than 10 %, or than the share that it names as `worse`,
+and the two intervals do not overlap: from quartile to quartile where both have at least 8 samples,
+else from the least to the greatest. Exit status 1 when a row has drifted or does not run any more,
+2 when the two cannot be compared.
 
 Figures of two machines are refused: --any-machine compares them all the same. A row whose
 parameters differ is left out, and said; so is one that only one side has.
@@ -26,7 +27,7 @@ WORSE = 0.10
 SAMPLES_MIN = 8
 """Below, quartiles are hardly more than two of the samples."""
 
-MACHINE = ("cpu", "cores", "system")
+MACHINE = ("cpu", "cores", "system", "gpu")
 """Fields that identify a machine. Versions of torch and Python may be why something has drifted."""
 
 LOAD_MAX = 0.5
@@ -142,9 +143,10 @@ def line_of(name: str, old: Found | None, new: Found | None) -> Line:
     change = worse_by(old, new)
     apart = not overlap(interval(old), interval(new))
     verdict, drifted = "same", False
-    if apart and change > WORSE:
+    most = float(new.get("worse", WORSE))
+    if apart and change > most:
         verdict, drifted = "DRIFTED", True
-    elif apart and change < -WORSE:
+    elif apart and change < -most:
         verdict = "better"
     ratio = f"{new['measured'] / old['measured']:.2f}" if old["measured"] else ""
     return Line(name, figure(old), figure(new), ratio, verdict, drifted)

@@ -21,4 +21,5 @@ def load() -> None:
             kernels.offer_kernel(name)
         kernels.delta_kernel()
         kernels.squares_kernel()
+        kernels.halves_kernel()
         kernels.product_kernels()

@@ -87,6 +87,14 @@ def test_which_direction_is_bad_is_the_rows_to_say() -> None:
     assert compare.line_of("lane", fast, slow).drifted
 
 
+def test_a_row_names_by_how_much_it_may_become_worse() -> None:
+    """A tenth of the speed of training was lost once, and 10 % would have let it pass."""
+    old = row("gpu", 0.99, 0.994, 0.995, 0.996, 1.0, better="higher", worse=0.01)
+    new = row("gpu", 0.89, 0.895, 0.9, 0.905, 0.91, better="higher", worse=0.01)
+    assert compare.line_of("gpu", old, new).drifted
+    assert not compare.line_of("gpu", old, {**new, "worse": 0.2}).drifted
+
+
 def test_a_stall_that_was_zero_may_not_become_one() -> None:
     none, some = row("rejoin", 0, 0, 0, 0, 0), row("rejoin", 1, 1, 1, 1, 1)
     assert compare.line_of("rejoin", none, some).drifted

@@ -1,8 +1,9 @@
 """The micro-benchmark that says what a rank is slow by; coordination/slow_cause.py asks for it.
 
-At the end of a step the training thread waits while another thread multiplies matrices: that thread
-has none of the modes (autocast, dispatch, gradients) and, on a GPU, not the stream that a script
-trains with, and draws no random number. So no bit of training depends on it.
+At the end of a step another thread multiplies matrices: that thread has none of the modes
+(autocast, dispatch, gradients) and, on a GPU, not the stream that a script trains with, and draws
+no random number. So no bit of training depends on it. On a CPU the training thread waits meanwhile.
+On a GPU it goes on launching kernels: the GPU makes the products between those of two steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +25,8 @@ from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.host import HostInterface
 from mend.engine.movement import hook_of_a_copy
 from mend.types import MS, probe_key
+
+T = TypeVar("T")
 
 PROBE_BYTES = 256 << 10
 """Pulled from a rack to see how fast the link is."""
@@ -36,10 +40,10 @@ GEMM_NS = 60 * MS
 GEMM_NS_MAX = 250 * MS
 """The training thread waits for no product that begins later."""
 
-PRODUCTS_MIN, PRODUCTS_CUDA = 8, 32
+PRODUCTS_MIN, PRODUCTS_CUDA = 8, 8
 
 JOIN_S = 0.8
-"""The training thread waits no longer than this for the measurement."""
+"""The training thread waits no longer than this for the measurement, or for its launches."""
 
 
 class Removable(Protocol):
@@ -50,11 +54,11 @@ Watch = Callable[[Callable[[], None]], Removable | None]
 """Calls back before each forward of the model, until it is removed; None: there is no model."""
 
 
-def time_of_product(device: torch.device) -> int:
+def time_on_cpu() -> int:
     """ns of one product of float32 matrices, the mean of several; 0 where torch refuses one."""
     try:
         with torch.no_grad():
-            return _on_cuda(device) if device.type == "cuda" else _on_cpu()
+            return _on_cpu()
     except RuntimeError:
         return 0
 
@@ -76,45 +80,74 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _on_cuda(device: torch.device) -> int:
-    """On a stream of its own; the caller has waited for what was under way on the others."""
-    stream = _stream(device)
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        a = torch.full((SIDE_CUDA, SIDE_CUDA), 0.5, device=device, dtype=torch.float32)
-        out = torch.empty_like(a)
-        torch.mm(a, a, out=out)
-        begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        begun.record(stream)
-        for _ in range(PRODUCTS_CUDA):
+class _CudaProducts(NamedTuple):
+    """Products that were launched: events before the first and after the last one."""
+
+    begun: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    def time_ns(self) -> int | None:
+        """ns of one product; None: the GPU has not made all."""
+        if not self.ended.query():  # type: ignore[no-untyped-call]
+            return None
+        return int(self.begun.elapsed_time(self.ended) * MS / PRODUCTS_CUDA)
+
+
+def _launch(device: torch.device, after: torch.cuda.Event) -> _CudaProducts | None:
+    """Launch products on a stream of their own, which waits for `after`. None: torch refuses."""
+    try:
+        stream = _stream(device)
+        with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(stream):
+            stream.wait_event(after)
+            a = torch.full((SIDE_CUDA, SIDE_CUDA), 0.5, device=device, dtype=torch.float32)
+            out = torch.empty_like(a)
             torch.mm(a, a, out=out)
-        ended.record(stream)
-        ended.synchronize()
-        return int(begun.elapsed_time(ended) * MS / PRODUCTS_CUDA)
+            begun = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            begun.record(stream)
+            for _ in range(PRODUCTS_CUDA):
+                torch.mm(a, a, out=out)
+            ended.record(stream)
+            return _CudaProducts(begun, ended)
+    except RuntimeError:
+        return None
 
 
 class LiveBenchmark:
-    """What `time_of_product` is on a rank."""
+    """The products of one rank."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._thread: threading.Thread | None = None
+        self._under_way: _CudaProducts | None = None
 
-    def product_ns(self) -> int:
-        """Training thread. 0: not known, also where it takes longer than JOIN_S."""
-        if self._thread is not None and self._thread.is_alive():
-            return 0  # of the last one; it ends by itself
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        found = [0]
+    def product_ns(self) -> int | None:
+        """Training thread. 0: not known, also where it takes longer than JOIN_S. None: under way on
+        the GPU; ask again after the next step."""
+        if self._under_way is None:
+            if self._thread is not None and self._thread.is_alive():
+                return 0  # of the last one; it ends by itself
+            if self._device.type != "cuda":
+                return self._joined(time_on_cpu) or 0
+            main = torch.cuda.current_stream(self._device)
+            self._under_way = self._joined(partial(_launch, self._device, main.record_event()))
+            if self._under_way is None:
+                return 0
+            main.wait_event(self._under_way.ended)  # else the next step would share the GPU
+        found_ns = self._under_way.time_ns()
+        if found_ns is not None:
+            self._under_way = None
+        return found_ns
 
-        def measure() -> None:
-            found[0] = time_of_product(self._device)
-
-        self._thread = threading.Thread(target=measure, name="mend-benchmark", daemon=True)
+    def _joined(self, measure: Callable[[], T]) -> T | None:
+        """The result of a thread that does it; None: it takes longer than JOIN_S."""
+        found = list[T]()
+        self._thread = threading.Thread(
+            target=lambda: found.append(measure()), name="mend-benchmark", daemon=True
+        )
         self._thread.start()
         self._thread.join(JOIN_S)
-        return 0 if self._thread.is_alive() else found[0]
+        return found[0] if found else None
 
 
 class _ForwardHook:
@@ -156,10 +189,10 @@ class MicroBenchmark:
         self,
         now_ns: Callable[[], int],
         post: Callable[[Event], None],
-        product_ns: Callable[[], int],
+        product_ns: Callable[[], int | None],
         watch: Watch | None,
     ) -> None:
-        """`product_ns`: measures, while the training thread waits."""
+        """`product_ns`: measures; None: not done yet, so it is called again after the next step."""
         self._now_ns, self._post = now_ns, post
         self._product_ns, self._watch = product_ns, watch
         self._asked: Validate | None = None
@@ -189,13 +222,16 @@ class MicroBenchmark:
         if self._begun is not asked:
             self._begin(asked)
             return
-        self._count(step_ns)
-        self._left -= 1
         if self._left > 0:
-            return
-        self._unhook()
+            self._count(step_ns)
+            self._left -= 1
+            if self._left > 0:
+                return
+            self._unhook()
         with untimed():
             gemm_ns = self._product_ns()
+        if gemm_ns is None:
+            return
         whole = self._whole_ns if self._seen else 0
         waited_ppm = min(self._waited_ns * 1_000_000 // whole, 1_000_000) if whole else -1
         if self._asked is asked:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,10 +42,12 @@ from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsoun
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError
 from mend.fragment.apply import Alignment
-from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Made, Measuring, Merge, nothing
-from mend.outer import OuterOptimizer, Rates, Replace
+from mend.kernels import HalvesKernel, halves_kernel
+from mend.merge import MERGES, PIECE_NUMEL_MAX, Average, Gram, Made, Measuring, Merge, nothing
+from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span, fp32
 
+_HALVES = (0.5, 0.5)
 _FLOAT32, _MADE = CODECS["float32"](), Made()
 
 _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
@@ -76,6 +79,25 @@ def _decoding(
         ]
 
     return decode
+
+
+def _merge_halves(
+    kernel: HalvesKernel,
+    deltas: Sequence[Tensor],
+    anchor_n: Tensor,
+    states: Sequence[Tensor],
+    out_n: Tensor,
+    states_out: Sequence[Tensor],
+    rates: Rates,
+) -> bool:
+    """Whether the kernel has written the next anchor and its states. False: an element leaves the
+    range of fp32, perhaps in the sum of the deltas only."""
+    empty = np.empty(0, np.float32)
+    state, state_out = (each[0].numpy() if each else empty for each in (states, states_out))
+    first, second = (each.numpy() for each in deltas)
+    numbers = rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr
+    norm = kernel(first, second, anchor_n.numpy(), state, *numbers, out_n.numpy(), state_out)
+    return norm < NORM_MAX
 
 
 def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
@@ -219,6 +241,7 @@ class Numerics:
         if owned not in self._codecs:
             codecs = fragment_codec(self.codec, owned, self._max_age)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
+            self._halves_kernel(owned.numel)
             self._codecs.setdefault(owned, codecs)
         return self._codecs[owned]
 
@@ -472,17 +495,30 @@ class Numerics:
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         decode = _decoding(codec, payloads, delta_n.numel())
+        kernel = self._halves_kernel(numel)
         for start, stop, weights in _stretches(runs, begin, end, size):
-            merged = delta_n[: stop - start]
-            self.rule.block(decode(start, stop), weights, merged)
-            values = data[start:stop]
+            merged, values = delta_n[: stop - start], data[start:stop]
+            deltas, base = decode(start, stop), anchor.data[start:stop]
             before, after = ([state[start:stop] for state in states] for states in (old, new))
-            self.outer.block(anchor.data[start:stop], before, merged, values, after, rates)
-            # NaN and Inf survive every product and sum, so checking the result checks all inputs.
-            if not sound(values):
-                raise Unmergeable("", ())
+            if (
+                kernel is None
+                or weights != _HALVES
+                or not _merge_halves(kernel, deltas, base, before, values, after, rates)
+            ):
+                self.rule.block(deltas, weights, merged)
+                self.outer.block(base, before, merged, values, after, rates)
+                # NaN and Inf survive every product and sum, so checking the result checks all
+                # inputs.
+                if not sound(values):
+                    raise Unmergeable("", ())
             if digest is not None:
                 digest.feed(values, after)
+
+    def _halves_kernel(self, numel: int) -> HalvesKernel | None:
+        """The kernel of the mean and the outer step, where they are mend's own; None for a short
+        vector: loading numba would take longer than it saves."""
+        own = type(self.rule) is Average and type(self.outer) is Nesterov
+        return halves_kernel() if own and numel >= PORTION_NUMEL else None
 
     def _check(
         self,

@@ -58,6 +58,17 @@ whether it is to hold what the payload decodes to, and not what that leaves out;
 Of each row x is encoded and decoded, and the squares of what is left out, and those of x, are added
 as a tree of halves."""
 
+HalvesKernel = Callable[
+    [
+        _Vector, _Vector, _Vector, _Vector, float, float, float, float, float, _Vector, _Vector,
+    ],
+    float,
+]  # fmt: skip
+"""(the deltas of two racks of equal weight; the anchor; the momentum's vector, empty without; the
+rates `decay`, `share`, `stretch`, `momentum`, `lr` of an outer step; the next anchor and the next
+vector, which are written: fp32 n, contiguous) -> the greatest magnitude in the next anchor. It is
+NaN or Inf also where the sum of the deltas leaves the range of fp32."""
+
 _Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
 
 
@@ -136,6 +147,13 @@ def squares_kernel() -> SquaresKernel | None:
 def offer_kernel(codec: str) -> OfferKernel | None:
     """That of one of the codecs above, or of bfloat16; None without numba."""
     kernel: OfferKernel | None = _load("offers", "offer", codec)
+    return kernel
+
+
+@cache
+def halves_kernel() -> HalvesKernel | None:
+    """None without numba."""
+    kernel: HalvesKernel | None = _load("merges", "halves")
     return kernel
 
 

@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from mend.tools.demo_train import Recipe
 
 RACKS = 2
-STEPS, STEPS_QUICK = 300, 60
+STEPS, STEPS_QUICK = 480, 60
+PERIOD, PERIOD_QUICK = 64, 20
+"""H. Every fragment is merged seven times, and an exchange is a few percent of the compute between
+two of them, as in a real job."""
+OVERLAP_SHARE = 4
+"""tau is this part of H: all steps from one capture to the next, of four fragments."""
 DELAY_SHARE = 0.5
-"""Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging."""
+"""Part of the overlap (tau steps) that the injected delay takes; the rest is left for merging, and
+for the long tail of the free run. A run that waits for every exchange has at most 1 / (1 + 0.5) of
+the speed alone."""
 
 LAST_LINES = 25
 """Lines of a failed run that are shown again."""
@@ -56,6 +63,8 @@ def recipes(
         exchange=False,
         size="tiny" if quick else "small",
         steps=steps or (STEPS_QUICK if quick else STEPS),
+        period_steps=(period := PERIOD_QUICK if quick else PERIOD),
+        overlap_steps=period // OVERLAP_SHARE,
         seed=0,
         racks=RACKS,
         quorum=RACKS,

@@ -26,7 +26,7 @@ class Size:
     batch: int
 
 
-SIZES = {"tiny": Size(32, 2, 2, 32, 2), "small": Size(128, 4, 4, 128, 2)}
+SIZES = {"tiny": Size(32, 2, 2, 32, 2), "small": Size(128, 4, 4, 128, 4)}
 """Small batches on purpose: gradients are then mostly noise, which merging averages out."""
 
 

@@ -43,9 +43,9 @@ class Recipe:
     quorum: int
     learning_rate: float
     eval_batches: int
+    period_steps: int
+    overlap_steps: int
     parallel: str = "ddp"
-    period_steps: int = 20
-    overlap_steps: int = 5
     fragments: int = 4
     concurrent: bool = True
     lockstep: bool = True
@@ -61,6 +61,9 @@ def mend_settings(recipe: Recipe) -> dict[str, Any]:
         "fragments": recipe.fragments,
         "sync_period_steps": recipe.period_steps,
         "overlap_steps": recipe.overlap_steps,
+        # A short run: the overlap is whole from the first round, and the racks are averaged.
+        "outer_ramp_rounds": 0,
+        "outer_optimizer_momentum": 0.0,
         "concurrent_outer_step": recipe.concurrent,
         "lockstep": recipe.lockstep,
         "outer_step_compression_mode": recipe.codec,

@@ -51,8 +51,9 @@ SEALED_MAGIC, OPEN_MAGIC = b"mndK", b"mndO"
 """Of a connection with keys, whose payloads are concealed, or only authenticated. Both sides have
 to want the same: nobody on the way can have one of them send openly."""
 
-PIECE_BYTES = 256 << 10
-"""Sealed at once: stays in a core's cache between the seal and the socket."""
+PIECE_BYTES = 1 << 20
+"""Sealed at once: stays in a core's cache between the seal and the socket. Both sides take the
+interpreter's lock a few times per piece, each time from a training thread that launches kernels."""
 
 REQUEST_NS_MAX = 5 * SECOND
 """Within this a greeting, and what was begun of a request, has to be there whole."""

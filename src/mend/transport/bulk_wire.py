@@ -23,7 +23,7 @@ from mend.errors import ConfigError
 from mend.types import KEY_BYTES
 
 HELLO_MAGIC, REQUEST_MAGIC, REPLY_MAGIC = b"mndH", b"mndQ", b"mndA"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 TOKEN_BYTES = 16
 
 HELLO = struct.Struct(f"!4sB{TOKEN_BYTES}s")

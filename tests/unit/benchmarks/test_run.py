@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import _run, peers
-from benchmarks._run import Row, Wanted, choose, figure, run, table
+from benchmarks._run import Row, Wanted, choose, figure, file_stem, run, table
 from mend.errors import ConfigError
 
 ROWS = (Row("good", "runs", quick="--tiny", peers=("rival",)), Row("bad", "fails", quick=""))
@@ -95,6 +96,23 @@ def test_saved_results_are_one_file_per_row(checkout: Path) -> None:
     assert run(Wanted(("good",), peers=False, save=True), ROWS, checkout) == 0
     kept = json.loads((checkout / "benchmarks" / "results" / "good.json").read_text())
     assert kept["measured"] == 0.91
+
+
+def test_of_each_gpu_the_last_result_is_kept() -> None:
+    found: dict[str, Any] = {"name": "gpu", "machine": {"gpu": "NVIDIA H100 80GB HBM3"}}
+    assert file_stem(found) == "gpu_nvidia_h100_80gb_hbm3"
+    assert file_stem({"name": "lane", "machine": {"cpu": "Xeon"}}) == "lane"
+
+
+def test_rows_that_need_a_gpu_run_without_one_only_by_their_name(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (replace(ROWS[0], gpu=True),)
+    monkeypatch.setattr(_run, "_has_gpu", lambda: False)
+    assert run(Wanted(peers=False), rows, checkout) == 0
+    assert "0.91" not in capsys.readouterr().out
+    assert run(Wanted(("good",), peers=False), rows, checkout) == 0
+    assert "0.91" in capsys.readouterr().out
 
 
 def test_rows_go_by_the_names_that_people_type() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from mend.engine.sums import Tensors, factors_in
 from mend.engine.vectors import PORTION_NUMEL
 from mend.engine.worker_pool import stay_on_one_core
 from mend.errors import NonFinite, Unmergeable, WireError
+from mend.kernels import halves_kernel
 from mend.merge import MERGES, Average
-from mend.outer import Nesterov
+from mend.outer import Nesterov, Rates
+from mend.types import fp32
 
 WEIGHTS = [float(np.float32(w)) for w in (0.5, 1 / 3, 1 / 7, 0.1)]
 
@@ -435,3 +438,43 @@ def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(co
         many.close()
     assert shared.digest == alone.digest
     assert torch.equal(shared.data.view(torch.int32), alone.data.view(torch.int32))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "rates",
+    [None, Rates(fp32(0.7), fp32(0.5), fp32(0.9), 0.75, stretch=1.5), Rates(1.0, 0.0, 1.0, 0.0)],
+)
+def test_a_compiled_merge_of_two_racks_has_the_bits_of_torch(
+    monkeypatch: pytest.MonkeyPatch, momentum: float, rates: Rates | None
+) -> None:
+    numel = PORTION_NUMEL + 77
+    payloads = [noise(numel, seed) for seed in (1, 2)]
+    odd = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e18, -3e18, 2.0**-126])
+    payloads[0][:64], payloads[1][:64] = odd.repeat(8), odd.repeat_interleave(8)
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(1.0, momentum))
+    anchor = numerics.genesis(noise(numel, 3).mul_(2.0))
+    if momentum:
+        anchor.data[numel:].copy_(noise(numel, 4))
+    elif rates is not None:
+        rates = rates._replace(momentum=0.0)
+    merge = partial(
+        numerics.merge, [each.view(torch.uint8) for each in payloads], (0.5, 0.5), anchor, 1,
+        rates=rates,
+    )  # fmt: skip
+    assert halves_kernel() is not None
+    compiled = merge()
+    monkeypatch.setattr("mend.engine.numerics.halves_kernel", lambda: None)
+    plain = merge()
+    assert torch.equal(compiled.data.view(torch.int32), plain.data.view(torch.int32))
+    assert compiled.digest == plain.digest
+
+
+def test_a_compiled_merge_leaves_a_sum_out_of_range_to_torch() -> None:
+    """The sum of the deltas is Inf in fp32, and their mean is not."""
+    numel, great, lr = PORTION_NUMEL, 2.0**127, 2.0**-70
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(lr, 0.0))
+    anchor = numerics.genesis(torch.zeros(numel))
+    delta_B = torch.full((numel,), great).view(torch.uint8)
+    merged = numerics.merge([delta_B, delta_B], (0.5, 0.5), anchor, 1)
+    assert torch.equal(merged.values, torch.full((numel,), -great * lr))

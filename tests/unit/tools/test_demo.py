@@ -9,7 +9,7 @@ import pytest
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
-from mend.tools.demo import _clear, calibrated_delay_ms, recipes
+from mend.tools.demo import DELAY_SHARE, _clear, calibrated_delay_ms, recipes
 from mend.tools.demo_report import ALONE, BLOCKING, FREE, OVERLAPPED
 from mend.tools.demo_train import mend_settings
 
@@ -39,6 +39,15 @@ def test_every_run_is_a_config_that_mend_accepts(tmp_path: Path) -> None:
 def test_the_delay_is_half_of_the_fastest_racks_overlap() -> None:
     ranks = {(0, 0): {"wall_s": 10.0, "steps": 100}, (1, 0): {"wall_s": 8.0, "steps": 100}}
     assert calibrated_delay_ms(ranks, overlap_steps=5) == 200.0
+
+
+def test_every_fragment_is_merged_six_times_and_a_waiting_run_is_much_slower(
+    tmp_path: Path,
+) -> None:
+    recipe = recipes(quick=False, steps=None, out=tmp_path)[OVERLAPPED]
+    gap = recipe.period_steps // recipe.fragments
+    assert recipe.steps // recipe.period_steps >= 6
+    assert gap / (gap + DELAY_SHARE * recipe.overlap_steps) <= 0.7
 
 
 def test_an_earlier_demo_is_cleared_and_a_strangers_folder_is_not(tmp_path: Path) -> None:

@@ -1,0 +1,343 @@
+"""What a round costs beside training, in counts that no clock and no other work changes: passes
+over the bytes, calls that let go of the interpreter's lock and take it again, page-locked memory.
+
+A training thread that launches kernels waits whenever another thread takes the lock. So a new pass,
+or calls of smaller pieces, are seen here and not first on a GPU.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mend.codec import CODECS
+from mend.config.settings import MendConfig
+from mend.config.wiring import spare_vectors
+from mend.engine import live_rank
+from mend.engine import numerics as numerics_module
+from mend.engine import offers as offers_module
+from mend.engine.numerics import Anchor, Numerics
+from mend.engine.vectors import PORTION_NUMEL
+from mend.merge import Average
+from mend.outer import Nesterov
+from mend.transport.bulk_link import HolderEnd, ReaderEnd
+from mend.transport.security import Channel, Secret, Secrets
+from mend.types import Member, offer_key
+
+PARTS = 4
+NUMEL = PARTS * PORTION_NUMEL
+BYTES = 4 * NUMEL
+
+KERNELS = (
+    (offers_module, "delta_kernel"),
+    (offers_module, "squares_kernel"),
+    (offers_module, "offer_kernel"),
+    (numerics_module, "halves_kernel"),
+)
+OURS, TOKEN = b"1" * 32, b"0123456789abcdef"
+KEY = offer_key(Member(0, 1), 0, 0, 1)
+
+
+class Counts(TorchDispatchMode):
+    """Calls by kind, and how often they touch BYTES: each array that one of them reads or writes is
+    a pass, and one that it overwrites is one too. Torch's are counted in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self._touched = Counter[str](), Counter[str]()
+
+    def count(self, kind: str, size: int) -> None:
+        self.calls[kind] += 1
+        self._touched[kind] += size
+
+    def clear(self) -> None:
+        self.calls.clear()
+        self._touched.clear()
+
+    @property
+    def passes(self) -> dict[str, float]:
+        """To a quarter."""
+        found = {kind: round(4 * size / BYTES) / 4 for kind, size in self._touched.items()}
+        return {kind: count for kind, count in found.items() if count}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        writes = "empty" not in func.name()  # nothing is touched yet
+        if not func.is_view and writes:
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+            places = {(x.data_ptr(), x.nbytes) for x in (*tensors, *made)}
+            self.count("torch", sum(size for _, size in places))
+        return result
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    found = Counts()
+
+    class Hash:
+        """xxh3_128 that counts what it is fed."""
+
+        def __init__(self) -> None:
+            self._real = xxh3_128()
+
+        def update(self, data: Any) -> None:
+            found.count("hash", len(data))
+            self._real.update(data)
+
+        def digest(self) -> bytes:
+            return self._real.digest()
+
+        def hexdigest(self) -> str:
+            return self._real.hexdigest()
+
+    def counted(load: Callable[..., Any]) -> Callable[..., Any]:
+        def loaded(*names: str) -> Any:
+            kernel = load(*names)
+
+            def call(*arguments: Any) -> Any:
+                arrays = [each for each in arguments if isinstance(each, np.ndarray)]
+                places = {(each.ctypes.data, each.nbytes) for each in arrays if each.nbytes}
+                found.count("kernel", sum(size for _, size in places))
+                return kernel(*arguments)
+
+            return None if kernel is None else call
+
+        return loaded
+
+    xxh3_128 = xxhash.xxh3_128
+    monkeypatch.setattr(xxhash, "xxh3_128", Hash)
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a worker of mend has
+    yield found
+    torch.set_num_threads(threads)
+
+
+def numerics_of(codec: str, momentum: float = 0.0, **more: Any) -> Numerics:
+    return Numerics(CODECS[codec](), Average(), Nesterov(1.0, momentum), **more)
+
+
+def values(seed: int) -> Tensor:
+    tile = torch.randn(1 << 16, generator=torch.Generator().manual_seed(seed))
+    return tile.repeat(NUMEL // tile.numel())
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in KERNELS:
+        monkeypatch.setattr(module, name, lambda *_: None)
+
+
+# --------------------------------------------------------------------------- encode and merge
+
+Cost = tuple[dict[str, int], dict[str, float]]
+"""(calls of PARTS portions, passes over the fp32 bytes of the vector)"""
+
+
+@pytest.mark.parametrize(
+    ("codec", "cost"),
+    [
+        # Kernels read the anchor, and overwrite the snapshot; with a lossy codec they also write
+        # the payload and what it leaves out.
+        ("float32", ({"kernel": PARTS, "hash": PARTS}, {"kernel": 2, "hash": 1})),
+        ("bfloat16", ({"kernel": PARTS, "hash": PARTS // 2}, {"kernel": 3.5, "hash": 0.5})),
+        ("int8", ({"kernel": PARTS, "hash": PARTS // 2}, {"kernel": 3.25, "hash": 0.25})),
+    ],
+)
+def test_an_offer_is_one_compiled_pass_and_one_checksum(
+    counts: Counts, codec: str, cost: Cost
+) -> None:
+    pytest.importorskip("numba")
+    numerics = numerics_of(codec)
+    anchor, snapshot = numerics.genesis(values(1)), values(2)
+    counts.clear()
+    with counts:
+        numerics.encode(snapshot, None, anchor.values)
+    assert (dict(counts.calls), counts.passes) == cost
+
+
+@pytest.mark.parametrize(
+    ("momentum", "cost"),
+    [
+        # The deltas of two racks, the anchor and the next anchor; with momentum two vectors more.
+        (0.0, ({"kernel": PARTS, "hash": PARTS}, {"kernel": 4, "hash": 1})),
+        (0.9, ({"kernel": PARTS, "hash": 2 * PARTS}, {"kernel": 6, "hash": 2})),
+    ],
+)
+def test_a_merge_of_two_racks_is_one_compiled_pass_and_one_digest(
+    counts: Counts, momentum: float, cost: Cost
+) -> None:
+    pytest.importorskip("numba")
+    assert _merged(counts, momentum) == cost
+
+
+@pytest.mark.parametrize(
+    ("momentum", "cost"),
+    [
+        (0.0, ({"torch": 7 * PARTS, "hash": PARTS}, {"torch": 9, "hash": 1})),
+        (0.9, ({"torch": 11 * PARTS, "hash": 2 * PARTS}, {"torch": 17, "hash": 2})),
+    ],
+)
+def test_without_numba_a_merge_takes_so_many_calls_of_torch(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch, momentum: float, cost: Cost
+) -> None:
+    without_kernels(monkeypatch)
+    assert _merged(counts, momentum) == cost
+
+
+def test_without_numba_an_offer_takes_so_many_calls_of_torch(
+    counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_kernels(monkeypatch)
+    numerics = numerics_of("float32")
+    anchor, snapshot = numerics.genesis(values(1)), values(2)
+    counts.clear()
+    with counts:
+        numerics.encode(snapshot, None, anchor.values)
+    assert dict(counts.calls) == {"torch": 4 * PARTS, "hash": PARTS}
+    assert counts.passes == {"torch": 3, "hash": 1}
+
+
+def _merged(counts: Counts, momentum: float) -> Cost:
+    numerics = numerics_of("float32", momentum)
+    anchor = numerics.genesis(values(1))
+    payloads = [values(seed).view(torch.uint8) for seed in (2, 3)]
+    counts.clear()
+    with counts:
+        numerics.merge(payloads, (0.5, 0.5), anchor, 1)
+    return dict(counts.calls), counts.passes
+
+
+# --------------------------------------------------------------------------- lane
+
+
+class Wire(socket.socket):
+    """A socket that counts its calls."""
+
+    calls: Counter[str]
+
+    def recv_into(self, *arguments: Any, **more: Any) -> int:
+        self.calls["receive"] += 1
+        return super().recv_into(*arguments, **more)
+
+    def sendall(self, *arguments: Any) -> None:
+        self.calls["send"] += 1
+        super().sendall(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("protected", "holder", "reader"),
+    [
+        # A header and a chunk, or the header and the pieces of 1 MiB.
+        (False, {"send": 0}, {"receive": 2}),
+        (True, {"send": 1 + 4, "seal": 1 + 4}, {"receive": 1 + 4, "open": 1 + 4}),
+    ],
+)
+def test_a_chunk_takes_so_many_calls_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch,
+    protected: bool,
+    holder: dict[str, int],
+    reader: dict[str, int],
+) -> None:
+    calls: dict[str, Counter[str]] = {"holder": Counter(), "reader": Counter()}
+    chunk = memoryview(bytearray(4 << 20))
+    ends = [Wire(fileno=each.detach()) for each in socket.socketpair()]
+    for end, name in zip(ends, calls, strict=True):
+        end.calls = calls[name]
+    for name in ("seal", "open"):
+        _count_calls(monkeypatch, name, calls)
+
+    def serve() -> None:
+        end = HolderEnd(ends[0], TOKEN, Secrets([OURS]) if protected else None)
+        assert end.greet()
+        assert end.request(ends[0].recv(1)) is not None
+        calls["holder"].clear()
+        end.give(len(chunk), KEY, 0, chunk)
+
+    serving = threading.Thread(target=serve, name="holder")
+    serving.start()
+    pull = ReaderEnd(ends[1], TOKEN, Secret(OURS) if protected else None)
+    pull.ask(KEY, 0, len(chunk))
+    calls["reader"].clear()
+    header = pull.header(KEY, 0)
+    assert pull.body(KEY, 0, header.digest, memoryview(bytearray(len(chunk))))
+    serving.join()
+    if not protected:
+        calls["holder"].pop("send")  # the rest of a chunk, as often as the system takes a part
+        holder = {}
+    assert (calls["holder"], calls["reader"]) == (holder, reader)
+    for each in ends:
+        each.close()
+
+
+def _count_calls(
+    monkeypatch: pytest.MonkeyPatch, name: str, calls: dict[str, Counter[str]]
+) -> None:
+    real = getattr(Channel, name)
+
+    def call(channel: Channel, *arguments: Any) -> None:
+        side = "holder" if threading.current_thread().name == "holder" else "reader"
+        calls[side][name] += 1
+        real(channel, *arguments)
+
+    monkeypatch.setattr(Channel, name, call)
+
+
+# --------------------------------------------------------------------------- page-locked memory
+
+
+class Pin:
+    """Counts the bytes that are locked."""
+
+    def __init__(self) -> None:
+        self.locked = 0
+
+    def lock(self, address: int, size: int) -> None:
+        self.locked += size
+
+    def unlock(self, address: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rounds_lock_no_memory_that_was_not_locked_at_the_start(momentum: float) -> None:
+    """Locking takes longer than a round, and every launch of a kernel waits for it."""
+    fragments, numel, pin = 4, 1 << 18, Pin()
+    config = MendConfig(
+        racks=2, sync_period_steps=16, overlap_steps=4, fragments=fragments, sideband_peers={}
+    )
+    numerics = numerics_of("float32", momentum, spare=spare_vectors(config), pin=pin)
+    anchors = [numerics.genesis(torch.ones(numel)) for _ in range(fragments)]
+    tracks: Any = [SimpleNamespace(anchor=each, owned=each) for each in anchors]
+    live_rank._prepare(numerics, tracks)
+    del tracks  # it holds the first anchors
+    at_start = pin.locked
+    for version in range(1, 6):
+        for fragment in range(fragments):
+            anchors[fragment] = _round(numerics, anchors[fragment], version)
+    assert pin.locked == at_start
+
+
+def _round(numerics: Numerics, anchor: Anchor, version: int) -> Anchor:
+    """The vectors of a capture, an offer, a pull and a merge, which end with the round."""
+    snapshot = numerics.buffers.empty(anchor.numel)
+    snapshot.fill_(0.5)
+    offer = numerics.encode(snapshot, None, anchor.values)
+    pulled = numerics.buffers.empty(offer.payload.numel(), torch.uint8)
+    pulled.copy_(offer.payload)
+    return numerics.merge([offer.payload, pulled], (0.5, 0.5), anchor, version)

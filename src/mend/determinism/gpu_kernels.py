@@ -185,7 +185,7 @@ def _chains(
     for first in range(0, C, 8):
         for each in tl.static_range(8):
             inside = (d < D) & (first + each < C)
-            total += tl.load(parts_p + (first + each).to(tl.int64) * D, mask=inside, other=0.0)
+            total += tl.load(parts_p + (first + each) * D, mask=inside, other=0.0)
     tl.store(out_p + leaf * D + d, total, mask=d < D)
 
 

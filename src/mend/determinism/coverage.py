@@ -1,4 +1,4 @@
-"""Watches the operators that a thread runs at level shape. Those on CPU tensors of floating point
+"""Watches the operators that a thread runs at level shape. Those on tensors of floating point
 that are not known to keep bits are counted, or refused by name."""
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _counts(value: Any) -> bool:
-    """Whether its bits can depend on an order: floating point, on the CPU, more than nothing."""
+    """Whether its bits can depend on an order: floating point, on a device that has kernels."""
     if not isinstance(value, Tensor):
         return False
-    return value.device.type == "cpu" and (value.is_floating_point() or value.is_complex())
+    return value.device.type in ("cpu", "cuda") and (
+        value.is_floating_point() or value.is_complex()
+    )

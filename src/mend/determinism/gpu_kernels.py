@@ -495,9 +495,7 @@ def word_sums(words_LT: Tensor, grad_LTD: Tensor, vocabulary: int) -> Tensor:
     length = torch.empty(count, device=device, dtype=torch.int32)
     block = min(512, triton.next_power_of_2(features))
     grid = (count, triton.cdiv(features, block))
-    _word_chains[grid](
-        order, key, grad_LTD, nodes, length, count, features, block, num_warps=4
-    )
+    _word_chains[grid](order, key, grad_LTD, nodes, length, count, features, block, num_warps=4)
     levels = (leaves - 1).bit_length()
     rows = triton.next_power_of_2(max(1, levels))
     _word_trees[grid](

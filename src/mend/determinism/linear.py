@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -54,6 +55,11 @@ class Linear(torch.autograd.Function):
         bias: Tensor | None,
         order: Order,
     ) -> Tensor:
+        if x.device.type != "cpu":
+            raise NotDeterministic(
+                "tensor parallelism at level shape runs on the CPU alone",
+                "on a GPU use data parallelism, or level run",
+            )
         ctx.save_for_backward(x, weight)
         ctx.layout, ctx.order, ctx.has_bias = layout(), order, bias is not None
         with unseen():
@@ -103,15 +109,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """aten::matmul. With a matrix on the right it is a linear layer, whose weight that is."""
+    """aten::matmul."""
+    return matmul_with(linear, a, b)
+
+
+def matmul_with(layer: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """With a matrix on the right it is a linear layer, whose weight that is."""
     refuse_subclass("matmul", a, b)
     refuse_wide(a, b)
     if b.dim() == 1:
-        return matmul(a, b[:, None]).squeeze(-1)
+        return matmul_with(layer, a, b[:, None]).squeeze(-1)
     if a.dim() == 1:
-        return matmul(a[None], b).squeeze(-2)
+        return matmul_with(layer, a[None], b).squeeze(-2)
     if b.dim() == 2:
-        return linear(a, b.t())
+        return layer(a, b.t())
     lead = torch.functional.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     left = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
     right = b.expand(*lead, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
@@ -124,10 +135,17 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """aten::addmm, as linear layers of the kind of GPT-2's Conv1D use it."""
+    """aten::addmm."""
+    return addmm_with(linear, add, a, b, beta, alpha)
+
+
+def addmm_with(
+    layer: Callable[..., Tensor], add: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float
+) -> Tensor:
+    """As linear layers of the kind of GPT-2's Conv1D use it."""
     if beta == 1 and alpha == 1 and add.dim() == 1:
-        return linear(a, b.t(), add)
-    product = linear(a, b.t()) * alpha
+        return layer(a, b.t(), add)
+    product = layer(a, b.t()) * alpha
     return product if beta == 0 else add * beta + product
 
 

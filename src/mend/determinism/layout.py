@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -56,12 +55,11 @@ _of_training: Layout = _PLAIN
 
 
 def layout() -> Layout:
-    """Of this thread. The threads in which autograd computes the gradients of a GPU set none, and
-    take that of the thread that trains."""
+    """Of this thread. Autograd computes the gradients of a GPU in threads of its own, where none is
+    set; they take that of the thread that trains."""
     found = _layout.get()
-    if found is _PLAIN and isinstance(threading.current_thread(), threading._DummyThread):
-        return _of_training
-    return found
+    in_backward = found is _PLAIN and torch._C._current_graph_task_id() != -1
+    return _of_training if in_backward else found
 
 
 @contextmanager

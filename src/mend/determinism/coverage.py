@@ -66,6 +66,9 @@ SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split()
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
 
+FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
+"""Steps of optimizers that add element by element on CUDA; on a CPU their vectors have tails."""
+
 NAMES_MAX = 256
 
 
@@ -157,7 +160,7 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
-        if name in ("pow", "pow_", "index_put_"):
+        if name in ("pow", "pow_", "index_put_", *FUSED):
             return None
         full = f"{name}.{overload}" if overload else name
         return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
@@ -169,6 +172,8 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
 def _keeps_with(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if func._schema.name == "aten::index_put_":
         return not (len(args) > 3 and args[3]) and not kwargs.get("accumulate")
+    if func._schema.name.removeprefix("aten::") in FUSED:
+        return all(each.is_cuda for each in args[0])
     if func._schema.name.startswith("aten::"):
         return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in EXPONENTS
     told = " ".join(_reduction(each) for each in (*args, *kwargs.values())).lower()

@@ -3,8 +3,8 @@ beside plain torch and torch.compile.
 
     python -m benchmarks.determinism_gpu --out result.json
 
-Weights are fp32, the layers compute in bf16 (autocast), AdamW is fused. A step is forward, backward
-and optimizer. "device": replays of a CUDA graph, in which the host costs nothing; "eager": wall
+GPT's weights are fp32 and its layers compute in bf16 (autocast); Llama's weights are bf16. AdamW is
+fused. A step is forward, backward and optimizer. "device": replays of a CUDA graph, in which the host costs nothing; "eager": wall
 time of calls. The variants take turns, and medians with quartiles over the rounds are given.
 """
 
@@ -24,28 +24,31 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA start
 import torch
 from torch import Tensor, nn
 
-from benchmarks.determinism_gpu_models import Gpt, Llama, loss_in_bf16
+from benchmarks.determinism_gpu_models import Gpt, Llama, loss_in_bf16, loss_of
 from mend.determinism import enable, rows
 
-SHAPES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
-    "GPT-2 124M, 16 x 1024": (Gpt, 16, 1024, 2),
-    "Llama 1.1B, 8 x 2048": (Llama, 8, 2048, 4),
+SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = {
+    "GPT-2 124M, 16 x 1024": (Gpt, torch.float32, 16, 1024, 2),
+    "Llama 1.1B, 8 x 2048": (Llama, torch.bfloat16, 8, 2048, 4),
 }
-"""Model, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
+"""Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
 
 Step = Callable[[], None]
 
 
-def step_of(make: Callable[[], nn.Module], words_BT: Tensor, *, compiled: bool) -> Step:
+def step_of(
+    make: Callable[[], nn.Module], dtype: torch.dtype, words_BT: Tensor, *, compiled: bool = False
+) -> Step:
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = make()
+        model = make().to(dtype)
+    loss = loss_in_bf16 if dtype == torch.float32 else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=True)
     called = torch.compile(model, dynamic=False) if compiled else model
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss_in_bf16(called, words_BT).backward()  # type: ignore[no-untyped-call]
+        loss(called, words_BT).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
@@ -94,11 +97,12 @@ def summary(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def compare(name: str, rounds: int) -> dict[str, Any]:
-    make, count, tokens, leaf_rows = SHAPES[name]
+    make, dtype, count, tokens, leaf_rows = SHAPES[name]
     vocabulary = 50257 if make is Gpt else 32768
     words_BT = torch.randint(0, vocabulary, (count, tokens + 1), device="cuda")
     eager = {
-        kind: step_of(make, words_BT, compiled=kind == "compiled") for kind in ("plain", "compiled")
+        kind: step_of(make, dtype, words_BT, compiled=kind == "compiled")
+        for kind in ("plain", "compiled")
     }
     for step in eager.values():
         for _ in range(3):
@@ -108,7 +112,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(enable(7, level="shape", leaf_rows=leaf_rows))
         stack.enter_context(rows(0, count))
-        shape = step_of(make, words_BT, compiled=False)
+        shape = step_of(make, dtype, words_BT)
         for _ in range(3):
             shape()
         wall["shape"] = measured({"shape": shape}, rounds, 2)["shape"]

@@ -22,7 +22,8 @@ from mend.determinism.uses import slots_of
 from mend.errors import NotDeterministic
 
 HEAD_WIDTHS = (64, 128)
-"""Narrower heads are padded with zeros, which change no bits."""
+"""Narrower heads are padded with zeros, which change no bits. In fp32 the wider one takes minutes
+to compile, and is refused."""
 
 FEATURES_MAX = 1 << 14
 """A norm keeps a row in registers."""
@@ -97,6 +98,7 @@ def _attend(
 ) -> Tensor:
     refuse_wide(query, key, value)
     features = query.shape[-1]
+    widest = HEAD_WIDTHS[0] if query.dtype == torch.float32 else HEAD_WIDTHS[-1]
     alike = (
         query.dim() == key.dim() == 4
         and key.shape == value.shape
@@ -109,13 +111,14 @@ def _attend(
     for is_unknown, what in (
         (mask is not None, "with a mask"),
         (dropout_p > 0, "with dropout"),
-        (features > HEAD_WIDTHS[-1], f"of {features} features in a head"),
+        (features > widest, f"of {features} features in a head, in {query.dtype}"),
         (not alike, "whose queries, keys and values differ in batch, tokens, features or type"),
     ):
         if is_unknown:
             raise NotDeterministic(
                 f"attention {what} has no order at level shape on a GPU",
-                "use causal or whole self-attention of (B, H, T, D) with at most 128 features",
+                "use causal or whole self-attention of (B, H, T, D) with at most 128 features, 64 in "
+                "fp32",
             )
     if not query.numel():
         return torch.zeros_like(query)

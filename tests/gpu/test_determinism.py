@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.determinism_gpu_models import Gpt, Llama, loss_in_bf16, loss_of
+from benchmarks._determinism_models import Gpt, Llama, loss_in_bf16, loss_of
 from mend.determinism import DeterministicTrainer, enable, rows, sequences, weight_digest
 from mend.determinism import gpu_products as products
 from mend.errors import NotDeterministic

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.determinism_gpu_models import Gpt, Llama, loss_in_bf16
+from benchmarks._determinism_models import Gpt, Llama, loss_in_bf16
 from mend.determinism import DeterministicTrainer, ddp_hook, enable, fix_fsdp
 from mend.determinism.enabling import PINNED
 from mend.errors import NotDeterministic

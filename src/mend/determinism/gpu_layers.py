@@ -117,8 +117,7 @@ def _attend(
         if is_unknown:
             raise NotDeterministic(
                 f"attention {what} has no order at level shape on a GPU",
-                "use causal or whole self-attention of (B, H, T, D) with at most 128 features, 64 in "
-                "fp32",
+                "use causal or whole self-attention of (B, H, T, D), D at most 128, or 64 in fp32",
             )
     if not query.numel():
         return torch.zeros_like(query)

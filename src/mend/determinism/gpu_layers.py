@@ -18,7 +18,6 @@ from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
 from mend.determinism.kernels import MEAN, sum_all
 from mend.determinism.layout import layout, pack
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
-from mend.determinism.uses import slots_of
 from mend.errors import NotDeterministic
 
 HEAD_WIDTHS = (64, 128)
@@ -281,64 +280,6 @@ def cross_entropy(
     if reduction == MEAN:
         return total / sum_all((target_N != ignore_index).float())
     return total
-
-
-# embeddings
-
-
-class Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, words: Tensor, padding: int) -> Tensor:
-        with unseen():
-            ctx.save_for_backward(words)
-            ctx.layout, ctx.slots, ctx.vocabulary = layout(), slots_of(weight), weight.shape[0]
-            ctx.padding = padding
-            return weight.index_select(0, words.reshape(-1)).view(*words.shape, weight.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivative(ctx.layout)
-        (words,) = ctx.saved_tensors
-        with unseen():
-            at = ctx.layout
-            if not at.lengths and at.count and (not words.dim() or words.shape[0] % at.count):
-                # Not of the batch, such as positions: what autograd has summed over rows already.
-                words_LT, grad_LTD = words.reshape(1, -1), grad.reshape(1, -1, grad.shape[-1])
-                grad_LTD = grad_LTD.contiguous()
-            elif at.packs(words, words.dim()):
-                words_LT, grad_LTD = words.reshape(1, -1), grad.reshape(1, -1, grad.shape[-1])
-                words_LT, grad_LTD = (
-                    leaves_of(words_LT[..., None], at)[..., 0],
-                    leaves_of(grad_LTD, at),
-                )
-            else:
-                words_LT = leaves_of(words[..., None], at)[..., 0]
-                grad_LTD = leaves_of(grad, at)
-            dw = _kernels().word_sums(words_LT, grad_LTD, ctx.vocabulary)
-            if ctx.padding >= 0:
-                dw[ctx.padding] = 0
-            if ctx.slots is not None:
-                ctx.slots.put("embedding", dw)
-                dw = None
-        return dw, None, None
-
-
-def embedding(
-    weight: Tensor,
-    words: Tensor,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    """aten::embedding."""
-    refuse_subclass("embedding", weight)
-    if scale_grad_by_freq or sparse:
-        raise NotDeterministic(
-            "a sparse embedding, or one scaled by frequency, has no order at level shape on a GPU",
-            "use a plain one",
-        )
-    found: Tensor = Embedding.apply(weight, words, padding_idx)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _attention_kernels() -> Any:

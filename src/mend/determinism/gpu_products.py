@@ -12,15 +12,14 @@ batch, and a tree over leaves, in fp32.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mend.determinism.autocasting import compute_type
 from mend.determinism.coverage import unseen
 from mend.determinism.digests import same_bits
 from mend.determinism.gemm import refuse_wide
@@ -52,7 +51,6 @@ SPLIT_K = (
 )
 """torch's switches. A pair of False also forbids split-K."""
 
-_compute_type: ContextVar[torch.dtype | None] = ContextVar("mend-compute-type", default=None)
 _fixed_tiles = False
 _leaf_rows = 1
 
@@ -61,17 +59,6 @@ def set_products(fixed_tiles: bool, leaf_rows: int) -> None:
     """Choose the kernels of this process, and how many rows of the batch are a leaf."""
     global _fixed_tiles, _leaf_rows
     _fixed_tiles, _leaf_rows = fixed_tiles, leaf_rows
-
-
-@contextmanager
-def compute_in(dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside, linear layers round inputs and weights to `dtype`, as autocast does; the gradients of
-    weights stay in fp32."""
-    token = _compute_type.set(dtype)
-    try:
-        yield
-    finally:
-        _compute_type.reset(token)
 
 
 def leaves_of(x: Tensor, at: Layout) -> Tensor:
@@ -164,7 +151,7 @@ class Linear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
-        dtype = _compute_type.get() or x.dtype
+        dtype = compute_type() or x.dtype
         with unseen():
             x_NK = x.reshape(-1, x.shape[-1]).to(dtype)
             narrow = weight.to(dtype)
@@ -209,9 +196,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """aten::matmul."""
-    dtype = _compute_type.get()
-    if dtype is not None and b.dim() > 2:
-        a, b = a.to(dtype), b.to(dtype)
     return matmul_with(linear, a, b)
 
 
@@ -236,18 +220,6 @@ def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
     refuse_wide(a, b)
     made = batch_product(a, b) * alpha
     return (made if beta == 0 else add * beta + made).to(a.dtype)
-
-
-def under_autocast(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """For the key of autocast, whose own kernel would round the gradients of weights."""
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-
-    def kernel(*args: Any, **kwargs: Any) -> Tensor:
-        guard = torch._C._ExcludeDispatchKeyGuard(key)
-        with guard, compute_in(torch.get_autocast_dtype("cuda")):
-            return function(*args, **kwargs)
-
-    return kernel
 
 
 def missing_requirement() -> str | None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mend.determinism import chance, gpu_layers, gpu_products, kernels
+from mend.determinism import chance, embeddings, gpu_layers, gpu_products, kernels
+from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
@@ -23,11 +24,9 @@ WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
     "rms_norm": gpu_layers.rms_norm,
     "layer_norm": gpu_layers.layer_norm,
     "cross_entropy_loss": gpu_layers.cross_entropy,
-    "embedding": gpu_layers.embedding,
+    "embedding": embeddings.embedding,
 }
 """As in reach.py."""
-
-AUTOCAST = ("linear", "matmul", "mm", "addmm")
 
 BELOW: dict[str, Callable[..., Any]] = {
     "sum": kernels.sum_all,
@@ -105,8 +104,8 @@ def _register(library: Any, reached: frozenset[str]) -> None:
     for name, function in WITH_GRADIENTS.items():
         library.impl(name, function, "AutogradCUDA")
         library.impl(name, function, "CUDA")
-    for name in AUTOCAST:
-        library.impl(name, gpu_products.under_autocast(WITH_GRADIENTS[name]), "AutocastCUDA")
+    for name in LAYERS:
+        library.impl(name, under_autocast(WITH_GRADIENTS[name], "cuda"), "AutocastCUDA")
     for name, function in BELOW.items():
         library.impl(name, unwatched(function), "CUDA")
     for name in reached - frozenset(WITH_GRADIENTS) - frozenset(BELOW) - TORCHS_OWN:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mend.determinism import attention, chance, kernels, linear, norms
+from mend.determinism import attention, chance, embeddings, kernels, linear, norms
+from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
 from mend.determinism.gpu_reach import put_on_gpu
 from mend.determinism.laws import broken_laws
@@ -24,6 +25,7 @@ WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     "dropout": chance.dropout,
     "rms_norm": norms.rms_norm,
+    "embedding": embeddings.embedding,
 }
 """Differentiated by what they are made of. They see the batch as the module gave it."""
 
@@ -82,6 +84,8 @@ def put_in_place(leaf_rows: int) -> tuple[Callable[[], None], dict[str, str]]:
         for name, function in WITH_GRADIENTS.items():
             library.impl(name, function, "AutogradCPU")
             library.impl(name, function, "CPU")
+        for name in LAYERS:
+            library.impl(name, under_autocast(WITH_GRADIENTS[name], "cpu"), "AutocastCPU")
         for name, function in BELOW.items():
             library.impl(name, unwatched(function), "CPU")
         restore_blas, settings = put_on_gpu(library, REACHED, leaf_rows)

@@ -177,19 +177,19 @@ class DeterministicTrainer(Closes):
 class _GradientSums:
     """The gradients of microbatches, added in the order of a tree.
 
-    At level shape on a GPU those of bf16 weights are added in fp32 and rounded once, and every use
-    of a weight that is used twice has a sum of its own; `are_wide`: there are such weights.
+    At level shape every use of a weight that is used twice has a sum of its own, and on a GPU those
+    of bf16 weights are added in fp32 and rounded once; `are_wide`: there are such weights.
     """
 
     def __init__(self, model: nn.Module, is_shape: bool, are_ranks: bool) -> None:
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         on_gpu = [each for each in self._parameters if is_shape and each.is_cuda]
         self._narrow = [each for each in on_gpu if each.dtype != torch.float32]
-        self._tied = tied_parameters(model) if on_gpu else []
+        self._tied = tied_parameters(model) if is_shape else []
         self.are_wide = bool(self._narrow or self._tied)
         if self.are_wide and are_ranks:
             raise NotDeterministic(
-                "weights that are used twice, or are not in fp32, on several ranks with GPUs",
+                "weights that are used twice, or on GPUs are not in fp32, on several ranks",
                 "untie them, and use fp32 weights with torch.autocast",
             )
         self._sums: list[dict[str, Stack]] = [{} for _ in self._parameters]

@@ -26,8 +26,8 @@ class Slots:
     def put(self, kind: str, gradient: Tensor) -> None:
         if kind in self.gradients:
             raise NotDeterministic(
-                f"a weight that is used twice by {kind} has no order at level shape on a GPU",
-                "give every use a weight of its own, or train on the CPU",
+                f"a weight that is used twice by {kind} has no order at level shape",
+                "give every use a weight of its own",
             )
         self.gradients[kind] = gradient
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mend.determinism import enable, gpu_products, gpu_reach
-from mend.determinism.gpu_layers import _attend, cross_entropy, embedding
+from mend.determinism.embeddings import embedding
+from mend.determinism.gpu_layers import _attend, cross_entropy
 from mend.determinism.reach import REACHED
 from mend.errors import ConfigError, NotDeterministic
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from mend.determinism import DeterministicTrainer, enable
+from mend.determinism.trainer import _GradientSums
 from mend.determinism.uses import separate_uses, slots_of, tied_parameters
 from mend.errors import NotDeterministic
 
@@ -43,3 +48,41 @@ def test_two_uses_of_one_kind_are_refused() -> None:
         slots.put("linear", torch.ones(1))
         with pytest.raises(NotDeterministic, match="used twice by linear"):
             slots.put("linear", torch.ones(1))
+
+
+class Words(Tied):
+    def forward(self, words_BT: Tensor) -> Tensor:
+        x = self.words(words_BT)
+        return cast(Tensor, self.head(x + self.other(x).tanh()))
+
+
+def trained(microbatches: int, autocast: bool) -> str:
+    def loss_of(model: nn.Module, words_BT: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logits = model(words_BT)
+        return F.cross_entropy(logits.flatten(0, 1), words_BT.flatten())
+
+    with enable(7, level="shape"):
+        torch.manual_seed(0)
+        model = Words()
+        trainer = DeterministicTrainer(
+            model, torch.optim.AdamW(model.parameters(), lr=0.1), 7, level="shape",
+            microbatches=microbatches,
+        )  # fmt: skip
+        for _ in range(2):
+            trainer.step(torch.randint(0, 5, (4, 8)), loss_of)
+        return trainer.digest()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_tied_weights_have_equal_bits_in_every_microbatch(autocast: bool) -> None:
+    """Autograd added the uses of each microbatch first, and rounded gradients under autocast."""
+    assert len({trained(microbatches, autocast) for microbatches in (1, 2, 4)}) == 1
+
+
+def test_tied_weights_on_several_ranks_are_refused() -> None:
+    parameters = _GradientSums(nn.Linear(2, 2), True, True)
+    assert not parameters.are_wide
+    with pytest.raises(NotDeterministic, match="used twice, or on GPUs are not in fp32"):
+        _GradientSums(Tied(), True, True)
+    assert not _GradientSums(Tied(), False, True).are_wide

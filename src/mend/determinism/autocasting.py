@@ -32,6 +32,12 @@ def compute_type() -> torch.dtype | None:
     return _compute_type.get()
 
 
+def autocast_type(x: Tensor) -> torch.dtype | None:
+    """What autocast asks for on the device of x; None: it is off."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def under_autocast(function: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
     """`function` for the dispatch key of autocast on "cpu" or "cuda"."""
     key = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))

@@ -74,7 +74,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport"}),
     "numba": frozenset({"kernels"}),
-    "triton": frozenset({"kernels"}),
+    "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": frozenset({"tools"}),
     "jinja2": frozenset({"tools"}),
     "rich": frozenset({"tools"}),

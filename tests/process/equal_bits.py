@@ -73,6 +73,7 @@ class Case:
     fused: bool = False  # gate and up are one layer
     wide: bool = False  # enough for 8 ranks to cut two fused layers; 40 times the work
     cut_words: bool = True  # sp: the vocabulary, too, and the loss over it
+    autocast: bool = False  # layers compute in bf16
     small: bool = True  # False: sums over ranks go as large ones do, however small they are
 
 
@@ -106,6 +107,11 @@ CASES = {
     "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True, small=False),
     "sp 8": Case("sp", 8),
     "torch's tp 2": Case("tp", 2, fixed=False),
+    "autocast": Case("one", autocast=True),
+    "autocast, microbatches 4": Case("one", microbatches=4, autocast=True),
+    "autocast, ddp 2": Case("ddp", 2, autocast=True),
+    "autocast, fsdp 2": Case("fsdp", 2, 2, autocast=True),
+    "autocast, tp 2": Case("tp", 2, autocast=True),
     "padded": Case("padded"),
     "packed": Case("packed"),
     "run: one": Case("one", level="run"),
@@ -145,7 +151,8 @@ def train(case: Case, steps: int) -> dict[str, str]:
         else:
             parts = [mine(batch(step), case, rank) for step in range(steps)]
             loss_fn = loss_over_words if case.kind == "sp" and case.cut_words else loss_of
-            losses = [trainer.step(part, loss_fn) for part in parts]
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+                losses = [trainer.step(part, loss_fn) for part in parts]
         return {
             "weights": weight_digest(model),
             "optimizer": optimizer_digest(optimizer),

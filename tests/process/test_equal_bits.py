@@ -17,6 +17,7 @@ from tests.process.racks import ROOT, Nursery, environment
 pytestmark = pytest.mark.timeout(600)
 
 ONE_PROCESS = ["one again", "threads", "checkpointed", "microbatches 2", "microbatches 4"]
+AUTOCAST = [f"autocast, {how}" for how in ("microbatches 4", "ddp 2", "fsdp 2", "tp 2")]
 CUTS = {
     "one process": ("one", ONE_PROCESS),
     "ddp": ("one", ["ddp 2", "ddp 2, microbatches 2", "ddp 4", "ddp 4, as if large", "ddp 8"]),
@@ -27,6 +28,7 @@ CUTS = {
     "sp": ("fused", ["sp 2", "sp 2, whole head", "sp 4", "sp 4, microbatches 2"]),
     "sp 8": ("one", ["sp 8"]),
     "wide sp 8": ("wide", ["wide sp 8"]),
+    "autocast": ("autocast", AUTOCAST),
     "packed": ("padded", ["packed"]),
 }
 """One process, and what must come to the same bits: DDP, FSDP2, tensor and sequence parallelism."""
@@ -36,7 +38,7 @@ STEPS, SOME_STEPS, FEW_STEPS = 50, 10, 2
 FEWER = {
     **dict.fromkeys(["ddp 8", "tp 8", "sp 8"], SOME_STEPS),
     **dict.fromkeys(["fsdp 2", "fsdp 4", "tp 2", "tp 4", "sp 2", "sp 4"], SOME_STEPS),
-    **dict.fromkeys(ONE_PROCESS[:3], FEW_STEPS),
+    **dict.fromkeys([*ONE_PROCESS[:3], *AUTOCAST], FEW_STEPS),
     **dict.fromkeys(["ddp 2, microbatches 2", "ddp 4, as if large"], FEW_STEPS),
     **dict.fromkeys(["fsdp 2, microbatches 2", "tp 4, microbatches 2"], FEW_STEPS),
     **dict.fromkeys(["tp 8, checkpointed", "fused tp 2", "sp 2, whole head"], FEW_STEPS),

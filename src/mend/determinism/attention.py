@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,12 +29,27 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """aten::scaled_dot_product_attention; (..., H, T, D). Inside sequences(...) every packed
-    sequence sees itself alone."""
+    """aten::scaled_dot_product_attention."""
+    args = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend_with(_attention, *args)
+
+
+def attend_with(
+    attend: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """(..., H, T, D). Inside sequences(...) every packed sequence sees itself alone."""
     refuse_subclass("scaled_dot_product_attention", query, key, value)
     at = layout()
     if not at.packs(query, query.dim() - 1) and not _packed(query, key, at):
-        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None or query.shape[-2] != key.shape[-2]:
         raise NotDeterministic(
             "attention over packed sequences with a mask, or with other keys than queries",
@@ -41,7 +57,7 @@ def scaled_dot_product_attention(
         )
     q, k, v = (_by_sequence(x, at) for x in (query, key, value))
     mask = None if is_causal else _present(at)
-    out = _attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
+    out = attend(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
     packed = pack(out.transpose(1, 2), at.lengths)  # (tokens, H, D)
     return packed.transpose(0, 1).reshape(query.shape[:-1] + value.shape[-1:])
 

@@ -39,19 +39,20 @@ def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
     at, shape = layout(), x.shape
     if not (at.packs(x, 1) or at.packs(x, 2)):
         x = at.unflatten(x)
-    first, rest = torch.arange(x.shape[0] if x.dim() else 1), list(x.shape[1:])
-    hashed = _mix(torch.tensor(layer) + at.first_row + first)
+    first = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
+    rest = list(x.shape[1:])
+    hashed = _mix(first + (at.first_row + layer))
     lead = 1
     if at.packs(x, 1) or at.packs(x, 2):
         lead = 1 if at.packs(x, 1) else 2
         sizes = torch.tensor(at.lengths)
-        row = torch.arange(len(sizes)).repeat_interleave(sizes)
-        within = torch.cat([torch.arange(size) for size in at.lengths])
-        hashed = _mix(_mix(torch.tensor(layer) + at.first_row + row) ^ within)
+        row = torch.arange(len(sizes)).repeat_interleave(sizes).to(x.device)
+        within = torch.cat([torch.arange(size) for size in at.lengths]).to(x.device)
+        hashed = _mix(_mix(row + (at.first_row + layer)) ^ within)
         rest = list(x.shape[lead:])
     for dim, size in enumerate(rest):
-        first_index = at.first_token if dim == 0 else 0
-        hashed = _mix(hashed[..., None] ^ torch.arange(first_index, first_index + size))
+        start = at.first_token if dim == 0 else 0
+        hashed = _mix(hashed[..., None] ^ torch.arange(start, start + size, device=x.device))
     kept = ((hashed >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= round(p * (1 << _BITS))
     return kept.reshape(shape)
 

@@ -106,7 +106,8 @@ def ddp_hook(group: Group, bucket: Any) -> torch.futures.Future[Tensor]:
     """For DistributedDataParallel: model.register_comm_hook(None, ddp_hook)."""
     gradients = bucket.buffer()
     all_reduce(gradients, group, mean=True)
-    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    devices = [gradients.device] if gradients.is_cuda else None
+    done: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     done.set_result(gradients)
     return done
 

@@ -1,4 +1,4 @@
-"""Watches the operators that a thread runs at level shape. Those on CPU tensors of floating point
+"""Watches the operators that a thread runs at level shape. Those on tensors of floating point
 that are not known to keep bits are counted, or refused by name."""
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split()
 
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
+
+FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
+"""Steps of optimizers that add element by element on CUDA; on a CPU their vectors have tails."""
 
 NAMES_MAX = 256
 
@@ -157,7 +160,7 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
-        if name in ("pow", "pow_", "index_put_"):
+        if name in ("pow", "pow_", "index_put_", *FUSED):
             return None
         full = f"{name}.{overload}" if overload else name
         return full in reached or (name in SAFE and "reduce" not in overload)  # scatter.reduce
@@ -169,6 +172,8 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
 def _keeps_with(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if func._schema.name == "aten::index_put_":
         return not (len(args) > 3 and args[3]) and not kwargs.get("accumulate")
+    if func._schema.name.removeprefix("aten::") in FUSED:
+        return all(each.is_cuda for each in args[0])
     if func._schema.name.startswith("aten::"):
         return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in EXPONENTS
     told = " ".join(_reduction(each) for each in (*args, *kwargs.values())).lower()
@@ -191,7 +196,9 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _counts(value: Any) -> bool:
-    """Whether its bits can depend on an order: floating point, on the CPU, more than nothing."""
+    """Whether its bits can depend on an order: floating point, on a device that has kernels."""
     if not isinstance(value, Tensor):
         return False
-    return value.device.type == "cpu" and (value.is_floating_point() or value.is_complex())
+    return value.device.type in ("cpu", "cuda") and (
+        value.is_floating_point() or value.is_complex()
+    )

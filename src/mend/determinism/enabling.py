@@ -105,12 +105,13 @@ class Determinism(Closes):
             _enabled = None
         self._undo.close()
 
-    def put_kernels(self, strict: bool) -> None:
+    def put_kernels(self, strict: bool, leaf_rows: int) -> None:
         """Level shape: replace aten's kernels by mend's, and watch all other operators."""
-        self._undo.callback(put_in_place())
+        take_away, settings = put_in_place(leaf_rows)
+        self._undo.callback(take_away)
         self._coverage = Coverage(REACHED, strict)
         self._undo.enter_context(self._coverage)
-        self.settings["kernels"] = "of mend.determinism, on the CPU"
+        self.settings |= {"kernels": "of mend.determinism, on the CPU", **settings}
 
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
@@ -120,18 +121,25 @@ class Determinism(Closes):
 
 
 def enable(
-    seed: int, level: Level = "run", *, strict: bool = True, tf32: bool = False
+    seed: int,
+    level: Level = "run",
+    *,
+    strict: bool = True,
+    tf32: bool = False,
+    leaf_rows: int = 1,
 ) -> Determinism:
     """Seed everything and pin every switch, until close() or the end of a `with`.
 
     Level "run": on the same machine, with the same versions and numbers of ranks and threads, the
-    same script gives the same bits. Level "shape" (on the CPU; CUDA is refused): what a sequence
-    comes to does not depend on what else is in the batch or on how the work is cut.
+    same script gives the same bits. Level "shape" (on the CPU and on Hopper GPUs): the result for a
+    sequence does not depend on what else is in the batch or on how the work is cut.
 
     `strict`: an operation that has no deterministic kernel raises (torch says its name) in place of
     a warning; at level shape also one that has no order of mend's, in the thread that called this.
     `tf32`: let fp32 matmuls and convolutions on a GPU round their inputs to TF32; the same bits
-    either way, fewer of them.
+    either way, fewer of them. `leaf_rows`: level shape on a GPU adds the tokens of so many rows of
+    the batch in one chain when it computes the gradient of a weight: a power of two that divides
+    every microbatch. More is faster; another number gives other bits.
 
     Raises ConfigError for a value that cannot be, UsageError where it is on already, and
     NotDeterministic, by name, for what it would have to set but cannot any more.
@@ -145,12 +153,14 @@ def enable(
     seed = _check_seed(seed)
     if level not in get_args(Level):
         raise ConfigError("level", level, f"one of {', '.join(get_args(Level))}", "Name a level.")
+    if leaf_rows < 1 or leaf_rows & (leaf_rows - 1):
+        raise ConfigError("leaf_rows", leaf_rows, "a power of two", "Take 1, 2, 4 or 8.")
     state = Determinism(seed, level)
     try:
         _pin_environment(state)
         _pin_torch(state, strict, tf32)
         if level == "shape":
-            state.put_kernels(strict)
+            state.put_kernels(strict, leaf_rows)
     except BaseException:
         state.close()
         raise

@@ -95,8 +95,13 @@ def row_sums(x: Tensor) -> Tensor:
     Leaves at multiples of 128 (products with 1), trailing zeros change nothing. For dimensions that
     are never sharded: the features of a norm, the keys of a softmax.
     """
-    if x.dtype == torch.float64 or x.device.type != "cpu":  # what products are not made for here
+    if x.dtype == torch.float64 or x.device.type not in ("cpu", "cuda"):  # no products for them
         return tree_sum(x, -1).unsqueeze(-1)
+    if x.is_cuda:
+        from mend.determinism.gpu_kernels import row_sums as on_gpu
+
+        flat: Tensor = on_gpu(_fp32(x).reshape(x.shape[:-1].numel(), x.shape[-1]).contiguous())
+        return flat.view(*x.shape[:-1], 1)
     wide, pairs = _fp32(x).reshape(x.shape[:-1].numel(), x.shape[-1]), x.shape[-1]
     if not x.numel():
         summed = wide.new_zeros(x.shape[:-1].numel())

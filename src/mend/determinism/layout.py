@@ -51,10 +51,27 @@ class Layout:
 
 _PLAIN = Layout()
 _layout: ContextVar[Layout] = ContextVar("mend-layout", default=_PLAIN)
+_of_training: Layout = _PLAIN
 
 
 def layout() -> Layout:
-    return _layout.get()
+    """Of this thread. Autograd computes the gradients of a GPU in threads of its own, where none is
+    set; they take that of the thread that trains."""
+    found = _layout.get()
+    in_backward = found is _PLAIN and torch._C._current_graph_task_id() != -1
+    return _of_training if in_backward else found
+
+
+@contextmanager
+def _put(at: Layout) -> Iterator[None]:
+    global _of_training
+    token, before = _layout.set(at), _of_training
+    _of_training = at
+    try:
+        yield
+    finally:
+        _layout.reset(token)
+        _of_training = before
 
 
 @contextmanager
@@ -65,11 +82,8 @@ def sequences(lengths: Sequence[int]) -> Iterator[None]:
     """
     if not lengths or min(lengths) < 1:
         raise UsageError(f"lengths={tuple(lengths)}: one length of at least 1 for every sequence")
-    token = _layout.set(replace(layout(), lengths=tuple(map(int, lengths))))
-    try:
+    with _put(replace(layout(), lengths=tuple(map(int, lengths)))):
         yield
-    finally:
-        _layout.reset(token)
 
 
 @contextmanager
@@ -79,22 +93,16 @@ def rows(first: int, count: int = 0) -> Iterator[None]:
     `count`: rows of this batch. Then (rows * T, ...) is known to be T tokens of each, and
     a tensor with another first dimension is refused. Forward and backward both belong inside.
     """
-    token = _layout.set(replace(layout(), first_row=first, count=count))
-    try:
+    with _put(replace(layout(), first_row=first, count=count)):
         yield
-    finally:
-        _layout.reset(token)
 
 
 @contextmanager
 def share_of_tokens(group: dist.ProcessGroup, first: int) -> Iterator[None]:
     """Inside, the second dimension of (rows, tokens, ...) is this rank's share, from token `first`
     on; sums over all tokens are those of all ranks."""
-    token = _layout.set(replace(layout(), token_group=group, first_token=first))
-    try:
+    with _put(replace(layout(), token_group=group, first_token=first)):
         yield
-    finally:
-        _layout.reset(token)
 
 
 def unpack(x: Tensor, lengths: Sequence[int]) -> Tensor:

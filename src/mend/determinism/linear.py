@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mend.determinism.autocasting import compute_type
 from mend.determinism.coverage import unseen
 from mend.determinism.gemm import leaf_of, outer_product, refuse_wide, rows_product
 from mend.determinism.layout import Layout, by_sequence, layout
-from mend.determinism.trees import tree_sum_dims
+from mend.determinism.trees import tree_sum_dims, widen
+from mend.determinism.uses import slots_of
 from mend.errors import NotDeterministic, UsageError
 
 
@@ -54,9 +57,18 @@ class Linear(torch.autograd.Function):
         bias: Tensor | None,
         order: Order,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        if x.device.type != "cpu":
+            raise NotDeterministic(
+                "tensor parallelism at level shape runs on the CPU alone",
+                "on a GPU use data parallelism, or level run",
+            )
         ctx.layout, ctx.order, ctx.has_bias = layout(), order, bias is not None
+        ctx.x_type, ctx.weight_type, ctx.slots = x.dtype, weight.dtype, slots_of(weight)
         with unseen():
+            if (dtype := compute_type()) is not None:
+                x, weight = x.to(dtype), weight.to(dtype)
+                bias = None if bias is None else bias.to(dtype)
+            ctx.save_for_backward(x, weight)
             whole = order.whole_input(x)
             product = rows_product(whole.reshape(-1, x.shape[-1]), weight, order.leaf_in)
             product = order.output(product.view(*whole.shape[:-1], weight.shape[0]))
@@ -75,14 +87,17 @@ class Linear(torch.autograd.Function):
         with unseen():
             grad = order.whole_gradient(grad)
             if ctx.needs_input_grad[0]:
-                dx = order.input_gradient(grad, weight).to(x.dtype)
+                dx = order.input_gradient(grad, weight).to(ctx.x_type)
             if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
                 grad_BTN = by_sequence(grad, ctx.layout)
                 if ctx.needs_input_grad[1]:
                     x_BTK = by_sequence(order.whole_input(x), ctx.layout)
-                    dw = outer_product(grad_BTN, x_BTK).to(weight.dtype)
+                    dw = outer_product(grad_BTN, x_BTK).to(ctx.weight_type)
                 if ctx.has_bias and ctx.needs_input_grad[2]:
-                    db = tree_sum_dims(grad_BTN, (0, 1))
+                    db = tree_sum_dims(widen(grad_BTN), (0, 1)).to(ctx.weight_type)
+        if dw is not None and ctx.slots is not None:
+            ctx.slots.put("linear", dw)
+            dw = None
         return dx, dw, db, None
 
 
@@ -103,16 +118,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """aten::matmul. With a matrix on the right it is a linear layer, whose weight that is."""
+    """aten::matmul."""
+    return matmul_with(linear, a, b)
+
+
+def matmul_with(layer: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """With a matrix on the right it is a linear layer, whose weight that is."""
     refuse_subclass("matmul", a, b)
     refuse_wide(a, b)
     if b.dim() == 1:
-        return matmul(a, b[:, None]).squeeze(-1)
+        return matmul_with(layer, a, b[:, None]).squeeze(-1)
     if a.dim() == 1:
-        return matmul(a[None], b).squeeze(-2)
+        return matmul_with(layer, a[None], b).squeeze(-2)
     if b.dim() == 2:
-        return linear(a, b.t())
+        return layer(a, b.t())
     lead = torch.functional.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    if (dtype := compute_type()) is not None:
+        a, b = a.to(dtype), b.to(dtype)
     left = a.expand(*lead, *a.shape[-2:]).reshape(-1, *a.shape[-2:])
     right = b.expand(*lead, *b.shape[-2:]).reshape(-1, *b.shape[-2:])
     return torch.bmm(left, right).view(*lead, a.shape[-2], b.shape[-1])
@@ -124,10 +146,17 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """aten::addmm, as linear layers of the kind of GPT-2's Conv1D use it."""
+    """aten::addmm."""
+    return addmm_with(linear, add, a, b, beta, alpha)
+
+
+def addmm_with(
+    layer: Callable[..., Tensor], add: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float
+) -> Tensor:
+    """As linear layers of the kind of GPT-2's Conv1D use it."""
     if beta == 1 and alpha == 1 and add.dim() == 1:
-        return linear(a, b.t(), add)
-    product = linear(a, b.t()) * alpha
+        return layer(a, b.t(), add)
+    product = layer(a, b.t()) * alpha
     return product if beta == 0 else add * beta + product
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mend.determinism import attention, chance, kernels, linear, norms
+from mend.determinism import attention, chance, embeddings, kernels, linear, norms
+from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
+from mend.determinism.gpu_reach import put_on_gpu
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 
@@ -23,6 +25,7 @@ WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
     "dropout": chance.dropout,
     "rms_norm": norms.rms_norm,
+    "embedding": embeddings.embedding,
 }
 """Differentiated by what they are made of. They see the batch as the module gave it."""
 
@@ -64,8 +67,9 @@ BELOW: dict[str, Callable[..., Any]] = {
 REACHED = frozenset(WITH_GRADIENTS) | frozenset(BELOW)
 
 
-def put_in_place() -> Callable[[], None]:
-    """Register all of them for this process; returns a function that removes them.
+def put_in_place(leaf_rows: int) -> tuple[Callable[[], None], dict[str, str]]:
+    """Register all of them for this process, and those of gpu_reach.py. Returns a function that
+    removes them, and settings to list.
 
     Raises NotDeterministic where torch's elementwise kernels do not keep what this rests on.
     """
@@ -80,18 +84,20 @@ def put_in_place() -> Callable[[], None]:
         for name, function in WITH_GRADIENTS.items():
             library.impl(name, function, "AutogradCPU")
             library.impl(name, function, "CPU")
+        for name in LAYERS:
+            library.impl(name, under_autocast(WITH_GRADIENTS[name], "cpu"), "AutocastCPU")
         for name, function in BELOW.items():
             library.impl(name, unwatched(function), "CPU")
-        for name in REACHED:
-            library.impl(name, _refusal(name), "CUDA")
+        restore_blas, settings = put_on_gpu(library, REACHED, leaf_rows)
     attention_of_old = functional.multi_head_attention_forward
     functional.multi_head_attention_forward = _refuse_attention_of_old
 
     def take_away() -> None:
         functional.multi_head_attention_forward = attention_of_old
+        restore_blas()
         library._destroy()
 
-    return take_away
+    return take_away, settings
 
 
 def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:
@@ -102,12 +108,3 @@ def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:
         "batch as their first dimension",
         "use F.scaled_dot_product_attention",
     )
-
-
-def _refusal(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise NotDeterministic(
-            f"{name} on a GPU is not reached at level shape", "train on the CPU, or use level run"
-        )
-
-    return refuse

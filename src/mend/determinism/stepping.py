@@ -17,7 +17,7 @@ from mend.determinism.coverage import MODES, Coverage
 from mend.determinism.sharding import local_of
 
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers that add element by element, unless they are fused."""
+"""Optimizers that add element by element, unless they are fused on the CPU."""
 
 
 def make_step(optimizer: torch.optim.Optimizer) -> None:
@@ -45,7 +45,8 @@ def _is_known(optimizer: torch.optim.Optimizer) -> bool:
         return False
     groups = optimizer.param_groups
     plain = all(_is_plain(each) for group in groups for each in group["params"])
-    return plain and not any(group.get("fused") for group in groups)
+    on_cpu = any(each.device.type == "cpu" for group in groups for each in group["params"])
+    return plain and not (on_cpu and any(group.get("fused") for group in groups))
 
 
 def _is_plain(parameter: Tensor) -> bool:

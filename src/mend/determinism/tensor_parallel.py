@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from mend.determinism.autocasting import autocast_type, compute_in
 from mend.determinism.collectives import all_gather, all_reduce, reduce_scatter
 from mend.determinism.enabling import enabled
 from mend.determinism.gemm import leaf_of
@@ -158,7 +159,8 @@ def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
         refuse_tokens(x, 1 if not cut.sums_in else dist.get_world_size(cut.group))
     weight, bias = (_local(parameter) for parameter in (module.weight, module.bias))
     assert weight is not None
-    output: Tensor = Linear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
+    with compute_in(autocast_type(x)):  # no operator of torch, so autocast does not see it
+        output: Tensor = Linear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
     return output
 
 

@@ -33,8 +33,9 @@ from mend.determinism.enabling import (
 )
 from mend.determinism.layout import layout, rows
 from mend.determinism.stepping import make_step
-from mend.determinism.trees import Stack
-from mend.errors import ConfigError, UsageError
+from mend.determinism.trees import Stack, tree_sum
+from mend.determinism.uses import separate_uses, slots_of, tied_parameters
+from mend.errors import ConfigError, NotDeterministic, UsageError
 
 Batch = TypeVar("Batch")
 LossFn = Callable[[nn.Module, Batch], Tensor]
@@ -140,12 +141,14 @@ class DeterministicTrainer(Closes):
 
     def _gradients(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        if self.microbatches == 1:
+        sums = _GradientSums(self.model, self.level == "shape", self.group is not None)
+        if self.microbatches == 1 and not sums.are_wide:
             return self._backward(batch, loss_fn, 0)
-        losses, sums = Stack(), _GradientSums(self.model)
-        for number, part in enumerate(cut(batch, self.microbatches)):
-            losses.push(self._backward(part, loss_fn, number))
-            sums.take()
+        losses = Stack()
+        with sums:
+            for number, part in enumerate(cut(batch, self.microbatches)):
+                losses.push(self._backward(part, loss_fn, number))
+                sums.take()
         sums.put_back()
         return losses.total()
 
@@ -172,24 +175,62 @@ class DeterministicTrainer(Closes):
 
 
 class _GradientSums:
-    """The gradients of microbatches, added in the order of a tree."""
+    """The gradients of microbatches, added in the order of a tree.
 
-    def __init__(self, model: nn.Module) -> None:
+    At level shape every use of a weight that is used twice has a sum of its own, and on a GPU those
+    of bf16 weights are added in fp32 and rounded once; `are_wide`: there are such weights.
+    """
+
+    def __init__(self, model: nn.Module, is_shape: bool, are_ranks: bool) -> None:
         self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self._sums = [Stack() for _ in self._parameters]
+        on_gpu = [each for each in self._parameters if is_shape and each.is_cuda]
+        self._narrow = [each for each in on_gpu if each.dtype != torch.float32]
+        self._tied = tied_parameters(model) if is_shape else []
+        self.are_wide = bool(self._narrow or self._tied)
+        if self.are_wide and are_ranks:
+            raise NotDeterministic(
+                "weights that are used twice, or on GPUs are not in fp32, on several ranks",
+                "untie them, and use fp32 weights with torch.autocast",
+            )
+        self._sums: list[dict[str, Stack]] = [{} for _ in self._parameters]
         self._used = [False] * len(self._sums)
+
+    def __enter__(self) -> None:
+        self._separate = separate_uses(self._tied)
+        self._separate.__enter__()
+        for parameter in self._narrow:
+            parameter.grad_dtype = torch.float32
+
+    def __exit__(self, *fault: Any) -> None:
+        self._separate.__exit__(None, None, None)
+        for parameter in self._narrow:
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype
 
     def take(self) -> None:
         """The gradients of one more microbatch; they are None then."""
         for index, parameter in enumerate(self._parameters):
-            grad = parameter.grad
-            self._used[index] |= grad is not None
-            self._sums[index].push(torch.zeros_like(parameter) if grad is None else grad)
+            grad, slots, sums = parameter.grad, slots_of(parameter), self._sums[index]
+            uses = {} if slots is None else slots.take()
+            if grad is not None:
+                uses["other"] = grad
+            self._used[index] |= bool(uses)
+            uses = uses or {"other": torch.zeros_like(parameter)}
+            if slots is not None and sums and sums.keys() != uses.keys():
+                raise NotDeterministic(
+                    f"a weight used by {', '.join(uses)} in one microbatch and by "
+                    f"{', '.join(sums)} in another has no order",
+                    "use it in the same way in all of them",
+                )
+            for kind, part in uses.items():
+                sums.setdefault(kind, Stack()).push(part)
             parameter.grad = None
 
     def put_back(self) -> None:
-        for parameter, total, used in zip(self._parameters, self._sums, self._used, strict=True):
-            parameter.grad = total.total() if used else None
+        for parameter, sums, used in zip(self._parameters, self._sums, self._used, strict=True):
+            uses = [sums[kind].total() for kind in sorted(sums)]
+            total = uses[0] if len(uses) == 1 else tree_sum(torch.stack(uses), 0)
+            parameter.grad = total.to(parameter.dtype) if used else None
 
 
 def cut(batch: Any, parts: int) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextvars import Context
+
 import pytest
 import torch
 
@@ -39,3 +41,14 @@ def test_they_nest_and_end() -> None:
 def test_lengths_that_cannot_be_are_refused(lengths: list[int]) -> None:
     with pytest.raises(UsageError, match="lengths"), sequences(lengths):
         pass
+
+
+def test_a_thread_of_autograd_has_the_layout_of_the_training() -> None:
+    """Gradients on a GPU are computed in threads that have no context of Python's."""
+    found: list[Layout] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda grad: found.append(Context().run(layout)))
+    with rows(3, 4):
+        x.sum().backward()
+        assert Context().run(layout) == Layout()
+    assert found == [Layout(first_row=3, count=4)]

@@ -1,0 +1,302 @@
+"""Matrix products and linear layers for CUDA at level shape.
+
+A product of bf16 or fp16 is made by cuBLASLt with split-K forbidden: on the GPUs that pass
+keeps_law() its bits depend on the order over K alone, which is one chain. fp32, sides that are no
+multiple of 8, and GPUs that do not pass take the kernel of one fixed tile. A product with one row
+or column is made with two, because cuBLAS has kernels for vectors.
+
+The gradient of a weight: one chain over the tokens of a leaf, which is `leaf_rows` rows of the
+batch, and a tree over leaves, in fp32.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.determinism.autocasting import compute_type
+from mend.determinism.coverage import unseen
+from mend.determinism.digests import same_bits
+from mend.determinism.gemm import refuse_wide
+from mend.determinism.layout import Layout, by_sequence, layout
+from mend.determinism.linear import (
+    addmm_with,
+    matmul_with,
+    refuse_second_derivative,
+    refuse_subclass,
+)
+from mend.determinism.trees import Stack, tree_sum
+from mend.determinism.uses import slots_of
+from mend.errors import NotDeterministic
+
+TORCH_MIN = "2.10"
+"""The first torch that can forbid split-K."""
+
+BYTES_MAX = 1 << 30
+"""Of leaves' products at once."""
+
+ALIGNED = 8
+"""cuBLASLt's kernels for tensor cores want sides of a multiple of it."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+SPLIT_K = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+)
+"""torch's switches. A pair of False also forbids split-K."""
+
+_fixed_tiles = False
+_leaf_rows = 1
+
+
+def set_products(fixed_tiles: bool, leaf_rows: int) -> None:
+    """Choose the kernels of this process, and how many rows of the batch are a leaf."""
+    global _fixed_tiles, _leaf_rows
+    _fixed_tiles, _leaf_rows = fixed_tiles, leaf_rows
+
+
+def leaves_of(x: Tensor, at: Layout) -> Tensor:
+    """(..., D) -> (leaves, tokens, D), contiguous."""
+    x_BTD = by_sequence(x, at)
+    if _leaf_rows > 1:
+        rows, tokens, features = x_BTD.shape
+        if rows % _leaf_rows or at.lengths:
+            raise NotDeterministic(
+                f"a microbatch of {rows} rows{', packed,' if at.lengths else ''} in leaves of "
+                f"{_leaf_rows} rows",
+                "take a microbatch that is a multiple, or enable(..., leaf_rows=1)",
+            )
+        x_BTD = x_BTD.reshape(rows // _leaf_rows, _leaf_rows * tokens, features)
+    return x_BTD.contiguous()
+
+
+def leaf_sum(nodes: Tensor) -> Tensor:
+    """The tree over leaves, the first dimension, of contiguous fp32; zeros where there is none."""
+    kernels = _kernels()
+    if not 2 <= nodes.shape[0] <= kernels.LEAVES_MAX:
+        return tree_sum(nodes, 0)
+    total: Tensor = kernels.tree(nodes)
+    return total
+
+
+def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """a @ b (+ bias) in the type of `a`."""
+    (rows, pairs), columns = a_MK.shape, b_KN.shape[1]
+    if not rows * columns * pairs or not _is_for_blas(a_MK, pairs, columns):
+        wide = _tiles(a_MK[None], b_KN[None])[0]
+        return (wide if bias_N is None else wide.add_(bias_N)).to(a_MK.dtype)
+    if rows == 1:
+        a_MK = torch.cat([a_MK, torch.zeros_like(a_MK)])
+    # The forms with `out` are the library's own; mm() may be ours.
+    out = torch.empty(a_MK.shape[0], columns, device=a_MK.device, dtype=a_MK.dtype)
+    if bias_N is None:
+        torch.mm(a_MK, b_KN, out=out)
+    else:
+        torch.addmm(bias_N, a_MK, b_KN, out=out)
+    return out[:1] if rows == 1 else out
+
+
+def outer_product(a_LTN: Tensor, b_LTK: Tensor) -> Tensor:
+    """The tree over leaves of a.T @ b, (N, K) in fp32: the gradient of a weight."""
+    (leaves, _, rows), columns = a_LTN.shape, b_LTK.shape[2]
+    group, most = 1, min(_kernels().LEAVES_MAX, BYTES_MAX // max(1, 4 * rows * columns))
+    while group < leaves and 2 * group <= most:
+        group *= 2
+    stack = Stack()
+    for first in range(0, leaves, group):
+        part = _outer_products(a_LTN[first : first + group], b_LTK[first : first + group])
+        stack.push(leaf_sum(part))
+    return stack.total() if leaves else a_LTN.new_zeros(rows, columns, dtype=torch.float32)
+
+
+def _outer_products(a_LTN: Tensor, b_LTK: Tensor) -> Tensor:
+    a_LNT = a_LTN.transpose(1, 2)
+    (leaves, rows, tokens), columns = a_LNT.shape, b_LTK.shape[2]
+    if not tokens or not _is_for_blas(a_LNT, rows, columns):
+        return _tiles(a_LNT, b_LTK)
+    if leaves == 1:  # a large one alone is faster than a batch of one
+        return torch.mm(a_LNT[0], b_LTK[0], out_dtype=torch.float32)[None]
+    shape = (leaves, rows, columns)
+    out = torch.empty(shape, device=a_LTN.device, dtype=torch.float32)
+    return torch.bmm(a_LNT, b_LTK, out_dtype=torch.float32, out=out)
+
+
+def batch_product(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
+    """a @ b in fp32, always by the fixed tile: sides of such products are often of one row."""
+    return _tiles(a_ZMK, b_ZKN)
+
+
+def _is_for_blas(a: Tensor, *sides: int) -> bool:
+    return a.dtype in HALF and not _fixed_tiles and not any(side % ALIGNED for side in sides)
+
+
+def _tiles(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
+    made: Tensor = _kernels().products(a_ZMK, b_ZKN)
+    return made
+
+
+class Linear(torch.autograd.Function):
+    """x @ weight.T + bias, by the order of this file."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # torch's FunctionCtx has no fields that mypy knows
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        dtype = compute_type() or x.dtype
+        with unseen():
+            x_NK = x.reshape(-1, x.shape[-1]).to(dtype)
+            narrow = weight.to(dtype)
+            out = product(x_NK, narrow.t(), None if bias is None else bias.to(dtype))
+            ctx.save_for_backward(x_NK, narrow)
+            ctx.layout, ctx.x_shape, ctx.x_type = layout(), x.shape, x.dtype
+            ctx.has_bias, ctx.slots = bias is not None, slots_of(weight)
+            # Not view(): FSDP2 warns of a module whose output is one.
+            shaped: Tensor = torch.ops.aten._unsafe_view(out, (*x.shape[:-1], weight.shape[0]))
+            return shaped
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative(ctx.layout)
+        x_NK, weight = ctx.saved_tensors
+        dx = dw = db = None
+        with unseen():
+            grad_NM = grad.reshape(-1, grad.shape[-1]).contiguous()
+            if ctx.needs_input_grad[0]:
+                dx = product(grad_NM, weight).view(ctx.x_shape).to(ctx.x_type)
+            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+                grad_LTM = leaves_of(grad_NM.view(grad.shape), ctx.layout)
+                if ctx.needs_input_grad[1]:
+                    dw = outer_product(grad_LTM, leaves_of(x_NK.view(ctx.x_shape), ctx.layout))
+                if ctx.has_bias and ctx.needs_input_grad[2]:
+                    db = leaf_sum(_kernels().column_sums(grad_LTM))
+            if dw is not None and ctx.slots is not None:
+                ctx.slots.put("linear", dw)
+                dw = None
+        return dx, dw, db
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """aten::linear."""
+    refuse_subclass("linear", x, weight)
+    refuse_wide(x, weight)
+    if weight.dim() == 1:
+        return linear(x, weight[None], bias).squeeze(-1)
+    result: Tensor = Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """aten::matmul."""
+    return matmul_with(linear, a, b)
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """aten::mm."""
+    return linear(a, b.t())
+
+
+def addmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """aten::addmm."""
+    return addmm_with(linear, add, a, b, beta, alpha)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """aten::bmm."""
+    refuse_wide(a, b)
+    return batch_product(a, b).to(a.dtype)
+
+
+def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """aten::baddbmm."""
+    refuse_wide(a, b)
+    made = batch_product(a, b) * alpha
+    return (made if beta == 0 else add * beta + made).to(a.dtype)
+
+
+def missing_requirement() -> str | None:
+    """What level shape lacks on this machine's GPU; None: nothing."""
+    if not hasattr(torch.backends.cuda.matmul, f"{SPLIT_K[0]}_split_k"):
+        return f"torch {TORCH_MIN} or newer, to forbid split-K; this is {torch.__version__}"
+    major, minor = torch.cuda.get_device_capability()
+    if major < 9:
+        return f"a GPU of compute capability 9.0 or newer; this has {major}.{minor}"
+    try:
+        _kernels()
+    except ImportError:
+        return "Triton; pip install triton"
+    return None
+
+
+def pin_blas() -> Callable[[], None]:
+    """cuBLASLt, and no split-K; returns a function that restores what was."""
+    backend: Any = torch.backends.cuda.matmul
+    was = {name: (getattr(backend, name), getattr(backend, f"{name}_split_k")) for name in SPLIT_K}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: that this switch may change
+        library = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    for name in SPLIT_K:
+        setattr(backend, name, (False, False))
+
+    def restore() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.backends.cuda.preferred_blas_library(library)
+        for name, value in was.items():
+            setattr(backend, name, value)
+
+    return restore
+
+
+LAW_SHAPES = ((3072, 768), (64, 4096), (512, 3584), (1536, 8960))
+"""(Outputs, inputs): deep and narrow ones, for which cuBLAS likes to split K."""
+
+LAW_ROWS = (2, 5, 16, 33, 64, 100, 128, 300)
+
+
+@cache
+def keeps_law(device: torch.device) -> bool:
+    """Whether cuBLASLt makes one chain over K on this GPU, whatever the number of rows or leaves;
+    compared with the fixed tile, which does by construction."""
+    generator = torch.Generator(device).manual_seed(33)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device).bfloat16()
+
+    for outputs, inputs in LAW_SHAPES:
+        x, weight, bias = draw(512, inputs), draw(outputs, inputs), draw(outputs)
+        chain = _tiles(x[None], weight.t()[None])[0]
+        if not same_bits(product(x, weight.t()), chain.bfloat16()):
+            return False
+        biased = product(x, weight.t(), bias)
+        flipped = weight.t().contiguous()
+        for rows in LAW_ROWS:
+            made = (product(x[:rows], weight.t(), bias), product(x[:rows], flipped))
+            if not same_bits(made[0], biased[:rows]):
+                return False
+            if not same_bits(made[1], chain[:rows].bfloat16()):
+                return False
+        grad_LTN, x_LTK = draw(4, 512, outputs), draw(4, 512, inputs)
+        together = _outer_products(grad_LTN, x_LTK)
+        alone = [_outer_products(grad_LTN[i : i + 1], x_LTK[i : i + 1])[0] for i in range(4)]
+        if not same_bits(together, torch.stack(alone)):
+            return False
+        if not same_bits(together, _tiles(grad_LTN.transpose(1, 2), x_LTK)):
+            return False
+    return True
+
+
+def _kernels() -> Any:
+    """Triton, which comes with torch where it is built for CUDA."""
+    from mend.determinism import gpu_kernels
+
+    return gpu_kernels

@@ -1,0 +1,86 @@
+"""The kernels of level shape on a GPU, beside torch. Without a GPU in Triton's interpreter, where
+Triton is installed:
+
+    TRITON_INTERPRET=1 python -m pytest tests/unit/determinism/test_gpu_kernels.py
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mend.determinism.trees import tree_sum
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+pytestmark = [
+    pytest.mark.gpu if not INTERPRETED else pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture
+def kernels() -> Any:
+    return pytest.importorskip("mend.determinism.gpu_kernels")
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-5, atol=2e-5)
+
+
+def test_products_are_right(kernels: Any) -> None:
+    a, b = drawn(2, 70, 33), drawn(2, 50, 33).transpose(1, 2)
+    assert near(kernels.products(a, b), a @ b)
+
+
+@pytest.mark.parametrize("leaves", [2, 3, 8, 20, 64])
+def test_a_tree_has_the_bits_of_the_tree_of_the_cpu(kernels: Any, leaves: int) -> None:
+    nodes = drawn(leaves, 9000)
+    assert torch.equal(kernels.tree(nodes), tree_sum(nodes, 0))
+
+
+def test_sums_over_tokens_do_not_depend_on_zeros_behind_them(kernels: Any) -> None:
+    x = drawn(3, 70, 100)
+    padded = F.pad(x, (0, 0, 0, 40)).contiguous()
+    assert near(kernels.column_sums(x), x.sum(1))
+    assert torch.equal(kernels.column_sums(padded), kernels.column_sums(x))
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3, 4])
+def test_the_gradient_of_an_embedding_is_the_tree_over_its_leaves(
+    kernels: Any, leaves: int
+) -> None:
+    generator = torch.Generator().manual_seed(6)
+    words = torch.randint(0, 9, (leaves, 40), generator=generator).to(DEVICE)
+    grad = drawn(leaves, 40, 20)
+    whole = kernels.word_sums(words, grad, 12)
+    expected = torch.zeros(12, 20, device=DEVICE)
+    expected.index_add_(0, words.reshape(-1), grad.reshape(-1, 20))
+    alone = [kernels.word_sums(words[i : i + 1], grad[i : i + 1], 12) for i in range(leaves)]
+    assert near(whole, expected)
+    assert torch.equal(whole, tree_sum(torch.stack(alone), 0))
+
+
+def test_losses_are_right_and_ignore_what_is_ignored(kernels: Any) -> None:
+    x = drawn(6, 5000).requires_grad_()
+    target = torch.tensor([1, 2, -100, 4999, 0, 7], device=DEVICE)
+    expected = F.cross_entropy(x, target, reduction="none")
+    (dx,) = torch.autograd.grad(expected.sum(), x)
+    losses, log_sum = kernels.loss_forward(x.detach(), target, -100)
+    ones = torch.ones(6, device=DEVICE)
+    assert near(losses, expected)
+    assert near(kernels.loss_backward(x.detach(), target, log_sum, ones, -100), dx)
+
+
+def test_a_target_outside_of_the_vocabulary_gives_nan(kernels: Any) -> None:
+    losses, _ = kernels.loss_forward(drawn(2, 10), torch.tensor([10, 3], device=DEVICE), -100)
+    assert losses.isnan().tolist() == [True, False]

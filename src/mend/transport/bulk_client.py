@@ -8,12 +8,14 @@ sockets when no verified bytes arrive, when the fetch is cancelled, or when the 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import errno
 import functools
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 from mend.errors import (
     ChecksumMismatch,
@@ -45,10 +47,13 @@ would keep the others waiting."""
 WATCHES_PER_STALL = 8
 """How often progress is looked at within one stall time-out."""
 CONNECT_NS_MAX = 5 * SECOND
+CLOSE_S = 5.0
+"""How long `close` waits for threads, which it has woken: they end at once."""
 
 _TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
 """When holders fail in different ways, the caller gets the first of these."""
 
+T = TypeVar("T")
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
 
 
@@ -91,9 +96,7 @@ class BulkLane:
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
         self._turns = asyncio.Semaphore(FETCHES_MAX)
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            FETCHES_MAX * STREAMS, thread_name_prefix=f"mend-lane-fetch-{self._holder.port}"
-        )
+        self._threads: set[threading.Thread] = set()
         self._closed = False
 
     @property
@@ -198,7 +201,7 @@ class BulkLane:
         streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
-        threads = {loop.run_in_executor(self._threads, work) for _ in range(streams)}
+        threads = {self._in_thread(work) for _ in range(streams)}
         try:
             await self._watch(attempt, threads)
         finally:
@@ -244,9 +247,34 @@ class BulkLane:
             numeric = socket.AI_NUMERICHOST
             return socket.getaddrinfo(holder.host, holder.port, type=kind, flags=numeric)[0]
         except socket.gaierror:
-            loop = asyncio.get_running_loop()
-            looking = loop.getaddrinfo(holder.host, holder.port, type=kind)
+            look_up = functools.partial(socket.getaddrinfo, holder.host, holder.port, type=kind)
+            looking = self._in_thread(look_up, joined=False)
             return (await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND))[0]
+
+    def _in_thread(self, job: Callable[[], T], *, joined: bool = True) -> asyncio.Future[T]:
+        """The result of `job`, which runs in a daemon thread. `joined`: `close` waits for it.
+
+        Not an executor of asyncio or concurrent.futures: the interpreter joins their threads at its
+        end, before anything has stopped a pull, and no new pull could begin from then on.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
+                except BaseException as error:  # would end the event loop
+                    future.set_exception(RuntimeError(f"a pull was ended by {error!r}"))
+            self._threads.discard(threading.current_thread())
+
+        name = f"mend-lane-fetch-{self._holder.port}"
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        if joined:
+            self._threads.add(thread)
+        thread.start()
+        return asyncio.wrap_future(future)
 
     def _stream(self, attempt: Attempt, where: _AddrInfo) -> None:
         """One connection's share of an attempt, in a thread; over an idle connection or a new one.
@@ -335,7 +363,9 @@ class BulkLane:
         for attempt in tuple(self._attempts):
             attempt.stop(_closed_during_fetch())
         self._holder.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        deadline_s = time.monotonic() + CLOSE_S
+        for thread in tuple(self._threads):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         for holder in tuple(self._idle):
             self._forget(holder)
 

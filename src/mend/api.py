@@ -248,8 +248,9 @@ class Runtime:
         """Error of the last background checkpoint, if only `shutdown` has waited for it."""
         self._warned_provider = False
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
-        # Runs when the model is freed, or at the end of a program that never shut down.
-        self._finalizer = weakref.finalize(plan.model, rank.abort)
+        # Runs when the model is freed, or at the end of a program that never shut down. The module
+        # itself: a script may drop a wrapper of torch.compile and train on.
+        self._finalizer = weakref.finalize(plan.module, rank.abort)
 
     # -------------------------------------------------------------- the loop
 
@@ -578,9 +579,9 @@ class Runtime:
             with torch.inference_mode(False):
                 refusal = self._steps.finish() if self.config.exchange else None
                 self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
+        except Evicted:
+            return  # it has ended in order
         except MendError as error:
-            if isinstance(error, Evicted):
-                return  # it has ended in order
             word = "diverged" if isinstance(error, Diverged) else "failed"
             trainer.outcome = Outcome(word, f"{type(error).__name__}: {error}")
 

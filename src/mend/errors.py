@@ -67,9 +67,10 @@ EVICTED_EXIT = 75
 """EX_TEMPFAIL of sysexits.h: the process should be started again."""
 
 
-class Evicted(MendError, SystemExit):
+class Evicted(SystemExit):
     """This rack was slow, and was put out of the job to be started again; all its work is merged.
-    Uncaught it ends the process with EVICTED_EXIT."""
+    Uncaught it ends the process with EVICTED_EXIT. Not a MendError, so that the `except Exception`
+    of a training loop does not swallow it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -68,7 +68,7 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
     failure: BaseException | None = None
     try:
         result = job()
-    except Exception as error:
+    except BaseException as error:  # also Ctrl-C: the others wait in the gather below
         failure = error
     text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
     texts = group.gather(text, str)

@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mend import errors
 from mend.codec import CLOSING
 from mend.consensus.records import Commit, Record, Roster, all_closing
 from mend.consensus.weights import WHOLE
@@ -33,11 +32,12 @@ from mend.engine.sums import tensors_of
 from mend.engine.training_state import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
-    ConfigError,
+    CheckpointError,
     JobLost,
     MendError,
     NonFinite,
     OtherVersion,
+    PlanMismatch,
     Refused,
     StartTimeout,
     WorkerFailed,
@@ -209,8 +209,9 @@ class ConcurrentOuterStep:
             case ev.FreeState(to):
                 self._states.free(to)
                 self.published.free(to)
-            case ev.Validate() if self.benchmark is not None:
-                self.benchmark.ask(effect)
+            case ev.Validate():
+                if self.benchmark is not None:
+                    self.benchmark.ask(effect)
             case ev.Probe():
                 probe(self.host, self.me.rank, effect, self.tell)
             case ev.PublishAnchor(fragment, version, attempt):
@@ -227,11 +228,7 @@ class ConcurrentOuterStep:
             case ev.DropOffer(fragment, seq, bad):
                 self.published.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
-                if kind == "waiting" and (more := self._unheard() + self._twin):
-                    fields = {**fields, "for": f"{fields['for']}{more}"}
-                self.host.note(kind, fields)
-                if kind in ("differs", "fault"):
-                    self.published.last_error = f"{kind}: {fields}"
+                self._note(kind, fields)
             case ev.Fail(kind, detail):
                 self._fail(kind, detail)
             case ev.Finished():
@@ -239,6 +236,15 @@ class ConcurrentOuterStep:
                     self.published.finish()
                 else:
                     self.host.finished()
+            case _:
+                raise TypeError(f"a rank does not know the effect {effect!r}")
+
+    def _note(self, kind: str, fields: dict[str, object]) -> None:
+        if kind == "waiting" and (more := self._unheard() + self._twin):
+            fields = {**fields, "for": f"{fields['for']}{more}"}
+        self.host.note(kind, fields)
+        if kind in ("differs", "fault"):
+            self.published.last_error = f"{kind}: {fields}"
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
@@ -444,12 +450,16 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
     return {p: version for p, version in opened.items() if (p, version) not in gathers}
 
 
+_FAILURES: dict[str, type[MendError]] = {
+    kind.__name__: kind for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout)
+}
+"""What may end a rank by name: all errors that a leader names."""
+
+
 def _error(kind: str, detail: str) -> MendError:
-    """The exception of mend.errors by name; the name may come from another process."""
-    cls = getattr(errors, kind, None)
-    if isinstance(cls, type) and issubclass(cls, MendError) and cls is not ConfigError:
-        return cls(detail)
-    return MendError(f"{kind}: {detail}")
+    """The exception by name. The name comes from the rack's leader, another process."""
+    known = _FAILURES.get(kind)
+    return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit, live: int) -> dict[str, object]:

@@ -230,7 +230,8 @@ class IoLoop:
             if future.cancelled() or self._closing:
                 return
             error = future.exception()
-            assert error is None or isinstance(error, Exception)
+            if error is not None and not isinstance(error, Exception):
+                error = _as_fault(error)
             self.call(lambda: done(error if error is not None else future.result()))
 
         self._worker.submit(job).add_done_callback(finish)
@@ -280,6 +281,8 @@ class IoLoop:
         self._ready.set_result(None)
         try:
             self._loop.run_forever()
+        except BaseException as error:  # asyncio lets SystemExit and KeyboardInterrupt pass
+            self._crash(error)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -399,10 +402,10 @@ class IoLoop:
         try:
             job()
             self._arm()
-        except Exception as error:
+        except BaseException as error:
             self._crash(error)
 
-    def _crash(self, error: Exception) -> None:
+    def _crash(self, error: BaseException) -> None:
         self._closing = True
         self.done.set()
         if self._host is not None:
@@ -435,13 +438,19 @@ class IoLoop:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            assert isinstance(error, Exception), error
             self._crash(error)
 
     def _stop(self, farewell: Callable[[], None] | None) -> None:
         if farewell is not None:
             farewell()
         self._loop.stop()
+
+
+def _as_fault(error: BaseException) -> RuntimeError:
+    """A SystemExit or KeyboardInterrupt of a job ends that job alone, which is a fault."""
+    fault = RuntimeError(f"a background job was ended by {error!r}")
+    fault.__cause__ = error
+    return fault
 
 
 def _address_in(body: object) -> str | None:

@@ -114,7 +114,7 @@ class Witness:
             case Finished():
                 self.host.finished()
             case _:
-                raise AssertionError(f"a coordinator has no tensors: {effect}")
+                raise TypeError(f"a witness does not know the effect {effect!r}")
 
 
 def build_witness(

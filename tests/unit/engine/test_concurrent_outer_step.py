@@ -30,6 +30,7 @@ from mend.engine.training_state import LikeFirst
 from mend.errors import (
     Diverged,
     JobLost,
+    MendError,
     OtherVersion,
     PlanMismatch,
     Refused,
@@ -455,6 +456,27 @@ def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exce
     story.told(failure=(kind, "lr is 9 there and 0.1 here"))
     assert isinstance(story.published.failure, error)
     assert "lr is 9 there and 0.1 here" in str(story.published.failure)
+
+
+@pytest.mark.parametrize(
+    "kind", ["Unmergeable", "OtherVersion", "NotDeterministic", "ConfigError", "Evicted", "errno"]
+)
+def test_failure_of_a_kind_that_leaders_never_name_is_a_plain_mend_error(kind: str) -> None:
+    """The name comes from another process. `Unmergeable` takes two arguments, and the TypeError
+    ended the loop; `Evicted` ended the process with the status of an eviction."""
+    story = Story()
+    story.told(failure=(kind, "why"))
+    assert type(story.published.failure) is MendError
+    assert str(story.published.failure) == f"{kind}: why"
+
+
+def test_effect_that_nobody_performs_is_an_error() -> None:
+    class Unknown(ev.Effect, frozen=True):
+        pass
+
+    rank = Story().rank
+    with pytest.raises(TypeError, match="Unknown"):
+        rank._perform(Unknown(), rank.rank_machine)
 
 
 def test_a_rank_that_may_train_does_not_begin_again_as_the_job_is_lost() -> None:

@@ -364,7 +364,7 @@ class ConcurrentOuterStep:
             why = f"its offer has {size} bytes; the limit is {most}"
             self.tell(ev.Fetched(*name, error=why))
             return
-        payload = self.numerics.buffers.empty(size, torch.uint8)
+        payload = self.numerics.buffers.empty(size, torch.uint8, locked=False)
         checksum = offer.checksum(self.me.rank) or "absent"
 
         def done(error: Exception | None) -> None:
@@ -377,7 +377,7 @@ class ConcurrentOuterStep:
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
         owned, numerics = self.owned[fragment], self.numerics_of[fragment]
-        data = numerics.empty(owned)
+        data = numerics.empty(owned, locked=False)
 
         def finish(result: Anchor | Exception) -> None:
             error = ""

@@ -19,7 +19,7 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Gather, Message, OfferId, RankReport
 from mend.coordination.rank import RankMachine
-from mend.engine import state_copying
+from mend.engine import buffers, state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import OpenOffer
@@ -207,6 +207,28 @@ def test_a_donor_that_does_not_answer_is_asked_again() -> None:
     assert story.host.noted("copy-failed")[0]["error"] == "TransferStalled: no byte"
     story.later()
     assert len(story.host.pulls) == 2
+
+
+def test_pull_begins_without_locking_memory_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "POOLED_BYTES_MIN", 1)
+    locks: list[int] = []
+
+    class Pin:
+        def lock(self, address: int, size: int) -> None:
+            locks.append(size)
+
+        def unlock(self, address: int) -> None:
+            locks.pop()
+
+    story = Story(first=1.0, theirs=2.0)
+    story.numerics.buffers = buffers.Buffers(2, Pin())
+    theirs = theirs_of(torch.full((N,), 1.0))
+    story.told(offers=(theirs,))
+    state, _ = story.host.pulls
+    assert locks == []
+    state.arrives(torch.full((N,), 2.0))
+    assert story.anchors[0].digest == story.theirs.digest
+    assert len(locks) == 1, "the worker has locked the anchor, which goes to the device"
 
 
 # -------------------------------------------------------------- payloads

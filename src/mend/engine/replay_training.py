@@ -120,7 +120,8 @@ class ReplayTrainer(Trainer):
         super().__init__(*args, **options)
         seat = self.member.rack
         part = script.part(seat)
-        assert part is not None, f"rack {seat} is not on the tape"
+        if part is None:
+            raise TapeError(f"rack {seat} is not on the tapes")
         self._title, self._acts, self._ends = part.title, part.acts[rank], part.ends
         self._first, self._states = part.first, states
         self._batches = list(part.batches)

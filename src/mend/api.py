@@ -311,7 +311,7 @@ class Runtime:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
 
         They go to the events file, for `mend report`. Never blocks; any thread. Raises UsageError
-        for a tensor (its `.item()` waits for a GPU: the script says when), and after shutdown.
+        for a tensor (its `.item()` waits for a GPU: the script says when); after shutdown it warns.
         """
         with signals.held():
             self._rank.pace.record(values)

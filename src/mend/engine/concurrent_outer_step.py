@@ -19,6 +19,7 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
+from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import EventQueue, Foreigners, HostInterface
 from mend.engine.merging import Merging, Slicing, said
@@ -97,6 +98,7 @@ class ConcurrentOuterStep:
         """Of the training thread; set where slow racks are validated."""
         if self.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
+        self._equal_offers = EqualOffers()
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
@@ -114,6 +116,8 @@ class ConcurrentOuterStep:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
+            if self.me.rank == 0 and (about := self._equal_offers.warning(body.offers)):
+                self.host.note("same-data", about)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It expects the coordinator here, so its list of addresses has another order.
             at = body.seat.address

@@ -48,8 +48,12 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
             "failslow_action is act there and not here. Make it alike on all racks",
         ),
         ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
+        (
+            {"script": "tests.process.stranger", "env": {"OTHER_TORCH": "1"}},
+            "torch version is 99.0 there and",
+        ),
     ],
-    ids=["shape", "type", "setting", "overlap", "limit", "action", "version"],
+    ids=["shape", "type", "setting", "overlap", "limit", "action", "version", "torch"],
 )
 def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str

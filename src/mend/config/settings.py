@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
@@ -612,6 +613,8 @@ def _compression_conflicts(c: MendConfig) -> Iterator[Conflict]:
 
 
 def _security_conflicts(c: MendConfig) -> Iterator[Conflict]:
+    if c.key_file is not None and not os.access(c.key_file, os.R_OK):
+        yield "key_file", "cannot be read by this user", "Make one with `mend keys new FILE`."
     if c.insecure and c.key_file is not None:
         yield "insecure", "has no effect with a key_file", "Leave one of the two out."
     if not c.encrypt_payloads and c.key_file is None:

@@ -52,6 +52,7 @@ FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
         "exchange_plan", "mirror_rack_state", "failslow_action", "mend version",
+        "torch version",
     }
 )  # fmt: skip
 """Facts in which a job may differ from the checkpoint that it resumes."""

@@ -107,6 +107,18 @@ class OtherVersion(WireError):
         )
 
 
+class OtherJob(WireError):
+    """A frame of another job. `address`: where its sender is to be answered, if it asks to join."""
+
+    def __init__(self, theirs: str, ours: str, rack: int, address: str) -> None:
+        self.job, self.rack, self.address = theirs[:64], rack, address
+        who = "the witness" if rack == 0xFFFF else f"rack {rack}"
+        super().__init__(
+            f"{who} is of job {self.job!r}, this is job {ours!r}; set one job_id (MEND_JOB_ID) on "
+            "all racks and the witness"
+        )
+
+
 class TransportError(MendError):
     """Root of what a socket may do to us."""
 

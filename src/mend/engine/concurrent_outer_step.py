@@ -21,7 +21,7 @@ from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
 from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import EventQueue, Foreigners, HostInterface
+from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
 from mend.engine.merging import Merging, Slicing, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
@@ -37,6 +37,7 @@ from mend.errors import (
     JobLost,
     MendError,
     NonFinite,
+    OtherJob,
     OtherVersion,
     PlanMismatch,
     Refused,
@@ -103,7 +104,7 @@ class ConcurrentOuterStep:
         self._twin = ""
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
-        self._foreigners = Foreigners(host)
+        self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
         for fragment, anchor in enumerate(genesis):
             host.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -170,8 +171,12 @@ class ConcurrentOuterStep:
         """Fail the threads that wait: the loop stopped."""
         self.published.fail(error)
 
-    def foreign(self, found: OtherVersion) -> None:
-        """Answer a process of another version. It stops this rank only before the start."""
+    def foreign(self, found: OtherVersion | OtherJob) -> None:
+        """Answer a process of another version or job. One of another version stops this rank, only
+        before the start."""
+        if isinstance(found, OtherJob):
+            self._other_jobs.met(found)
+            return
         leader = self.leader
         self._foreigners.met(
             found, leader.options.peers if leader and not self.published.begun else ()
@@ -244,7 +249,7 @@ class ConcurrentOuterStep:
                 raise TypeError(f"a rank does not know the effect {effect!r}")
 
     def _note(self, kind: str, fields: dict[str, object]) -> None:
-        if kind == "waiting" and (more := self._unheard() + self._twin):
+        if kind == "waiting" and (more := self._more()):
             fields = {**fields, "for": f"{fields['for']}{more}"}
         self.host.note(kind, fields)
         if kind in ("differs", "fault"):
@@ -257,8 +262,13 @@ class ConcurrentOuterStep:
                 return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
                 self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
-        more = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
+        more = self._more() if kind == StartTimeout.__name__ else ""
         self.published.fail(_error(kind, detail + more))
+
+    def _more(self) -> str:
+        """What this rank knows beside the leader of a start that waits."""
+        jobs = self._other_jobs.in_words
+        return (f"; {jobs}" if jobs else "") + self._unheard() + self._twin
 
     def _unheard(self) -> str:
         """While the coordinator has not answered: the processes that were heard, and those that

@@ -24,7 +24,15 @@ from mend.engine.port_holders import DEATH_S_MAX, open_when_free
 from mend.engine.pull_troubles import PullTroubles
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
-from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
+from mend.errors import (
+    ConfigError,
+    GaveUp,
+    MendError,
+    OtherJob,
+    OtherVersion,
+    TransportError,
+    WireError,
+)
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
@@ -339,13 +347,22 @@ class IoLoop:
         except Unread:
             pass
         except WireError as error:
-            self._refuse(error)
-            if isinstance(error, OtherVersion) and error.job == self.job and self._host is not None:
-                self._guarded(partial(self._host.foreign, error))
+            if isinstance(error, OtherJob):
+                self.frames_refused += 1  # noted once, as other-job
+            else:
+                self._refuse(error)
+            self._foreign(error)
         except Exception as error:
             self._crash(error)
         else:
             self._guarded(partial(self._hear, envelope, body))
+
+    def _foreign(self, error: WireError) -> None:
+        """A process that cannot take part, and perhaps should: the machines' host answers it."""
+        if self._host is None or not isinstance(error, OtherJob | OtherVersion):
+            return
+        if isinstance(error, OtherJob) or error.job == self.job:
+            self._guarded(partial(self._host.foreign, error))
 
     def _opened(self, received: Received) -> Envelope:
         """Decode a frame of this job and check its sender. Raises WireError."""
@@ -355,9 +372,12 @@ class IoLoop:
             _check_key(received.sender, error.rack, 0)
             raise
         rack, rank = envelope.rack, envelope.rank
-        if envelope.job != self.job:
-            raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
         _check_key(received.sender, rack, rank)
+        if envelope.job != self.job:
+            at = envelope.body.seat.address if isinstance(envelope.body, Hello) else ""
+            if received.sender is None and not self._origins.fits(at, received.host()):
+                at = ""  # without a key nobody may have a third machine answered
+            raise OtherJob(envelope.job, self.job, rack, at)
         if isinstance(envelope.body, Retire) != (rack == PERSON):
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
         # Other messages (a refusal, a challenge) may come over a connection of their own.

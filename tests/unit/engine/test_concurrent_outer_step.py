@@ -17,13 +17,20 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
-from mend.coordination.messages import Gather, Message, OfferId, RankReport
+from mend.coordination.messages import Gather, Message, OfferId, RankReport, Refusal
 from mend.coordination.rank import RankMachine
 from mend.engine import buffers, state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
+from mend.engine.host import (
+    FOREIGN_FRAMES,
+    FOREIGN_GAP_NS,
+    FOREIGN_NS,
+    OTHER_JOBS_MAX,
+    Foreigners,
+    OtherJobs,
+)
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.training_state import LikeFirst
@@ -31,6 +38,7 @@ from mend.errors import (
     Diverged,
     JobLost,
     MendError,
+    OtherJob,
     OtherVersion,
     PlanMismatch,
     Refused,
@@ -580,3 +588,23 @@ def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
     story.rank.give_state(Member(2, 9), 3, copied_B)
     assert len(jobs) == 6
     assert story.rank.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(copied_B)
+
+
+def test_process_of_another_job_is_noted_once_and_answered_where_it_listens() -> None:
+    host = HandEdge()
+    connected: list[str] = []
+    host.connect = lambda peer, address: connected.append(address)  # type: ignore[method-assign]
+    jobs = OtherJobs(host)
+    for _ in range(3):
+        jobs.met(OtherJob("a", "b", 1, ""))
+        jobs.met(OtherJob("a", "b", 0xFFFF, "tcp://10.0.0.9:1"))
+    assert len(host.noted("other-job")) == 2
+    assert connected == ["tcp://10.0.0.9:1"], "not more often than every FOREIGN_GAP_NS"
+    ((_, refusal),) = host.sent
+    assert isinstance(refusal, Refusal)
+    assert "the witness is of job 'a', this is job 'b'" in refusal.detail
+    assert "rack 1 is of job 'a'" in jobs.in_words
+    for rack in range(2, 40):
+        jobs.met(OtherJob("x" * 4000, "b", rack, ""))
+    assert len(host.noted("other-job")) == OTHER_JOBS_MAX
+    assert len(jobs.in_words) < 2000

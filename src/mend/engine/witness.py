@@ -18,6 +18,7 @@ from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion
 from mend.status.event_log import EventLog
+from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
 from mend.trace.writer import Tape, begin, header_of
 from mend.types import MS, SECOND, WITNESS, Member, Peer
@@ -63,6 +64,7 @@ class Witness:
         self._progress = progress
         self.failure: MendError | None = None
         self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
+        self._loudness = Loudness()
         self._told: set[str] = set()
         """At most one sentence per rack and version."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
@@ -116,7 +118,8 @@ class Witness:
                 self.host.connect(peer, address)
             case Note(kind, fields):
                 self.host.note(kind, fields)
-                if kind in PRINTED:
+                warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
+                if kind in PRINTED and warned:
                     self._progress(f"{kind} {_words(fields)}")
             case Finished():
                 self.host.finished()

@@ -102,6 +102,8 @@ class IoLoopOptions:
     """Number of ranks of this rack."""
     peers: tuple[str, ...] = ()
     """Addresses of other processes in the settings. A process without a key may name only them."""
+    socks_proxy: str = ""
+    """Of all processes that are not in this rack; empty: none."""
 
 
 class IoLoop:
@@ -201,7 +203,9 @@ class IoLoop:
     def _look_up(self) -> None:
         """Note the hosts of the settings that have no address here; ZeroMQ asks again for ever and
         says nothing. On a thread of its own, as a resolver may hang."""
-        hosts = {host_and_port(address)[0] for address in self.options.peers if address}
+        options = self.options
+        asked = (options.socks_proxy,) if options.socks_proxy else options.peers
+        hosts = {host_and_port(address)[0] for address in asked if address}
         for host in sorted(hosts):
             if not numbers_of(host) and not self._closing:
                 self.note("name-unknown", {"host": host, "remedy": NAME_REMEDY})
@@ -316,6 +320,7 @@ class IoLoop:
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
             secrets=secrets,
+            socks_proxy=options.socks_proxy,
         )
 
         async def bind() -> ZmqSideband:
@@ -324,6 +329,8 @@ class IoLoop:
                 frame_bytes_max=wire.FRAME_BYTES_MAX,
                 secrets=secrets,
                 ranks=options.ranks,
+                socks_proxy=options.socks_proxy,
+                direct=self.me.rack,
             )
             if options.observe:
                 sideband.divert(status_messages.HEAD[:3], self._looked)

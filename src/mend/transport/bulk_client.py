@@ -29,7 +29,9 @@ from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
+from mend.transport.probe import host_and_port
 from mend.transport.security import Secrets
+from mend.transport.socks import connect_through
 from mend.types import KEY_BYTES, SECOND, Address, Extent
 
 __all__ = ["BulkLane", "checksum_of"]
@@ -64,6 +66,7 @@ class BulkLane:
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
     with another token is closed, which guards against mistakes, not against attackers. secrets:
     against those all connections are encrypted and authenticated, both ways.
+    socks_proxy: `tcp://host:port` through which holders are reached; empty: none.
     stall_ns: a holder that gives no verified byte for so long is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
@@ -78,6 +81,7 @@ class BulkLane:
         stall_ns: int = 10 * SECOND,
         chunk_bytes: int = 4 << 20,
         secrets: Secrets | None = None,
+        socks_proxy: str = "",
     ) -> None:
         if not 0 < chunk_bytes <= LENGTH_MAX:
             rule = f"must be 1..{LENGTH_MAX}"
@@ -88,6 +92,7 @@ class BulkLane:
             )
         self._token, self._secret = token, secrets.own if secrets else None
         self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
+        self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
         advertised(host, advertise, 0)  # before anything is open
         self._holder = Holder(host, ports, token, stall_ns, secrets)
         self.address: Address = advertised(host, advertise, self._holder.port)
@@ -183,7 +188,7 @@ class BulkLane:
         """Pull what is missing from one holder; None when all of it is there."""
         loop = asyncio.get_running_loop()
         try:
-            where = await self._resolve(holder)
+            where = await self._resolve(self._proxy or holder)
         except (OSError, UnicodeError) as error:
             return _unreachable(holder, error)
         if self._closed:
@@ -294,7 +299,7 @@ class BulkLane:
                 if not attempt.adopt(sock):
                     return
                 if link is None:
-                    link = self._connect(sock, where)
+                    link = self._connect(sock, where, attempt.holder)
                 attempt.pull(link)
                 keep = True
                 return
@@ -310,9 +315,11 @@ class BulkLane:
                 else:
                     sock.close()
 
-    def _connect(self, sock: socket.socket, where: _AddrInfo) -> ReaderEnd:
+    def _connect(self, sock: socket.socket, where: _AddrInfo, holder: Address) -> ReaderEnd:
         sock.settimeout(min(self._stall_ns // 2, CONNECT_NS_MAX) / SECOND)
         sock.connect(where[4])
+        if self._proxy is not None:
+            connect_through(sock, holder)
         sock.settimeout(None)
         # The loop's watch ends a stalled receive; the kernel time-out is for when that is gone.
         tune(

@@ -167,6 +167,8 @@ def test_slurm_tells_every_node_its_rack(
     slurm["MEND_KEY_FILE"] = str(key)
     assert stand.run(str(SCRIPTS[1]), "train.py", "a b", **slurm) == 0
 
+    key.touch()
+
     nodes = [(rack, node) for rack, size in enumerate(sizes) for node in range(size)]
     for (rack, node), (argv, environ) in zip(nodes, stand.started(), strict=True):
         config = config_from(environ, monkeypatch)
@@ -202,10 +204,11 @@ def test_slurm_queues_a_job_again_that_its_limit_has_stopped(
         "SLURM_SUBMIT_DIR": str(ROOT), "FOLDER": str(tmp_path / "cuts"),
         "NEW": str(tmp_path / "cuts" / "COMPLETE"),
     }  # fmt: skip
-    assert stand.run(str(SCRIPTS[2]), **slurm) == 0
+    assert stand.run(str(SCRIPTS[2]), "--lr=3e-4", **slurm) == 0
     for argv, _ in stand.started():
-        assert argv[-5:] == [
+        assert argv[-6:] == [
             "examples/wall_limit.py", "--folder", str(tmp_path / "cuts"), "--until", "1000000",
+            "--lr=3e-4",
         ]  # fmt: skip
     asked = (stand.told / "scontrol").read_text().splitlines()
     assert ("requeue 4711" in asked) == stopped
@@ -316,6 +319,11 @@ class Cluster:
             volumes = {v["name"]: v for v in job["template"]["spec"]["volumes"]}
             self._file.write_text(self.maps[volumes[mounts[folder]]["configMap"]["name"]][name])
             told["MEND_CONFIG"] = str(self._file)
+        if "MEND_KEY_FILE" in told:
+            folder, _, name = told["MEND_KEY_FILE"].rpartition("/")
+            assert folder in {m["mountPath"] for m in container["volumeMounts"]}
+            told["MEND_KEY_FILE"] = str(self._file.with_name(name))
+            Path(told["MEND_KEY_FILE"]).touch()
         return told
 
 
@@ -356,8 +364,24 @@ def test_only_pods_of_the_job_reach_each_other(variant: str, tmp_path: Path) -> 
     reached = policy["podSelector"]["matchLabels"]
     for labels in cluster.names().values():
         assert reached.items() <= labels.items()
-    (rule,) = policy["ingress"]
-    assert rule["from"] == [{"podSelector": {"matchLabels": reached}}]
+    rule, observers = policy["ingress"]
+    assert rule == {"from": [{"podSelector": {"matchLabels": reached}}]}
+    assert observers["from"] == [{"podSelector": {"matchLabels": {"mend": "observer"}}}]
+    assert [each["port"] for each in observers["ports"]] == [21900, 21899]
+
+
+@variants
+def test_pod_is_ready_when_it_listens(variant: str, tmp_path: Path) -> None:
+    cluster = Cluster(variant, tmp_path)
+    first = int(next(iter(cluster.maps.values()))["MEND_DATA_PORTS"].partition("-")[0])
+    for job in cluster.racks.values():
+        (container,) = job["template"]["spec"]["containers"]
+        assert container["readinessProbe"]["tcpSocket"]["port"] == first
+        assert "livenessProbe" not in container
+    if cluster.witness is not None:
+        (container,) = cluster.witness["template"]["spec"]["containers"]
+        (port,) = container["ports"]
+        assert container["readinessProbe"]["tcpSocket"]["port"] == port["containerPort"]
 
 
 def test_the_witness_is_where_the_racks_look_for_it(

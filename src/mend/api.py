@@ -248,8 +248,9 @@ class Runtime:
         """Error of the last background checkpoint, if only `shutdown` has waited for it."""
         self._warned_provider = False
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
-        # Runs when the model is freed, or at the end of a program that never shut down.
-        self._finalizer = weakref.finalize(plan.model, rank.abort)
+        # Runs when the model is freed, or at the end of a program that never shut down. The module
+        # itself: a script may drop a wrapper of torch.compile and train on.
+        self._finalizer = weakref.finalize(plan.module, rank.abort)
 
     # -------------------------------------------------------------- the loop
 
@@ -310,7 +311,7 @@ class Runtime:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
 
         They go to the events file, for `mend report`. Never blocks; any thread. Raises UsageError
-        for a tensor (its `.item()` waits for a GPU: the script says when), and after shutdown.
+        for a tensor (its `.item()` waits for a GPU: the script says when); after shutdown it warns.
         """
         with signals.held():
             self._rank.pace.record(values)
@@ -578,9 +579,9 @@ class Runtime:
             with torch.inference_mode(False):
                 refusal = self._steps.finish() if self.config.exchange else None
                 self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
+        except Evicted:
+            return  # it has ended in order
         except MendError as error:
-            if isinstance(error, Evicted):
-                return  # it has ended in order
             word = "diverged" if isinstance(error, Diverged) else "failed"
             trainer.outcome = Outcome(word, f"{type(error).__name__}: {error}")
 

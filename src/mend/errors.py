@@ -67,9 +67,10 @@ EVICTED_EXIT = 75
 """EX_TEMPFAIL of sysexits.h: the process should be started again."""
 
 
-class Evicted(MendError, SystemExit):
+class Evicted(SystemExit):
     """This rack was slow, and was put out of the job to be started again; all its work is merged.
-    Uncaught it ends the process with EVICTED_EXIT."""
+    Uncaught it ends the process with EVICTED_EXIT. Not a MendError, so that the `except Exception`
+    of a training loop does not swallow it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -103,6 +104,18 @@ class OtherVersion(WireError):
         super().__init__(
             f"{who} speaks wire version {theirs}, this is version {ours}; run the same mend on all "
             "racks and the witness"
+        )
+
+
+class OtherJob(WireError):
+    """A frame of another job. `address`: where its sender is to be answered, if it asks to join."""
+
+    def __init__(self, theirs: str, ours: str, rack: int, address: str) -> None:
+        self.job, self.rack, self.address = theirs[:64], rack, address
+        who = "the witness" if rack == 0xFFFF else f"rack {rack}"
+        super().__init__(
+            f"{who} is of job {self.job!r}, this is job {ours!r}; set one job_id (MEND_JOB_ID) on "
+            "all racks and the witness"
         )
 
 

@@ -251,7 +251,11 @@ def _checked(places: Sequence[Place], racks: Racks) -> Racks:
         rule += f" by {racks.source}"
         raise ConfigError("inner", dict(shape), rule, f"Change inner. Or: {SAY}")
     together = sorted(rank for ranks in racks.ranks for rank in ranks)
-    assert together == list(range(len(places))), f"{racks} are not {len(places)} ranks"
+    if together != list(range(len(places))):
+        rule = (
+            f"the ranks of the racks by {racks.source} are {together}, not 0 to {len(places) - 1}"
+        )
+        raise ConfigError("racks", len(sizes), rule, SAY)
     return racks
 
 

@@ -1,5 +1,5 @@
-"""train.py as another version of mend would run it; with OTHER_WIRE in the environment, one that
-speaks another wire format, too."""
+"""train.py as another version of mend would run it; with OTHER_TORCH in the environment, as one
+of torch; with OTHER_WIRE, one that speaks another wire format, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from mend.engine import rank_config
 from tests.process import train
 
 if __name__ == "__main__":
-    setattr(rank_config, "VERSION", "99.0")  # noqa: B010  # mypy: another module's name
+    changed = "TORCH" if os.environ.get("OTHER_TORCH") else "VERSION"
+    setattr(rank_config, changed, "99.0")
     if os.environ.get("OTHER_WIRE"):
         wire.VERSION = 99
         setattr(wire, "_HEAD", wire.MAGIC + bytes([99]))  # noqa: B010

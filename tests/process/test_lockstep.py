@@ -115,3 +115,17 @@ def test_slices_of_racks_of_two_ranks_have_the_bits_of_a_mesh(jobs: Jobs, parall
     for ours, theirs in zip(*found.values(), strict=True):
         assert ours.weights == theirs.weights
         assert ours.digest == theirs.digest
+
+
+def test_racks_on_the_same_data_are_warned_of_it_once(jobs: Jobs) -> None:
+    """A loader that was sharded by the ranks of a rack only went unnoticed."""
+    job = jobs()
+    for result in job.run(steps=STEPS, config=CONFIG, one_dataset=True):
+        (warned,) = result.kinds("same-data")
+        assert warned["racks"] == [0, 1]
+        assert "dataset.shard" in warned["remedy"]
+
+
+def test_racks_on_data_of_their_own_are_not_warned(jobs: Jobs) -> None:
+    for result in run(jobs):
+        assert result.kinds("same-data") == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mend.coordination.wire import VERSION
+from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Forked, Job
 
@@ -48,8 +49,12 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
             "failslow_action is act there and not here. Make it alike on all racks",
         ),
         ({"script": "tests.process.stranger"}, "mend version is 99.0 there and"),
+        (
+            {"script": "tests.process.stranger", "env": {"OTHER_TORCH": "1"}},
+            "torch version is 99.0 there and",
+        ),
     ],
-    ids=["shape", "type", "setting", "overlap", "limit", "action", "version"],
+    ids=["shape", "type", "setting", "overlap", "limit", "action", "version", "torch"],
 )
 def test_a_rack_that_differs_hears_the_first_difference(
     job: Job, other: dict[str, Any], difference: str
@@ -162,8 +167,8 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
         job.ended(rack, code=0)
     assert job.result(0).status["frames_refused"] > 0
     assert job.result(1).status["frames_refused"] == 0
-    said = job.result(0).kinds("frame-refused")[0]["reason"]
-    assert "job 'another', this is job 'test-0'" in said
+    (said,) = job.result(0).kinds("other-job")
+    assert "job 'another', this is job 'test-0'" in said["effect"]
 
 
 def test_a_rack_that_does_not_come_is_named(job: Job) -> None:
@@ -213,3 +218,24 @@ def test_taken_data_ports_are_named_with_the_remedy(
         refused(
             job, 0, "AddressInUse", str(port), "wider range", f"Held by process {os.getpid()} ("
         )
+
+
+@pytest.mark.parametrize("witness", [False, True])
+def test_process_of_another_job_is_named_on_both_sides(jobs: Jobs, witness: bool) -> None:
+    """Racks with a job_id in their code waited for a witness of another job: it alone knew why, in
+    a line per hello, and the racks blamed firewalls and keys."""
+    job = jobs(witness=witness)
+    config = {**CONFIG, "start_timeout_s": 3}
+    job.start(0, config={**config, "job_id": "mine"} if witness else config)
+    job.start(1, config={**config, "job_id": "mine"})
+    theirs = repr(job.name)
+    for rack in range(2):
+        assert job.ended(rack) == 1
+    who = "the witness" if witness else "rack 0"
+    refused(job, 1, "StartTimeout", f"{who} is of job {theirs}, this is job 'mine'; set one job_id")
+    if witness:
+        told = [event["from_rack"] for event in job.events(0, kind="other-job")]
+        assert told == [WITNESS], "once"
+        assert job.witness_event("refused", rack=1)["cause"] == "job"
+    else:
+        refused(job, 0, "StartTimeout", f"rack 1 is of job 'mine', this is job {theirs}")

@@ -155,6 +155,49 @@ def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
     until(lambda: mend_threads() == [], "it ends with its job")
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_exit_in_a_background_job_is_a_failure_of_the_job(
+    alone: Configure, kind: type[BaseException]
+) -> None:
+    """Nobody heard of the job's end, and the round that had asked for it waited for ever."""
+
+    def leave() -> None:
+        raise kind
+
+    last, ended = Last(alone()), list[object]()
+    last.rank.io_loop.work(leave, ended.append)
+    until(lambda: bool(ended), "the job's end is announced")
+    assert isinstance(ended[0], RuntimeError)
+    assert isinstance(ended[0].__cause__, kind)
+    assert last.rank.published.failure is None
+    last.rank.abort()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_exit_on_the_loop_fails_the_rank(alone: Configure, kind: type[BaseException]) -> None:
+    """The loop's thread was gone, and the training thread waited on."""
+
+    def leave() -> None:
+        raise kind
+
+    last = Last(alone())
+    last.rank.io_loop.call(leave)
+    until(lambda: last.rank.published.failure is not None, "the rank fails")
+    assert kind.__name__ in str(last.rank.published.failure)
+    last.rank.abort()
+
+
+def test_wrapper_of_torch_compile_is_dropped_and_the_job_goes_on(alone: Configure) -> None:
+    """The rank hung on the wrapper: dropping it ended a job whose model was training."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    runtime = mend.mend_init(torch.compile(model, backend="eager"), alone(), optimizer)
+    gc.collect()
+    assert mend_threads() != []
+    assert mend.get_runtime(model) is runtime
+    assert runtime.shutdown().outcome != "abandoned"
+
+
 # -------------------------------------------------------------- looking, from any thread
 
 FRAGMENTS, TOKENS = 3, 6

@@ -53,6 +53,8 @@ class Options:
     """How the ranks of a rack share the model, see `spread`."""
     device: str = "cpu"
     """Or "cuda": the ranks of a rack have a GPU each; racks share them where they are few."""
+    one_dataset: bool = False
+    """Whether all racks train on the data of rack 0."""
     same_data: bool = False
     """All ranks of a rack have one batch: the mean of equal gradients is that of one rank, to the
     bit, so racks of 1, 2 and 4 ranks train alike."""
@@ -476,7 +478,12 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 all_ = options.micro_batches
                 taken = runtime.local_batch(all_) if all_ else 1
                 result.setdefault("taken", []).append(taken)
-                loss = loss_of(wrapped, rack, 0 if options.same_data else rank, step)
+                loss = loss_of(
+                    wrapped,
+                    0 if options.one_dataset else rack,
+                    0 if options.same_data else rank,
+                    step,
+                )
                 multiply(options.products * taken)
                 optimizer.zero_grad()
                 loss.backward()

@@ -43,13 +43,13 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
     it: the file is not there, is empty or damaged, or others may read it."""
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            status = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         rule = f"cannot be read ({error.strerror})"
         raise ConfigError("key_file", str(path), rule, MAKE_ONE) from None
-    if mode & OTHERS:
-        rule = f"may be read by others (mode {stat.S_IMODE(mode):04o})"
+    if too_open(status, os.geteuid()):
+        rule = f"may be read by others (mode {stat.S_IMODE(status.st_mode):04o})"
         remedy = f"Run `chmod 600 {path}`; if others may have read it, make a new one."
         raise ConfigError("key_file", str(path), rule, remedy)
     if len(text) > FILE_BYTES_MAX:
@@ -61,6 +61,14 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
         rule = f"needs 1 to {SECRETS_MAX} different keys, has {len(secrets)}"
         raise ConfigError("key_file", str(path), rule, MAKE_ONE)
     return tuple(secrets)
+
+
+def too_open(status: os.stat_result, user: int) -> bool:
+    """Whether others than `user` may read or write the file. Root may, and where the file is root's
+    the group that lets this process read it may read it as well: Kubernetes mounts a Secret like
+    that (0440) in a pod with an fsGroup."""
+    mounted = status.st_uid == 0 != user and status.st_mode & stat.S_IRWXG == stat.S_IRGRP
+    return bool(status.st_mode & (stat.S_IRWXO if mounted else OTHERS))
 
 
 def _secret(path: Path, number: int, line: list[bytes]) -> bytes:

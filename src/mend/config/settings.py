@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
 from mend.config.exchange_plan import is_sharded, unsharded
+from mend.config.pair_warnings import momentum_by_period, warn_pairs
 from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
 from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml
@@ -24,28 +25,12 @@ PORT_FIRST = 21_900
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
 """Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""
 
-MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 16
-"""Default outer momentum: H / (H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
-racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has come to the end
-of what its learning rate allows, and a longer step helps; over few steps it multiplies that rate
-and ruins the model (docs/quality.md)."""
-
 OVERLAP_STEPS_DEFAULT = 8
 """Or a quarter of the period, whichever is less."""
 
 RAMP_ROUNDS = {"scratch": 10, "warm": 5}
 """outer_start -> rounds of the ramp of momentum and overlap; the runs are in
 benchmarks/results/quality_gpu.md."""
-
-GAIN_MAX = 2.0
-"""Above this lr / (1 - momentum) the outer step overshoots, from random weights and unramped."""
-
-GAIN_RAMPED_MAX = 12.0
-"""The same if ramped or after a warm start; lr 1 with momentum .9 is the most that was measured."""
-
-GAIN_SHORT = 2.01
-"""Times what a period allows by default: lr 1 and momentum .9 have it at H 64, and were measured to
-help there."""
 
 FACTS = (
     "fragments", "exchange_frozen", "exchange_statistics", "sync_period_steps",
@@ -317,7 +302,7 @@ class MendConfig:
         2, k.whole(0, 64), "number of rounds that an offer may be late and still be merged"
     )
     start_timeout_s: float = _knob(
-        120.0, k.seconds(0.001), "longest wait for all racks to say hello"
+        120.0, k.seconds(0.001), "longest wait for all hellos; twice it, with the copy of version 0"
     )
     evict_s: float = _knob(
         600.0,
@@ -339,7 +324,7 @@ class MendConfig:
         600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
     )
     shutdown_timeout_s: float = _knob(
-        60.0, k.seconds(), "longest wait at the end for racks that are still training"
+        60.0, k.seconds(), "longest wait at the end for racks that train, and the last exchange"
     )
     transfer_stall_s: float = _knob(
         10.0, k.seconds(0.001), "after this long without a verified byte, ask the next holder"
@@ -362,6 +347,12 @@ class MendConfig:
         k.FILE,
         "file with the job's key (`mend keys new FILE`), which encrypts and authenticates all"
         " traffic; required if sideband_addr is not on the loopback interface",
+    )
+    socks_proxy: str = _knob(
+        "",
+        k.ADDRESS,
+        "SOCKS5 proxy, such as `ssh -D` makes one, through which the other racks and the witness"
+        " are reached; with a key only; empty: none",
     )
     encrypt_payloads: bool = _switch(
         True,
@@ -457,7 +448,7 @@ class MendConfig:
     def __post_init__(self, named: frozenset[str] | None) -> None:
         object.__setattr__(self, "named", named or frozenset())
         _refuse_pairs(self)
-        _warn_pairs(self)
+        warn_pairs(self)
 
     @property
     def tau(self) -> int:
@@ -568,11 +559,6 @@ class MendConfig:
         return tuple(facts.items())
 
 
-def momentum_by_period(period_steps: int) -> float:
-    """Return the default outer momentum of a job with this sync_period_steps (H)."""
-    return min(MOMENTUM_MAX, period_steps / (period_steps + MOMENTUM_STEPS))
-
-
 def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
     """The codec that these settings choose."""
     if compression == "powersgd":
@@ -636,8 +622,13 @@ def _compression_conflicts(c: MendConfig) -> Iterator[Conflict]:
 
 
 def _security_conflicts(c: MendConfig) -> Iterator[Conflict]:
+    if c.key_file is not None and not os.access(c.key_file, os.R_OK):
+        yield "key_file", "cannot be read by this user", "Make one with `mend keys new FILE`."
     if c.insecure and c.key_file is not None:
         yield "insecure", "has no effect with a key_file", "Leave one of the two out."
+    if c.socks_proxy and c.key_file is None:
+        rule = "needs a key: behind a proxy nothing shows which machine a peer is"
+        yield "socks_proxy", rule, "Make a key with `mend keys new FILE`, and set key_file."
     if not c.encrypt_payloads and c.key_file is None:
         rule = "has no effect without a key_file: nothing is encrypted or authenticated"
         yield "encrypt_payloads", rule, "Set key_file, or leave it out."
@@ -681,42 +672,6 @@ def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"
         yield "sideband_addr", rule, "Set advertise_host, or listen at one address."
-
-
-def _warn_pairs(c: MendConfig) -> None:
-    """Warn of settings that work together and train badly."""
-    if 4 * c.tau > c.sync_period_steps:
-        _warn(
-            f"overlap_steps={c.tau} is more than a quarter of sync_period_steps="
-            f"{c.sync_period_steps}: late merges cost loss; take the least that hides the transfer"
-        )
-    if c.outer_optimizer != NESTEROV:
-        return
-    gain = c.outer_lr / (1 - c.outer_momentum)
-    steps = (
-        f"outer_lr={c.outer_lr} with outer_optimizer_momentum={c.outer_momentum:.3g} "
-        f"makes outer steps of lr / (1 - momentum) = {gain:.3g}"
-    )
-    ramped = c.ramp_rounds > 0 and c.outer_momentum > 0
-    period = c.sync_period_steps
-    if c.outer_optimizer_momentum and gain > GAIN_SHORT * (1 + period / MOMENTUM_STEPS):
-        _warn(
-            f"{steps}: with sync_period_steps={period} that ruins a model. Leave "
-            f"outer_optimizer_momentum out, which makes it {momentum_by_period(period):.3g}"
-        )
-    elif gain > GAIN_RAMPED_MAX:
-        _warn(f"{steps}: more than 10, of lr 1 and momentum 0.9, was never seen to help")
-    elif gain > GAIN_MAX and not ramped and c.outer_start == "scratch":
-        _warn(
-            f"{steps} from the first round: from random weights that was worse than none in every "
-            "run. Leave outer_ramp_rounds out, or say outer_start='warm' where the racks "
-            "begin at trained weights"
-        )
-
-
-def _warn(message: str) -> None:
-    # _warn, _warn_pairs, __post_init__, the generated __init__, merged: the sixth is the caller's.
-    warnings.warn(message, UserWarning, stacklevel=6)
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

@@ -5,13 +5,15 @@ A setting comes from the first source that names it:
 2. the environment variable MEND_<FIELD>; an empty one counts as not set
 3. the TOML file that MEND_CONFIG names: its table [mend], or the whole file when it has none
 4. the default
-A name that no setting has is an error in every source, and never ignored.
+A name that no setting has is an error in every source, and never ignored, except the variables that
+Kubernetes injects for a Service whose name begins with "mend".
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +40,13 @@ _OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")
 """Prefixes of another library's settings for keys."""
 
 
+_OF_A_SERVICE = re.compile(
+    r"(MEND_(?:[A-Z0-9_]+?_)??)"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes sets in every pod for a Service (docs: Accessing the Service)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """A value from a source. `origin`: names the source in words."""
@@ -62,10 +71,13 @@ def from_environment(
     `environ` None: of this process."""
     fields = {PREFIX + name.upper(): name for name in kinds}
     settings: dict[str, Named] = {}
-    for variable, text in sorted((os.environ if environ is None else environ).items()):
+    environ = os.environ if environ is None else environ
+    for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in fields:
+            if _is_of_a_service(variable, environ):
+                continue
             raise _unknown(variable, text, "is", [*fields, FILE, RANKS_PER_RACK])
         if text.strip():
             name = fields[variable]
@@ -74,6 +86,12 @@ def from_environment(
             except ValueError:
                 raise misfit(name, kinds[name], Named(text, variable)) from None
     return settings
+
+
+def _is_of_a_service(variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether Kubernetes has set it: with every variable of a Service comes its host."""
+    found = _OF_A_SERVICE.fullmatch(variable)
+    return found is not None and f"{found[1]}SERVICE_HOST" in environ
 
 
 def from_toml(

@@ -137,6 +137,7 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
         protection=protection_of(config, bind),
         conceal=config.encrypt_payloads,
         peers=(*config.peer_addresses.values(), config.witness_addr),
+        socks_proxy=config.socks_proxy,
     )
 
 

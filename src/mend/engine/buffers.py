@@ -38,11 +38,13 @@ class Pin(Protocol):
 
 class Buffers:
     """Unwritten vectors. At most `idle_max` idle blocks are kept; more are freed. With `pin` every
-    block is locked as long as it exists."""
+    block is locked as long as it exists, but for those that are not locked yet (`locked=False`)."""
 
     def __init__(self, idle_max: int, pin: Pin | None = None) -> None:
         self.idle_max, self._pin = idle_max, pin
         self._bytes = 0
+        self._unlocked: dict[int, int] = {}
+        """Address -> size of the blocks that are not locked yet."""
         self._idle: list[mmap.mmap] = []
         # Reentrant: the garbage collector may return a block in a thread that holds the lock.
         self._lock = threading.RLock()
@@ -59,16 +61,27 @@ class Buffers:
         with self._lock:
             return sum(len(block) for block in self._idle)
 
-    def empty(self, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised contiguous vector on the CPU."""
+    def empty(
+        self, numel: int, dtype: torch.dtype = torch.float32, *, locked: bool = True
+    ) -> Tensor:
+        """An uninitialised contiguous vector on the CPU. `locked=False`: never lock memory here,
+        for the loop thread: locking may take longer than heartbeats may wait."""
         size = numel * dtype.itemsize
         if size < POOLED_BYTES_MIN:
             return torch.empty(numel, dtype=dtype, device="cpu")
-        block = self._fitting(size) or self._fresh(size)
+        block = self._fitting(size, locked) or self._fresh(size, locked)
         lease = np.frombuffer(block, dtype=np.uint8, count=size)
         # The finalizer's arguments keep the block alive after the lease.
         weakref.finalize(lease, self._take_back, block).atexit = False
         return torch.from_numpy(lease).view(dtype)
+
+    def lock(self, vector: Tensor) -> None:
+        """Lock the memory of a vector that was made with `locked=False`, if it is not yet."""
+        address = vector.data_ptr()
+        with self._lock:
+            size = self._unlocked.pop(address, 0)
+        if size and self._pin is not None:
+            self._pin.lock(address, size)
 
     def close(self) -> None:
         """Free the idle blocks, and those that come back from now on."""
@@ -77,12 +90,17 @@ class Buffers:
             while self._idle:
                 self._give_up(self._idle.pop())
 
-    def _fitting(self, size: int) -> mmap.mmap | None:
+    def _fitting(self, size: int, locked: bool) -> mmap.mmap | None:
         """The smallest idle block that fits; among equals the last used one, which may be in
         cache."""
         with self._lock:
             most = size * (FIT_PCT if self._pin is None else FIT_LOCKED_PCT) // 100
-            fitting = [i for i, b in enumerate(self._idle) if size <= len(b) <= most]
+            fitting = [
+                i
+                for i, block in enumerate(self._idle)
+                if size <= len(block) <= most
+                and not (locked and self._unlocked and _address(block) in self._unlocked)
+            ]
             if not fitting:
                 return None
             return self._idle.pop(min(fitting, key=lambda i: (len(self._idle[i]), -i)))
@@ -93,16 +111,18 @@ class Buffers:
             if len(self._idle) > self.idle_max:
                 self._give_up(self._idle.pop(0))  # unused for longest
 
-    def _fresh(self, size: int) -> mmap.mmap:
+    def _fresh(self, size: int, locked: bool) -> mmap.mmap:
         block = _mapped(size)
-        if self._pin is not None:
+        if self._pin is not None and locked:
             self._pin.lock(_address(block), len(block))
         with self._lock:
             self._bytes += size
+            if self._pin is not None and not locked:
+                self._unlocked[_address(block)] = size
         return block
 
     def _give_up(self, block: mmap.mmap) -> None:
-        if self._pin is not None:
+        if self._pin is not None and not self._unlocked.pop(_address(block), 0):
             self._pin.unlock(_address(block))
         self._bytes -= len(block)
 

@@ -52,6 +52,7 @@ FREE_FACTS = frozenset(
     {
         "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
         "exchange_plan", "mirror_rack_state", "failslow_action", "mend version",
+        "torch version",
     }
 )  # fmt: skip
 """Facts in which a job may differ from the checkpoint that it resumes."""
@@ -68,7 +69,7 @@ def together(group: RackGroup, job: Callable[[], T]) -> T:
     failure: BaseException | None = None
     try:
         result = job()
-    except Exception as error:
+    except BaseException as error:  # also Ctrl-C: the others wait in the gather below
         failure = error
     text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
     texts = group.gather(text, str)

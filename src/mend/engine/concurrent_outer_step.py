@@ -13,15 +13,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mend import errors
 from mend.codec import CLOSING
 from mend.consensus.records import Commit, Record, Roster, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
+from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import EventQueue, Foreigners, HostInterface
+from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
 from mend.engine.merging import Merging, Slicing, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
@@ -33,11 +33,13 @@ from mend.engine.sums import tensors_of
 from mend.engine.training_state import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
-    ConfigError,
+    CheckpointError,
     JobLost,
     MendError,
     NonFinite,
+    OtherJob,
     OtherVersion,
+    PlanMismatch,
     Refused,
     StartTimeout,
     WorkerFailed,
@@ -97,11 +99,12 @@ class ConcurrentOuterStep:
         """Of the training thread; set where slow racks are validated."""
         if self.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
+        self._equal_offers = EqualOffers()
         self._silent: set[int] = set()
         self._twin = ""
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
-        self._foreigners = Foreigners(host)
+        self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
         for fragment, anchor in enumerate(genesis):
             host.serve(self._state_key(fragment, anchor), anchor.view())
 
@@ -114,6 +117,8 @@ class ConcurrentOuterStep:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
+            if self.me.rank == 0 and (about := self._equal_offers.warning(body.offers)):
+                self.host.note("same-data", about)
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It expects the coordinator here, so its list of addresses has another order.
             at = body.seat.address
@@ -166,8 +171,12 @@ class ConcurrentOuterStep:
         """Fail the threads that wait: the loop stopped."""
         self.published.fail(error)
 
-    def foreign(self, found: OtherVersion) -> None:
-        """Answer a process of another version. It stops this rank only before the start."""
+    def foreign(self, found: OtherVersion | OtherJob) -> None:
+        """Answer a process of another version or job. One of another version stops this rank, only
+        before the start."""
+        if isinstance(found, OtherJob):
+            self._other_jobs.met(found)
+            return
         leader = self.leader
         self._foreigners.met(
             found, leader.options.peers if leader and not self.published.begun else ()
@@ -209,8 +218,9 @@ class ConcurrentOuterStep:
             case ev.FreeState(to):
                 self._states.free(to)
                 self.published.free(to)
-            case ev.Validate() if self.benchmark is not None:
-                self.benchmark.ask(effect)
+            case ev.Validate():
+                if self.benchmark is not None:
+                    self.benchmark.ask(effect)
             case ev.Probe():
                 probe(self.host, self.me.rank, effect, self.tell)
             case ev.PublishAnchor(fragment, version, attempt):
@@ -227,11 +237,7 @@ class ConcurrentOuterStep:
             case ev.DropOffer(fragment, seq, bad):
                 self.published.discard(fragment, seq, bad)
             case ev.Note(kind, fields):
-                if kind == "waiting" and (more := self._unheard() + self._twin):
-                    fields = {**fields, "for": f"{fields['for']}{more}"}
-                self.host.note(kind, fields)
-                if kind in ("differs", "fault"):
-                    self.published.last_error = f"{kind}: {fields}"
+                self._note(kind, fields)
             case ev.Fail(kind, detail):
                 self._fail(kind, detail)
             case ev.Finished():
@@ -239,6 +245,15 @@ class ConcurrentOuterStep:
                     self.published.finish()
                 else:
                     self.host.finished()
+            case _:
+                raise TypeError(f"a rank does not know the effect {effect!r}")
+
+    def _note(self, kind: str, fields: dict[str, object]) -> None:
+        if kind == "waiting" and (more := self._more()):
+            fields = {**fields, "for": f"{fields['for']}{more}"}
+        self.host.note(kind, fields)
+        if kind in ("differs", "fault"):
+            self.published.last_error = f"{kind}: {fields}"
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
@@ -247,8 +262,13 @@ class ConcurrentOuterStep:
                 return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
                 self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
-        more = self._unheard() + self._twin if kind == StartTimeout.__name__ else ""
+        more = self._more() if kind == StartTimeout.__name__ else ""
         self.published.fail(_error(kind, detail + more))
+
+    def _more(self) -> str:
+        """What this rank knows beside the leader of a start that waits."""
+        jobs = self._other_jobs.in_words
+        return (f"; {jobs}" if jobs else "") + self._unheard() + self._twin
 
     def _unheard(self) -> str:
         """While the coordinator has not answered: the processes that were heard, and those that
@@ -358,7 +378,7 @@ class ConcurrentOuterStep:
             why = f"its offer has {size} bytes; the limit is {most}"
             self.tell(ev.Fetched(*name, error=why))
             return
-        payload = self.numerics.buffers.empty(size, torch.uint8)
+        payload = self.numerics.buffers.empty(size, torch.uint8, locked=False)
         checksum = offer.checksum(self.me.rank) or "absent"
 
         def done(error: Exception | None) -> None:
@@ -371,7 +391,7 @@ class ConcurrentOuterStep:
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
         owned, numerics = self.owned[fragment], self.numerics_of[fragment]
-        data = numerics.empty(owned)
+        data = numerics.empty(owned, locked=False)
 
         def finish(result: Anchor | Exception) -> None:
             error = ""
@@ -444,12 +464,16 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
     return {p: version for p, version in opened.items() if (p, version) not in gathers}
 
 
+_FAILURES: dict[str, type[MendError]] = {
+    kind.__name__: kind for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout)
+}
+"""What may end a rank by name: all errors that a leader names."""
+
+
 def _error(kind: str, detail: str) -> MendError:
-    """The exception of mend.errors by name; the name may come from another process."""
-    cls = getattr(errors, kind, None)
-    if isinstance(cls, type) and issubclass(cls, MendError) and cls is not ConfigError:
-        return cls(detail)
-    return MendError(f"{kind}: {detail}")
+    """The exception by name. The name comes from the rack's leader, another process."""
+    known = _FAILURES.get(kind)
+    return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 
 
 def _commit_fields(commit: Commit, live: int) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from mend.coordination.admission import VISITOR
 from mend.coordination.events import Effect, Event, Machine
 from mend.coordination.messages import Message, Refusal
-from mend.errors import MendError, OtherVersion
+from mend.errors import MendError, OtherJob, OtherVersion
 from mend.trace.writer import Tape, handled
 from mend.types import MS, SECOND, Address, Extent, Peer
 
@@ -29,6 +29,10 @@ long after the first: until then it answers, so that both sides learn of it."""
 
 FOREIGN_GAP_NS = 200 * MS
 """Between two answers; each answer is a frame of another version to the other side."""
+
+
+OTHER_JOBS_MAX = 8
+"""Processes of other jobs that are noted; their names are anybody's."""
 
 
 class HostInterface(Protocol):
@@ -74,8 +78,8 @@ class Host(Protocol):
     def deadline_ns(self) -> int | None: ...
     def crashed(self, error: MendError) -> None: ...
 
-    def foreign(self, found: OtherVersion) -> None:
-        """A process of this job speaks another version of the wire format."""
+    def foreign(self, found: OtherVersion | OtherJob) -> None:
+        """A process speaks another version of the wire format, or is of another job."""
 
 
 class Foreigners:
@@ -110,6 +114,34 @@ class Foreigners:
         """Whether it is no single late frame, and the others had time to hear it."""
         waited_ns = self._edge.now_ns() - self._first_ns
         return self._frames >= FOREIGN_FRAMES and waited_ns >= FOREIGN_NS
+
+
+class OtherJobs:
+    """Processes of other jobs that speak to this one: left over from an earlier job, or started
+    with another job_id by mistake. Both sides are to know; neither is stopped."""
+
+    def __init__(self, host: HostInterface) -> None:
+        self._edge = host
+        self._said: dict[tuple[int, str], str] = {}
+        self._answered_ns = 0
+
+    def met(self, found: OtherJob) -> None:
+        """Note each once, and answer a rack that asks to join: any frame of ours names our job."""
+        if (found.rack, found.job) not in self._said and len(self._said) < OTHER_JOBS_MAX:
+            self._said[found.rack, found.job] = str(found)
+            fields = {"from_rack": found.rack, "job": found.job, "effect": str(found)}
+            self._edge.note("other-job", fields)
+        now_ns = self._edge.now_ns()
+        if found.address and now_ns - self._answered_ns >= FOREIGN_GAP_NS:
+            self._answered_ns = now_ns
+            way = Peer(FOREIGN, VISITOR)
+            self._edge.connect(way, found.address)
+            self._edge.send(way, Refusal(0, "job", str(found)))
+
+    @property
+    def in_words(self) -> str:
+        """All of them, for the reason of a start that waits; empty: none."""
+        return "; ".join(self._said.values())
 
 
 class EventQueue:

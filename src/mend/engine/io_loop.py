@@ -24,7 +24,15 @@ from mend.engine.port_holders import DEATH_S_MAX, open_when_free
 from mend.engine.pull_troubles import PullTroubles
 from mend.engine.speakers import Speakers
 from mend.engine.threads import Hands
-from mend.errors import ConfigError, GaveUp, MendError, OtherVersion, TransportError, WireError
+from mend.errors import (
+    ConfigError,
+    GaveUp,
+    MendError,
+    OtherJob,
+    OtherVersion,
+    TransportError,
+    WireError,
+)
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
@@ -94,6 +102,8 @@ class IoLoopOptions:
     """Number of ranks of this rack."""
     peers: tuple[str, ...] = ()
     """Addresses of other processes in the settings. A process without a key may name only them."""
+    socks_proxy: str = ""
+    """Of all processes that are not in this rack; empty: none."""
 
 
 class IoLoop:
@@ -193,7 +203,9 @@ class IoLoop:
     def _look_up(self) -> None:
         """Note the hosts of the settings that have no address here; ZeroMQ asks again for ever and
         says nothing. On a thread of its own, as a resolver may hang."""
-        hosts = {host_and_port(address)[0] for address in self.options.peers if address}
+        options = self.options
+        asked = (options.socks_proxy,) if options.socks_proxy else options.peers
+        hosts = {host_and_port(address)[0] for address in asked if address}
         for host in sorted(hosts):
             if not numbers_of(host) and not self._closing:
                 self.note("name-unknown", {"host": host, "remedy": NAME_REMEDY})
@@ -230,7 +242,8 @@ class IoLoop:
             if future.cancelled() or self._closing:
                 return
             error = future.exception()
-            assert error is None or isinstance(error, Exception)
+            if error is not None and not isinstance(error, Exception):
+                error = _as_fault(error)
             self.call(lambda: done(error if error is not None else future.result()))
 
         self._worker.submit(job).add_done_callback(finish)
@@ -280,6 +293,8 @@ class IoLoop:
         self._ready.set_result(None)
         try:
             self._loop.run_forever()
+        except BaseException as error:  # asyncio lets SystemExit and KeyboardInterrupt pass
+            self._crash(error)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -305,6 +320,7 @@ class IoLoop:
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
             secrets=secrets,
+            socks_proxy=options.socks_proxy,
         )
 
         async def bind() -> ZmqSideband:
@@ -313,6 +329,8 @@ class IoLoop:
                 frame_bytes_max=wire.FRAME_BYTES_MAX,
                 secrets=secrets,
                 ranks=options.ranks,
+                socks_proxy=options.socks_proxy,
+                direct=self.me.rack,
             )
             if options.observe:
                 sideband.divert(status_messages.HEAD[:3], self._looked)
@@ -336,13 +354,22 @@ class IoLoop:
         except Unread:
             pass
         except WireError as error:
-            self._refuse(error)
-            if isinstance(error, OtherVersion) and error.job == self.job and self._host is not None:
-                self._guarded(partial(self._host.foreign, error))
+            if isinstance(error, OtherJob):
+                self.frames_refused += 1  # noted once, as other-job
+            else:
+                self._refuse(error)
+            self._foreign(error)
         except Exception as error:
             self._crash(error)
         else:
             self._guarded(partial(self._hear, envelope, body))
+
+    def _foreign(self, error: WireError) -> None:
+        """A process that cannot take part, and perhaps should: the machines' host answers it."""
+        if self._host is None or not isinstance(error, OtherJob | OtherVersion):
+            return
+        if isinstance(error, OtherJob) or error.job == self.job:
+            self._guarded(partial(self._host.foreign, error))
 
     def _opened(self, received: Received) -> Envelope:
         """Decode a frame of this job and check its sender. Raises WireError."""
@@ -352,9 +379,12 @@ class IoLoop:
             _check_key(received.sender, error.rack, 0)
             raise
         rack, rank = envelope.rack, envelope.rank
-        if envelope.job != self.job:
-            raise WireError(f"a frame of job {envelope.job!r}, this is job {self.job!r}")
         _check_key(received.sender, rack, rank)
+        if envelope.job != self.job:
+            at = envelope.body.seat.address if isinstance(envelope.body, Hello) else ""
+            if received.sender is None and not self._origins.fits(at, received.host()):
+                at = ""  # without a key nobody may have a third machine answered
+            raise OtherJob(envelope.job, self.job, rack, at)
         if isinstance(envelope.body, Retire) != (rack == PERSON):
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
         # Other messages (a refusal, a challenge) may come over a connection of their own.
@@ -399,10 +429,10 @@ class IoLoop:
         try:
             job()
             self._arm()
-        except Exception as error:
+        except BaseException as error:
             self._crash(error)
 
-    def _crash(self, error: Exception) -> None:
+    def _crash(self, error: BaseException) -> None:
         self._closing = True
         self.done.set()
         if self._host is not None:
@@ -435,13 +465,19 @@ class IoLoop:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            assert isinstance(error, Exception), error
             self._crash(error)
 
     def _stop(self, farewell: Callable[[], None] | None) -> None:
         if farewell is not None:
             farewell()
         self._loop.stop()
+
+
+def _as_fault(error: BaseException) -> RuntimeError:
+    """A SystemExit or KeyboardInterrupt of a job ends that job alone, which is a fault."""
+    fault = RuntimeError(f"a background job was ended by {error!r}")
+    fault.__cause__ = error
+    return fault
 
 
 def _address_in(body: object) -> str | None:

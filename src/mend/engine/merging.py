@@ -232,7 +232,7 @@ class Slicing:
         attempt = self._attempt(key, effect.count)
         if effect.seq:
             begin, end = _bytes(numerics, attempt, effect.position)
-            part_B = numerics.buffers.empty(end - begin, torch.uint8)
+            part_B = numerics.buffers.empty(end - begin, torch.uint8, locked=False)
             extent = Extent(begin, numerics.payload_bytes(rank.owned[fragment]))
             at = offer_key(effect.member, own_rank, fragment, effect.seq)
         else:
@@ -291,7 +291,8 @@ class Slicing:
         if key not in self.attempts:
             owned, numerics = self._rank.owned[key[0]], self._numerics(key[0])
             cuts = numerics.cuts(owned, count)
-            self.attempts[key] = Attempt(numerics.buffers.empty(owned.numel), cuts)
+            merged_N = numerics.buffers.empty(owned.numel, locked=False)
+            self.attempts[key] = Attempt(merged_N, cuts)
         return self.attempts[key]
 
     def _numerics(self, fragment: int) -> Numerics:

@@ -127,7 +127,11 @@ class Movement:
         are no training.
         """
         if self._load_in_place():
-            return f"a state dict was loaded after step {self._steps}"
+            return (
+                f"a state dict was loaded after step {self._steps}, and the model keeps it. To end "
+                "with the merged weights, load it after mend_shutdown, or not at all (leave out "
+                "load_best_model_at_end)"
+            )
         if self._steps == 0 and not self.resumed:
             moved = (track.view.first_unequal(track.owned, track.anchor.values) for track in tracks)
             name = next(filter(None, moved), "")

@@ -264,9 +264,10 @@ class Numerics:
         """Number of vectors of an anchor: the values and the outer states."""
         return 1 + len(self.outer.states)
 
-    def empty(self, part: Owned | int) -> Tensor:
-        """An unwritten anchor buffer: for a state pull, or for `merge(out=)`."""
-        return self.buffers.empty(self._data_numel(part))
+    def empty(self, part: Owned | int, *, locked: bool = True) -> Tensor:
+        """An unwritten anchor buffer: for a state pull, or for `merge(out=)`. `locked`: see
+        `Buffers.empty`; `adopt` locks it later."""
+        return self.buffers.empty(self._data_numel(part), locked=locked)
 
     def genesis(self, values_N: Tensor, owned: Owned | None = None) -> Anchor:
         """Version 0: a copy of the values, zero outer state, the first state of the codec."""
@@ -285,6 +286,7 @@ class Numerics:
     def adopt(self, data: Tensor, part: Owned | int, version: int, rounds: int = 0) -> Anchor:
         """The anchor in a filled buffer. The caller compares its digest with the log's."""
         _check_buffer(data, self._data_numel(part))
+        self.buffers.lock(data)
         anchor = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
         return replace(anchor, digest=anchor.recomputed())
 

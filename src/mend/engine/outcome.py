@@ -53,7 +53,8 @@ class Outcome:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        assert self.word in WORDS, f"{self.word!r} is no outcome"
+        if self.word not in WORDS:  # it may be from a file
+            raise ValueError(f"{self.word!r} is no outcome")
 
     @property
     def good(self) -> bool:
@@ -131,7 +132,7 @@ def read_ended(folder: Path) -> list[Ended]:
         try:
             ended = msgspec.json.decode(path.read_bytes(), type=Ended)
             Outcome(ended.outcome)
-        except (OSError, msgspec.DecodeError, AssertionError):
+        except (OSError, msgspec.DecodeError, ValueError):
             continue
         ends.append(ended)
     wrote = {end.rack for end in ends if end.detail != WITHOUT_A_WORD}

@@ -30,7 +30,7 @@ from mend.coordination.messages import FailSlow
 from mend.engine.numerics import Anchor
 from mend.engine.training_state import Mirror, Mirrored, Received
 from mend.engine.turnout import LastRounds, Turnout
-from mend.errors import JobLost, MendError
+from mend.errors import Evicted, JobLost, MendError
 from mend.types import Member
 
 
@@ -91,7 +91,7 @@ class PublishedState:
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
-        self.failure: MendError | None = None
+        self.failure: MendError | Evicted | None = None
         self.begun = False
         self.trains = False
         """Whether the training thread is out of `begin`; written by it."""
@@ -300,7 +300,7 @@ class PublishedState:
             self.panels[fragment].discarded.setdefault(seq, bad)
             self.changed.notify_all()
 
-    def fail(self, error: MendError) -> None:
+    def fail(self, error: MendError | Evicted) -> None:
         """Publish a failure, which waiting threads raise. The first one stays."""
         with self.changed:
             if not (self.trains and isinstance(error, JobLost)):

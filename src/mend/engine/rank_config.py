@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+import torch
 from msgspec import structs
 
 from mend.consensus.records import MomentFragments, Policy, Seat
@@ -23,6 +24,10 @@ from mend.engine.witness import detect_ns
 from mend.fragment.model_plan import ModelPlan
 from mend.trace.replay_script import ReplayScript
 from mend.types import MS, VERSION, WITNESS, Address, Member, Peer
+
+TORCH = ".".join(str(torch.__version__).split(".")[:2])
+"""Racks compare it, without the patch and the build: bits of merges and the layout of optimizers'
+states may differ between minor versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def parts_of(
     hello = Hello(
         seat=Seat(member, ranks[0].address, tuple(rank.lane for rank in ranks)),
         policy=policy,
-        facts=(("mend version", VERSION), *facts),
+        facts=(("mend version", VERSION), ("torch version", TORCH), *facts),
         digests=tuple(tuple(rank.digests[p] for rank in ranks) for p in range(policy.fragments)),
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,

@@ -96,8 +96,9 @@ class Again:
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
         then, now = dict(self.script.facts), dict(facts)
+        free = {"mend version", "torch version", "encrypt_payloads"}
         for name in [*then, *now]:
-            if name not in ("mend version", "encrypt_payloads") and then.get(name) != now.get(name):
+            if name not in free and then.get(name) != now.get(name):
                 was, is_ = then.get(name, "absent"), now.get(name, "absent")
                 text = f"before the first step: {name} is {was} on the tape, {is_} now"
                 self.comparer.differs(text, START, (0, 0))
@@ -120,7 +121,8 @@ class ReplayTrainer(Trainer):
         super().__init__(*args, **options)
         seat = self.member.rack
         part = script.part(seat)
-        assert part is not None, f"rack {seat} is not on the tape"
+        if part is None:
+            raise TapeError(f"rack {seat} is not on the tapes")
         self._title, self._acts, self._ends = part.title, part.acts[rank], part.ends
         self._first, self._states = part.first, states
         self._batches = list(part.batches)

@@ -7,6 +7,7 @@ event `progress` once a second. What the script wants beside it, it gives to `re
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from numbers import Real
 
@@ -32,7 +33,7 @@ class TrainingProgress:
         """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
         self.recorded: dict[str, float | str] = {}
         """What `record` was given last."""
-        self._ended = False
+        self._ended = self._warned = False
 
     # -------------------------------------------------------------- training thread
 
@@ -43,9 +44,17 @@ class TrainingProgress:
             self.write()
 
     def record(self, values: Mapping[str, float]) -> None:
-        """The event `recorded`. Raises UsageError for what is no plain number."""
+        """The event `recorded`. Raises UsageError for what is no plain number. After the end it
+        warns once, as the script has a model to save."""
         if self._ended:
-            raise UsageError("record() after mend_shutdown: the files of the run are closed")
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "record() after mend_shutdown records nothing, as the files of the run are "
+                    "closed. Call it before",
+                    stacklevel=4,
+                )
+            return
         if len(values) > VALUES_MAX:
             raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
         self.recorded = {name: _plain(name, value) for name, value in values.items()}

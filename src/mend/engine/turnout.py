@@ -24,6 +24,10 @@ ALONE_LEAST = 3
 """Last rounds of one fragment with one rack alone that are worth a warning. A rack that ends up to
 a period after the others has two: its next capture, and its closing one."""
 
+ALONE_PCT_LEAST = 10
+"""Least part of all that was merged, for such a warning: what racks of unequal speed do after the
+others have ended moves the model little."""
+
 ALONE_PAGE = "docs/troubleshooting.md, The merged model is worse than a rack alone"
 
 Round = tuple[int, int]
@@ -66,6 +70,8 @@ class LastRounds:
     """Fragment -> such rounds."""
     tokens: Counter[int] = field(default_factory=Counter)
     """Fragment -> what these rounds merged."""
+    merged: Counter[int] = field(default_factory=Counter)
+    """Fragment -> what all rounds merged."""
     first: Share | None = None
     """What the first of them merged."""
     newest: dict[int, Share] = field(default_factory=dict)
@@ -82,14 +88,19 @@ class LastRounds:
             self.rounds[commit.fragment] += 1
             self.tokens[commit.fragment] += commit.members[0].tokens
         for share in commit.members:
+            self.merged[commit.fragment] += share.tokens
             known = self.newest.get(share.member.rack)
             if known is None or known.member != share.member or not known.closing:
                 self.newest[share.member.rack] = share
 
     def alone(self) -> dict[str, Any]:
         """Fields of the warning that a rack (`alone`) has trained on alone; empty: none has, or not
-        for ALONE_LEAST rounds of a fragment, or no other rack was ever merged."""
-        enough = max(self.rounds.values(), default=0) >= ALONE_LEAST
+        for ALONE_LEAST rounds of a fragment and ALONE_PCT_LEAST of its tokens, or no other rack was
+        ever merged."""
+        enough = max(self.rounds.values(), default=0) >= ALONE_LEAST and any(
+            100 * tokens >= ALONE_PCT_LEAST * self.merged[fragment]
+            for fragment, tokens in self.tokens.items()
+        )
         if self.first is None or not enough:
             return {}
         rack = self.first.member.rack

@@ -13,11 +13,12 @@ from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Connect, Effect, Finished, Heard, Machine, Note, Send, Tick
 from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
 from mend.coordination.messages import Message, Orders, Prepare
-from mend.engine.host import EventQueue, Foreigners, HostInterface
+from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
-from mend.errors import MendError, OtherVersion
+from mend.errors import MendError, OtherJob, OtherVersion
 from mend.status.event_log import EventLog
+from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
 from mend.trace.writer import Tape, begin, header_of
 from mend.types import MS, SECOND, WITNESS, Member, Peer
@@ -62,7 +63,8 @@ class Witness:
         self.coordinator, self.follower, self.host = coordinator, follower, host
         self._progress = progress
         self.failure: MendError | None = None
-        self._foreigners = Foreigners(host)
+        self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
+        self._loudness = Loudness()
         self._told: set[str] = set()
         """At most one sentence per rack and version."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
@@ -84,12 +86,19 @@ class Witness:
     def crashed(self, error: MendError) -> None:
         self.failure = error
 
-    def foreign(self, found: OtherVersion) -> None:
+    def foreign(self, found: OtherVersion | OtherJob) -> None:
         """It waits on for those who speak as it does; the other hears why it is not one."""
+        if isinstance(found, OtherJob):
+            self._other_jobs.met(found)
+            self._print_once(found, "job")
+            return
         self._foreigners.met(found)
+        self._print_once(found, "version")
+
+    def _print_once(self, found: OtherVersion | OtherJob, cause: str) -> None:
         if str(found) not in self._told:
             self._told.add(str(found))
-            fields = {"rack": found.rack, "cause": "version", "detail": str(found)}
+            fields = {"rack": found.rack, "cause": cause, "detail": str(found)}
             self.host.note("refused", fields)
             self._progress(_words(fields))
 
@@ -109,12 +118,13 @@ class Witness:
                 self.host.connect(peer, address)
             case Note(kind, fields):
                 self.host.note(kind, fields)
-                if kind in PRINTED:
+                warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
+                if kind in PRINTED and warned:
                     self._progress(f"{kind} {_words(fields)}")
             case Finished():
                 self.host.finished()
             case _:
-                raise AssertionError(f"a coordinator has no tensors: {effect}")
+                raise TypeError(f"a witness does not know the effect {effect!r}")
 
 
 def build_witness(

@@ -63,13 +63,13 @@ class WorkerPool:
         jobs that have not begun are left out. A caller whose torch calls use as many threads
         anyway gets no helpers.
         """
-        order, failed = itertools.count(), list[tuple[int, Exception]]()
+        order, failed = itertools.count(), list[tuple[int, BaseException]]()
 
         def work() -> None:
             while not failed and (number := next(order)) < len(jobs):
                 try:
                     jobs[number]()
-                except Exception as error:
+                except BaseException as error:  # of a helper nobody reads the future
                     failed.append((number, error))
 
         helping = self._called(work, len(jobs) - 1)

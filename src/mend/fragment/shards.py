@@ -89,7 +89,9 @@ def shard_of(name: str, parameter: Tensor) -> Shard:
     )
     found = Shard(tuple(shape), tuple(offset))
     local = tuple(local_of(parameter).shape)
-    assert local == found.shape, f"{name}: holds {local}, its placement says {found}"
+    if local != found.shape:
+        rule = f"holds a shard of shape {local}, its placement {spread.placements} says {found}"
+        raise ConfigError("model", name, rule, "Spread it with fully_shard or distribute_tensor.")
     return found
 
 

@@ -351,7 +351,7 @@ class Training:
         self.doing: Doing | None = None
         self.began = False
         self.ended = False
-        self.failure: Exception | None = None
+        self.failure: Exception | Evicted | None = None
         self.trained_ns = 0
         """When the last step was done."""
         self.ended_ns = 0
@@ -411,7 +411,7 @@ class Training:
             self.doing = None
             self._next()
             return
-        except Exception as error:
+        except (Exception, Evicted) as error:
             self._fail(error)
             return
         if isinstance(request, Wait):
@@ -522,7 +522,7 @@ class Training:
         else:
             self._next()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception | Evicted) -> None:
         self.failure = error
         self.ended = True
         self.doing = None

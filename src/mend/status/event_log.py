@@ -9,10 +9,12 @@ the log have one grammar:
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from mend.status.events_file import EventsFile
 from mend.status.log_lines import LogLines, logger
+from mend.status.loudness import Loudness
 from mend.status.wall_clock import wall_ns
 
 LOUD = frozenset(
@@ -25,7 +27,7 @@ LOUD = frozenset(
         "pulls-fail", "pulls-work", "stall-over", "left-alone", "expelled", "leaving", "kept-local",
         "ended-unmerged", "uncounted", "drain-gave-up", "frame-refused", "strangers", "tape-gap",
         "tape-no-base", "tape-stopped", "placed", "buffers-changed", "buffers-differ",
-        "statistics-reset", "late-steps",
+        "statistics-reset", "late-steps", "same-data", "other-job",
         "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
         "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
         "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",
@@ -33,7 +35,8 @@ LOUD = frozenset(
         "events-lost", "log-lost", "observer-unanswered", "async-tp-in-vain", "close-gave-up",
     }
 )  # fmt: skip
-"""Kinds that are logged as warnings. The rest is INFO or DEBUG."""
+"""Kinds that are logged as warnings, some only where `Loudness` says so. The rest is INFO or
+DEBUG."""
 
 USUAL = frozenset({"captured", "encoded", "applied", "commit", "decided", "progress", "recorded"})
 
@@ -50,6 +53,7 @@ class EventLog:
         self._log = LogLines(self._who)
         self._file: EventsFile | None = None
         self._closed = False
+        self._loudness = Loudness()
         if directory is not None:
             name = "events-" + "-".join(f"{key}{value}" for key, value in who.items())
             self._file = EventsFile(directory / f"{name}.jsonl", self._say)
@@ -82,15 +86,18 @@ class EventLog:
             self._file.close()
         self._log.close()
 
-    def _say(self, kind: str, fields: dict[str, object]) -> None:
-        level = (
-            logging.WARNING if kind in LOUD else logging.DEBUG if kind in USUAL else logging.INFO
-        )
+    def _say(self, kind: str, fields: Mapping[str, object]) -> None:
+        level = logging.DEBUG if kind in USUAL else logging.INFO
+        if (
+            kind in LOUD
+            and (warning := self._loudness.warning(kind, fields, wall_ns())) is not None
+        ):
+            level, fields = logging.WARNING, warning
         if logger.isEnabledFor(level):
             self._log.say(level, f"mend {self._who} {kind} {_grammar(fields)}")
 
 
-def _grammar(fields: dict[str, object]) -> str:
+def _grammar(fields: Mapping[str, object]) -> str:
     return " ".join(f"{key}={_value(value)}" for key, value in fields.items())
 
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mend.errors import MendError
+
 ALONE, BLOCKING, OVERLAPPED, FREE = "alone", "blocking", "overlapped", "free"
 RUNS = (ALONE, BLOCKING, OVERLAPPED, FREE)
 MERGED = RUNS[1:]
@@ -75,7 +77,8 @@ def load_commits(path: Path) -> Commits:
             for member in event["members"]
         )
         round_ = (event["fragment"], event["version"])
-        assert round_ not in commits, f"{path} decides round {round_} twice"
+        if round_ in commits:
+            raise MendError(f"{path} decides round {round_} twice: delete the folder, run it again")
         commits[round_] = (members, tuple(event["digests"]))
     return dict(sorted(commits.items()))
 

@@ -57,7 +57,8 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     about = ", ".join(sorted(rack_name(answer.view.rack) for answer in answers if answer.view))
     where = seat.address if seat is not None else "evicted, and not back"
     life = seat.life if seat is not None else life
-    assert life is not None, "who has no seat and is not awaited is refused"
+    if life is None:
+        return _refuse(f"the answers contradict each other about rack {rack}. Try again")
     print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is dead for good")
     gone = Retire(rack, life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))

@@ -20,6 +20,7 @@ from mend.coordination.messages import Orders, RankOrders, Report
 from mend.coordination.slow import ONSET, RELIEF
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
+from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, Header
 
 RoundKey = tuple[int, int]
@@ -285,8 +286,8 @@ class _CoordinatorReader:
 
     def _decided(self, fields: dict[str, object], at_ns: int) -> None:
         fragment, version = fields["fragment"], fields["version"]
-        assert isinstance(fragment, int)
-        assert isinstance(version, int)
+        if not isinstance(fragment, int) or not isinstance(version, int):
+            raise TapeError(f"a decided round {version!r} of fragment {fragment!r} is no round")
         made = self._story.round(fragment, version)
         made.decided_ns = _first(made.decided_ns, at_ns)
         self._versions[fragment] = version

@@ -311,7 +311,8 @@ def script_of(tapes: Sequence[Recital]) -> ReplayScript:
     """Make the script. Raises TapeError for tapes of several jobs, or without one of a founder."""
     log = _log_of(tapes)
     genesis, omitted = log[0], list[str]()
-    assert isinstance(genesis, Genesis), "the first record of every log"
+    if not isinstance(genesis, Genesis):
+        raise TapeError(f"the log of these tapes begins with a {type(genesis).__name__}")
     lives = _lives_of(tapes, genesis, log, omitted)
     kept = _Cut(genesis, log[1:], lives)
     omitted += kept.omitted

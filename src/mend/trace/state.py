@@ -184,13 +184,15 @@ def _class(name: str) -> type:
 
 def _enum(name: str, member: str) -> Enum:
     kind = _class(name)
-    assert issubclass(kind, Enum), name
+    if not issubclass(kind, Enum):
+        raise TapeError(f"{name!r} is no enumeration of this mend")
     return kind[member]
 
 
 def _struct(name: str, data: bytes) -> object:
     kind = _class(name)
-    assert issubclass(kind, msgspec.Struct), name
+    if not issubclass(kind, msgspec.Struct):
+        raise TapeError(f"{name!r} is no record of this mend")
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     return _decoders[kind].decode(data)

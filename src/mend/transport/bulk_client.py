@@ -8,12 +8,14 @@ sockets when no verified bytes arrive, when the fetch is cancelled, or when the 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import errno
 import functools
 import socket
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
 
 from mend.errors import (
     ChecksumMismatch,
@@ -27,7 +29,9 @@ from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
+from mend.transport.probe import host_and_port
 from mend.transport.security import Secrets
+from mend.transport.socks import connect_through
 from mend.types import KEY_BYTES, SECOND, Address, Extent
 
 __all__ = ["BulkLane", "checksum_of"]
@@ -45,10 +49,13 @@ would keep the others waiting."""
 WATCHES_PER_STALL = 8
 """How often progress is looked at within one stall time-out."""
 CONNECT_NS_MAX = 5 * SECOND
+CLOSE_S = 5.0
+"""How long `close` waits for threads, which it has woken: they end at once."""
 
 _TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
 """When holders fail in different ways, the caller gets the first of these."""
 
+T = TypeVar("T")
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
 
 
@@ -59,6 +66,7 @@ class BulkLane:
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
     with another token is closed, which guards against mistakes, not against attackers. secrets:
     against those all connections are encrypted and authenticated, both ways.
+    socks_proxy: `tcp://host:port` through which holders are reached; empty: none.
     stall_ns: a holder that gives no verified byte for so long is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
@@ -73,6 +81,7 @@ class BulkLane:
         stall_ns: int = 10 * SECOND,
         chunk_bytes: int = 4 << 20,
         secrets: Secrets | None = None,
+        socks_proxy: str = "",
     ) -> None:
         if not 0 < chunk_bytes <= LENGTH_MAX:
             rule = f"must be 1..{LENGTH_MAX}"
@@ -83,6 +92,7 @@ class BulkLane:
             )
         self._token, self._secret = token, secrets.own if secrets else None
         self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
+        self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
         advertised(host, advertise, 0)  # before anything is open
         self._holder = Holder(host, ports, token, stall_ns, secrets)
         self.address: Address = advertised(host, advertise, self._holder.port)
@@ -91,9 +101,7 @@ class BulkLane:
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
         self._turns = asyncio.Semaphore(FETCHES_MAX)
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            FETCHES_MAX * STREAMS, thread_name_prefix=f"mend-lane-fetch-{self._holder.port}"
-        )
+        self._threads: set[threading.Thread] = set()
         self._closed = False
 
     @property
@@ -180,7 +188,7 @@ class BulkLane:
         """Pull what is missing from one holder; None when all of it is there."""
         loop = asyncio.get_running_loop()
         try:
-            where = await self._resolve(holder)
+            where = await self._resolve(self._proxy or holder)
         except (OSError, UnicodeError) as error:
             return _unreachable(holder, error)
         if self._closed:
@@ -198,7 +206,7 @@ class BulkLane:
         streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
-        threads = {loop.run_in_executor(self._threads, work) for _ in range(streams)}
+        threads = {self._in_thread(work) for _ in range(streams)}
         try:
             await self._watch(attempt, threads)
         finally:
@@ -244,9 +252,34 @@ class BulkLane:
             numeric = socket.AI_NUMERICHOST
             return socket.getaddrinfo(holder.host, holder.port, type=kind, flags=numeric)[0]
         except socket.gaierror:
-            loop = asyncio.get_running_loop()
-            looking = loop.getaddrinfo(holder.host, holder.port, type=kind)
+            look_up = functools.partial(socket.getaddrinfo, holder.host, holder.port, type=kind)
+            looking = self._in_thread(look_up, joined=False)
             return (await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND))[0]
+
+    def _in_thread(self, job: Callable[[], T], *, joined: bool = True) -> asyncio.Future[T]:
+        """The result of `job`, which runs in a daemon thread. `joined`: `close` waits for it.
+
+        Not an executor of asyncio or concurrent.futures: the interpreter joins their threads at its
+        end, before anything has stopped a pull, and no new pull could begin from then on.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
+                except BaseException as error:  # would end the event loop
+                    future.set_exception(RuntimeError(f"a pull was ended by {error!r}"))
+            self._threads.discard(threading.current_thread())
+
+        name = f"mend-lane-fetch-{self._holder.port}"
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        if joined:
+            self._threads.add(thread)
+        thread.start()
+        return asyncio.wrap_future(future)
 
     def _stream(self, attempt: Attempt, where: _AddrInfo) -> None:
         """One connection's share of an attempt, in a thread; over an idle connection or a new one.
@@ -266,7 +299,7 @@ class BulkLane:
                 if not attempt.adopt(sock):
                     return
                 if link is None:
-                    link = self._connect(sock, where)
+                    link = self._connect(sock, where, attempt.holder)
                 attempt.pull(link)
                 keep = True
                 return
@@ -282,9 +315,11 @@ class BulkLane:
                 else:
                     sock.close()
 
-    def _connect(self, sock: socket.socket, where: _AddrInfo) -> ReaderEnd:
+    def _connect(self, sock: socket.socket, where: _AddrInfo, holder: Address) -> ReaderEnd:
         sock.settimeout(min(self._stall_ns // 2, CONNECT_NS_MAX) / SECOND)
         sock.connect(where[4])
+        if self._proxy is not None:
+            connect_through(sock, holder)
         sock.settimeout(None)
         # The loop's watch ends a stalled receive; the kernel time-out is for when that is gone.
         tune(
@@ -335,7 +370,9 @@ class BulkLane:
         for attempt in tuple(self._attempts):
             attempt.stop(_closed_during_fetch())
         self._holder.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        deadline_s = time.monotonic() + CLOSE_S
+        for thread in tuple(self._threads):
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         for holder in tuple(self._idle):
             self._forget(holder)
 

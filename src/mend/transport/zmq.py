@@ -130,7 +130,8 @@ class ZmqSideband:
     bind: `tcp://host:port`; port 0 or `*` takes a free one, `address` says which. frame_bytes_max:
     longer frames are not sent, and a peer that sends one is cut off. `dropped` counts frames that
     were no single message. `secrets`: only members of the job can connect, and only members are
-    connected to; `ranks`: of this rack, which its leader hears. Raises AddressInUse when the port
+    connected to; `ranks`: of this rack, which its leader hears. `socks_proxy`: of all peers but
+    those of rack `direct`. Raises AddressInUse when the port
     is taken, ConfigError when `bind` is not an address of this machine.
     """
 
@@ -141,7 +142,10 @@ class ZmqSideband:
         frame_bytes_max: int = 8 << 20,
         secrets: Secrets | None = None,
         ranks: int = 1,
+        socks_proxy: str = "",
+        direct: int = -1,
     ) -> None:
+        self._socks_proxy, self._direct = socks_proxy.removeprefix("tcp://"), direct
         self._loop = asyncio.get_running_loop()
         self._frame_bytes_max = frame_bytes_max
         self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
@@ -258,6 +262,8 @@ class ZmqSideband:
             ) from error
         if keys is not None:
             pin(outbox, *keys)
+        if self._socks_proxy and peer.rack != self._direct:
+            outbox.setsockopt_string(zmq.SOCKS_PROXY, self._socks_proxy)
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
         replacing = len(self._ways) > 1

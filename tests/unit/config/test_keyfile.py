@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mend.config.keyfile import (
     read_secrets,
     secrets_in_force,
     secrets_of,
+    too_open,
 )
 from mend.config.wiring import settings_of
 from mend.errors import ConfigError
@@ -153,3 +155,50 @@ def test_who_only_looks_needs_the_key_and_no_other_setting(
     create(tmp_path / "second", (OTHER,))
     monkeypatch.setenv("MEND_KEY_FILE", str(tmp_path / "second"))
     assert secrets_in_force() == (OTHER,)
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "open_"),
+    [
+        (0, 0o440, False),
+        (0, 0o640, False),
+        (0, 0o444, True),
+        (0, 0o460, True),
+        (0, 0o404, True),
+        (1000, 0o440, True),
+        (1000, 0o400, False),
+    ],
+)
+def test_file_of_root_that_the_group_may_read_is_right_for_another_user(
+    owner: int, mode: int, open_: bool
+) -> None:
+    """Kubernetes mounts a Secret with 0440 in a pod that does not run as root."""
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+    assert too_open(status, 1000) == open_
+    assert too_open(status, 0) == bool(mode & 0o077)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root")
+def test_mounted_secret_is_read_by_a_process_of_its_group(key: Path) -> None:
+    os.chown(key, 0, 1000)
+    key.chmod(0o440)
+    for folder in key.parents:
+        if folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
+            folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(1000)
+            os.setuid(1000)
+            os._exit(len(read_secrets(key)))
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
+
+
+def test_key_file_that_cannot_be_read_is_found_at_the_config(tmp_path: Path) -> None:
+    """It was found by mend_init, minutes later, after the model had been loaded."""
+    with pytest.raises(ConfigError, match=r"key_file=.*cannot be read by this user"):
+        MendConfig(key_file=tmp_path / "none")

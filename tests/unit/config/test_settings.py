@@ -157,6 +157,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("observe", value) for value in (1, 0, "no", None)),
     *(("advertise_host", value) for value in ("tcp://a", "a:5", "a b", "::1", None)),
     *(("key_file", value) for value in (7, 1.5)),
+    *(("socks_proxy", value) for value in ("a:1080", "tcp://a:0", 5, "tcp://a:1080")),  # no key
     *(("encrypt_payloads", value) for value in (0, "no", None, False)),  # False without a key
     *(("insecure", value) for value in (1, "yes", None)),
     *(("data_ports", value) for value in ("5", "9-5", "0-5", "5-65536", "a-b", "1-2-3", 5, "-5")),

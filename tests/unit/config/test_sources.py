@@ -130,6 +130,38 @@ def test_a_misspelt_variable_is_refused_with_the_closest_name(
         MendConfig()
 
 
+SERVICE = {
+    "MEND_SERVICE_HOST": "10.0.0.1", "MEND_SERVICE_PORT": "21900",
+    "MEND_SERVICE_PORT_SIDEBAND": "21900", "MEND_PORT": "tcp://10.0.0.1:21900",
+    "MEND_PORT_21900_TCP": "tcp://10.0.0.1:21900", "MEND_PORT_21900_TCP_PROTO": "tcp",
+    "MEND_PORT_21900_TCP_PORT": "21900", "MEND_PORT_21900_TCP_ADDR": "10.0.0.1",
+}  # fmt: skip
+"""What Kubernetes sets in every pod for a Service called `mend`."""
+
+
+@pytest.mark.parametrize("name", ["MEND_", "MEND_WITNESS_"])
+def test_variables_of_a_service_called_mend_are_ignored(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rack was refused as soon as somebody made a Service of that name in the namespace."""
+    for variable, text in SERVICE.items():
+        monkeypatch.setenv(variable.replace("MEND_", name, 1), text)
+    assert MendConfig().fragments == 4
+
+
+@pytest.mark.parametrize(
+    "variable", ["MEND_PORT", "MEND_PORT_X_TCP", "MEND_SERVICE_HOSTS", "MEND_RACK_PORT"]
+)
+def test_typo_that_looks_like_a_variable_of_a_service_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable != "MEND_PORT":
+        monkeypatch.setenv("MEND_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv(variable, "tcp://10.0.0.1:21900")
+    with pytest.raises(ConfigError, match=f"{variable}=.*is no setting"):
+        MendConfig()
+
+
 def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MENDED", "MEND", "TSUGI_MEND_RACKS", "mend_fragments"):
         monkeypatch.setenv(name, "9")

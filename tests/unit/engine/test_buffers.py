@@ -162,3 +162,24 @@ def test_a_locked_block_also_serves_what_is_a_good_deal_smaller() -> None:
     where = much.data_ptr()
     del much
     assert buffers.empty(NUMEL).data_ptr() != where, "a small anchor would keep it for long"
+
+
+def test_vector_for_the_loop_is_locked_later_or_never() -> None:
+    """Heartbeats waited for the driver."""
+    locks = Locks()
+    buffers = Buffers(2, locks)
+    first = buffers.empty(NUMEL, locked=False)
+    assert locks.locked == {}
+    where = first.data_ptr()
+    del first
+    second = buffers.empty(NUMEL)
+    assert second.data_ptr() != where, "for a copy from a GPU only locked memory is reused"
+    again = buffers.empty(NUMEL, locked=False)
+    assert again.data_ptr() == where
+    buffers.lock(again)
+    buffers.lock(again)
+    assert sorted(locks.locked) == sorted([where, second.data_ptr()])
+    del again, second
+    buffers.close()
+    assert locks.locked == {}
+    del buffers

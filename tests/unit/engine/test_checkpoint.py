@@ -55,3 +55,21 @@ def test_a_folder_of_torch_s_checkpoint_is_told_from_an_empty_one(tmp_path: Path
     (tmp_path / ".metadata").touch()
     remedy = "it is one of torch.distributed.checkpoint: load a mend.SavedState of it"
     assert refusal(tmp_path) == f"{said}; {remedy}"
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_exit_in_save_is_announced_to_the_other_ranks(kind: type[BaseException]) -> None:
+    """They waited for it until the collective timed out, 720 s by default."""
+    announced: list[str] = []
+
+    class Group(RackGroup):
+        def gather(self, mine: str, kind: type[str]) -> list[str]:  # type: ignore[override]
+            announced.append(mine)
+            return [mine]
+
+    def save() -> None:
+        raise kind("Ctrl-C")
+
+    with pytest.raises(kind):
+        together(Group(None, 1.0), save)
+    assert announced == [f"{kind.__name__}: Ctrl-C"]

@@ -17,19 +17,28 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
-from mend.coordination.messages import Gather, Message, OfferId, RankReport
+from mend.coordination.messages import Gather, Message, OfferId, RankReport, Refusal
 from mend.coordination.rank import RankMachine
-from mend.engine import state_copying
+from mend.engine import buffers, state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import FOREIGN_FRAMES, FOREIGN_GAP_NS, FOREIGN_NS, Foreigners
+from mend.engine.host import (
+    FOREIGN_FRAMES,
+    FOREIGN_GAP_NS,
+    FOREIGN_NS,
+    OTHER_JOBS_MAX,
+    Foreigners,
+    OtherJobs,
+)
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
 from mend.engine.training_state import LikeFirst
 from mend.errors import (
     Diverged,
     JobLost,
+    MendError,
+    OtherJob,
     OtherVersion,
     PlanMismatch,
     Refused,
@@ -206,6 +215,28 @@ def test_a_donor_that_does_not_answer_is_asked_again() -> None:
     assert story.host.noted("copy-failed")[0]["error"] == "TransferStalled: no byte"
     story.later()
     assert len(story.host.pulls) == 2
+
+
+def test_pull_begins_without_locking_memory_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "POOLED_BYTES_MIN", 1)
+    locks: list[int] = []
+
+    class Pin:
+        def lock(self, address: int, size: int) -> None:
+            locks.append(size)
+
+        def unlock(self, address: int) -> None:
+            locks.pop()
+
+    story = Story(first=1.0, theirs=2.0)
+    story.numerics.buffers = buffers.Buffers(2, Pin())
+    theirs = theirs_of(torch.full((N,), 1.0))
+    story.told(offers=(theirs,))
+    state, _ = story.host.pulls
+    assert locks == []
+    state.arrives(torch.full((N,), 2.0))
+    assert story.anchors[0].digest == story.theirs.digest
+    assert len(locks) == 1, "the worker has locked the anchor, which goes to the device"
 
 
 # -------------------------------------------------------------- payloads
@@ -457,6 +488,27 @@ def test_what_stops_the_rack_is_raised_as_what_it_is(kind: str, error: type[Exce
     assert "lr is 9 there and 0.1 here" in str(story.published.failure)
 
 
+@pytest.mark.parametrize(
+    "kind", ["Unmergeable", "OtherVersion", "NotDeterministic", "ConfigError", "Evicted", "errno"]
+)
+def test_failure_of_a_kind_that_leaders_never_name_is_a_plain_mend_error(kind: str) -> None:
+    """The name comes from another process. `Unmergeable` takes two arguments, and the TypeError
+    ended the loop; `Evicted` ended the process with the status of an eviction."""
+    story = Story()
+    story.told(failure=(kind, "why"))
+    assert type(story.published.failure) is MendError
+    assert str(story.published.failure) == f"{kind}: why"
+
+
+def test_effect_that_nobody_performs_is_an_error() -> None:
+    class Unknown(ev.Effect, frozen=True):
+        pass
+
+    rank = Story().rank
+    with pytest.raises(TypeError, match="Unknown"):
+        rank._perform(Unknown(), rank.rank_machine)
+
+
 def test_a_rank_that_may_train_does_not_begin_again_as_the_job_is_lost() -> None:
     """The last of the bytes came when a candidate was told that they had not: it holds the job."""
     for whole in (False, True):
@@ -536,3 +588,23 @@ def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
     story.rank.give_state(Member(2, 9), 3, copied_B)
     assert len(jobs) == 6
     assert story.rank.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(copied_B)
+
+
+def test_process_of_another_job_is_noted_once_and_answered_where_it_listens() -> None:
+    host = HandEdge()
+    connected: list[str] = []
+    host.connect = lambda peer, address: connected.append(address)  # type: ignore[method-assign]
+    jobs = OtherJobs(host)
+    for _ in range(3):
+        jobs.met(OtherJob("a", "b", 1, ""))
+        jobs.met(OtherJob("a", "b", 0xFFFF, "tcp://10.0.0.9:1"))
+    assert len(host.noted("other-job")) == 2
+    assert connected == ["tcp://10.0.0.9:1"], "not more often than every FOREIGN_GAP_NS"
+    ((_, refusal),) = host.sent
+    assert isinstance(refusal, Refusal)
+    assert "the witness is of job 'a', this is job 'b'" in refusal.detail
+    assert "rack 1 is of job 'a'" in jobs.in_words
+    for rack in range(2, 40):
+        jobs.met(OtherJob("x" * 4000, "b", rack, ""))
+    assert len(host.noted("other-job")) == OTHER_JOBS_MAX
+    assert len(jobs.in_words) < 2000

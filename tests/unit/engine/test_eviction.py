@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -137,3 +138,19 @@ def test_a_second_life_in_a_process_costs_no_more_to_start_than_the_first() -> N
     first_ns = startup_ns()
     time.sleep(0.03)
     assert startup_ns() == first_ns < process_age_ns()
+
+
+def test_eviction_in_a_loop_that_catches_exceptions_ends_the_loop() -> None:
+    """Loops catch Exception to skip a bad batch; the evicted rack trained on in it, merged
+    nowhere."""
+    steps: list[int] = []
+
+    def train() -> None:
+        for step in range(3):
+            steps.append(step)
+            with contextlib.suppress(Exception):
+                raise Evicted("rack 0 was evicted")
+
+    with pytest.raises(Evicted):
+        train()
+    assert steps == [0]

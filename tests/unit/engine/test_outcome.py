@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mend.engine.outcome import (
     GOOD,
     WORDS,
@@ -62,3 +64,8 @@ def test_a_launcher_that_is_gone_needs_nothing(tmp_path: Path) -> None:
 def test_every_word_is_explained_and_the_good_ones_are_words() -> None:
     assert set(WORDS) >= GOOD
     assert all(Outcome(word).good == (word in GOOD) for word in WORDS)
+
+
+def test_word_of_a_file_that_is_no_outcome_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="'fine' is no outcome"):
+        Outcome("fine")

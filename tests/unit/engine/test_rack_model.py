@@ -10,7 +10,7 @@ from mend.config import MendConfig
 from mend.config.wiring import numerics_of, settings_of
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
-from mend.engine.rank_config import Introduction, parts_of
+from mend.engine.rank_config import TORCH, Introduction, parts_of
 from mend.errors import ConfigError, UsageError
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.plan import Item
@@ -49,7 +49,9 @@ def test_a_job_and_a_checkpoint_are_compared_by_the_same_facts() -> None:
         model._settings, me, member, [said, said], model.facts, sums=False, started_ns=0
     )
     assert parts.leader is not None
-    assert parts.leader.hello.facts == (("mend version", VERSION), *model.facts)
+    assert parts.leader.hello.facts == (
+        ("mend version", VERSION), ("torch version", TORCH), *model.facts,
+    )  # fmt: skip
     assert ("ranks per rack", "2") in model.facts
     cuttable = model.cuttable()
     assert cuttable is not None

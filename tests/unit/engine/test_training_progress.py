@@ -69,8 +69,15 @@ def test_the_end_is_written_once(events: Events) -> None:
     events.pace.end()
     events.pace.end()
     assert [each.get("last") for each in events.of("progress")] == [None, True]
-    with pytest.raises(UsageError, match="after mend_shutdown"):
+
+
+def test_record_after_the_end_warns_once_and_records_nothing(events: Events) -> None:
+    """It raised, in scripts that log a last evaluation and then save the model."""
+    events.pace.end()
+    with pytest.warns(UserWarning, match="after mend_shutdown"):
         events.pace.record({"loss": 1.0})
+    events.pace.record({"loss": 2.0})  # a second warning would be an error
+    assert events.of("recorded") == []
 
 
 def test_a_job_that_never_made_a_step_has_no_progress(events: Events) -> None:

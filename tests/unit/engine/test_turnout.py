@@ -157,3 +157,16 @@ def test_a_job_of_one_rack_is_not_told_that_it_is_alone() -> None:
     for period in range(1, 20):
         log.period(0, step=8 * period)
     assert log.rounds.alone() == {}
+
+
+def test_rack_that_ends_a_little_later_is_no_warning() -> None:
+    """The example of the quick start ended with a long warning on any machine."""
+    log = Log()
+    for period in range(1, 10 * ALONE_LEAST):
+        log.period(0, 1, step=8 * period)
+    for period in range(10 * ALONE_LEAST, 11 * ALONE_LEAST):
+        log.period(0, step=8 * period)
+    assert log.rounds.alone() == {}
+    for period in range(11 * ALONE_LEAST, 13 * ALONE_LEAST):
+        log.period(0, step=8 * period)
+    assert log.rounds.alone()["rounds"] == 2 * 3 * ALONE_LEAST

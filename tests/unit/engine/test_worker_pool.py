@@ -111,3 +111,17 @@ def test_helpers_leave_the_number_of_torch_threads_as_it_was(pool: WorkerPool) -
 
 def test_most_cores_are_left_to_training() -> None:
     assert 1 <= pool_threads() <= 4
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_exit_in_a_helper_reaches_the_caller(pool: WorkerPool, kind: type[BaseException]) -> None:
+    """It stayed in the helper's future, and a vector with a hole in it passed for complete."""
+    caller, both = threading.current_thread(), threading.Barrier(3, timeout=30)
+
+    def job() -> None:
+        both.wait()
+        if threading.current_thread() is not caller:
+            raise kind
+
+    with pytest.raises(kind):
+        pool.each([job] * 3)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mend.errors import MendError
 from mend.tools import demo_report as report
 from mend.tools.demo_report import ALONE, BLOCKING, FREE, OVERLAPPED, RUNS
 
@@ -159,3 +160,10 @@ def test_the_row_adds_up(folder: Path) -> None:
 def test_no_result_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no result in"):
         report.load_results(tmp_path)
+
+
+def test_events_with_a_round_that_is_decided_twice_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f"{json.dumps(commit(0, 1))}\n" * 2)
+    with pytest.raises(MendError, match=r"decides round \(0, 1\) twice"):
+        report.load_commits(path)

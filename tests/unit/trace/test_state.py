@@ -22,7 +22,7 @@ from mend.coordination.machines import (
 from mend.coordination.machines import RANK_MACHINE as RANK
 from mend.coordination.round import Phase
 from mend.errors import TapeError
-from mend.trace.state import decode_state, encode_state
+from mend.trace.state import _enum, _struct, decode_state, encode_state
 from mend.types import MS, WITNESS, Peer
 from tests.unit.coordination.nouns import digest, member
 
@@ -116,3 +116,11 @@ def test_what_is_no_state_is_a_tape_error(written: object) -> None:
         decode_state(msgspec.msgpack.encode(written))
     with pytest.raises(TapeError):
         decode_state(b"")
+
+
+def test_class_of_another_kind_on_a_tape_is_a_tape_error() -> None:
+    """They were asserts, which `python -O` leaves out: a file then chose what is called."""
+    with pytest.raises(TapeError, match="no enumeration"):
+        _enum("mend.types:Peer", "rack")
+    with pytest.raises(TapeError, match="no record"):
+        _struct("mend.types:Peer", b"")

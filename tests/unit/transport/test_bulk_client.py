@@ -8,6 +8,8 @@ import errno
 import os
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,7 +41,7 @@ from mend.transport.bulk_wire import (
     REQUEST_MAGIC,
     hello_bytes,
 )
-from mend.types import SECOND, Address, Member, offer_key
+from mend.types import KEY_BYTES, SECOND, Address, Member, offer_key
 
 TOKEN = b"0123456789abcdef"
 KEY = offer_key(Member(0, 1), 0, 0, 1)
@@ -594,3 +596,51 @@ async def test_names_are_resolved_and_ipv6_works(lane: Callable[..., BulkLane]) 
     named.serve(KEY, memoryview(b"four"))
     assert await pulled(lane(), [named.address], b"four") == b"four"
     named.close()
+
+
+ENDS_IN_A_PULL = """
+import asyncio, socket, sys, threading, weakref
+from mend.errors import TransportError
+from mend.transport.bulk_client import BulkLane
+from mend.types import SECOND, Address
+
+holder = socket.create_server(("127.0.0.1", 0))
+lane = BulkLane("127.0.0.1", None, token=b"0123456789abcdef", stall_ns=600 * SECOND)
+loop, pulling, ended = asyncio.new_event_loop(), threading.Event(), threading.Event()
+
+async def pull(port):
+    try:
+        await lane.fetch([Address(sys.argv[1], port)], bytes({key}), "", memoryview(bytearray(8)))
+    except TransportError as error:
+        print(type(error).__name__)
+    ended.set()
+
+async def again():
+    await pull(1)  # a new pull, now that the main thread has ended
+
+def end():
+    print("under way" if not ended.is_set() else "over")
+    loop.call_soon_threadsafe(lane.close)
+    ended.wait(60)
+    ended.clear()
+    asyncio.run_coroutine_threadsafe(again(), loop)
+    ended.wait(60)
+    print("farewell")
+
+weakref.finalize(lane, end)
+threading.Thread(target=loop.run_forever, daemon=True).start()
+asyncio.run_coroutine_threadsafe(pull(holder.getsockname()[1]), loop)
+connection = holder.accept()
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_interpreter_end_during_a_pull_leaves_the_pull_to_the_finalizer(host: str) -> None:
+    """The interpreter joined the pull's threads first and refused new ones, so that the finalizer
+    came too late and a rack left without a farewell."""
+    script = ENDS_IN_A_PULL.replace("{key}", str(KEY_BYTES))
+    ended = subprocess.run(
+        [sys.executable, "-c", script, host], capture_output=True, text=True, timeout=60
+    )
+    said = ["under way", "PeerUnreachable", "PeerUnreachable", "farewell"]
+    assert ended.stdout.split("\n")[:-1] == said, ended.stderr

@@ -192,7 +192,7 @@ def _of_settings(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         yield remark(topic, found, f"Not refused; {_variable(name)} should be alike.")
     for name, mine, theirs in _unequal(meeting.versions, seen.versions):
         found = f"{name} is {mine} here and {theirs} on rack {rack}."
-        change = "Racks of different versions may join; the same one everywhere is what is tested."
+        change = "Racks with another minor version of torch refuse each other; use one everywhere."
         yield remark(topic, found, change)
 
 

@@ -92,9 +92,15 @@ class _Meeting:
                 advertise=config.advertise_host,
                 stall_ns=STALL_NS,
                 secrets=keys,
+                socks_proxy=config.socks_proxy,
             )
             opened.callback(lane.close)
-            sideband = ZmqSideband(bind, frame_bytes_max=FRAME_BYTES_MAX, secrets=keys)
+            sideband = ZmqSideband(
+                bind,
+                frame_bytes_max=FRAME_BYTES_MAX,
+                secrets=keys,
+                socks_proxy=config.socks_proxy,
+            )
             opened.callback(sideband.close)
             self._lane, self._sideband = lane, sideband
             serves = self._rules.pull_ns > 0

@@ -34,7 +34,7 @@ def report_command(
 
     If RUN_DIR holds several runs, the page compares them first. Report uses torn or damaged files
     as far as they can be read, and says so. It needs matplotlib and Jinja: pip install
-    'mend-torch\\[report]'.
+    '.\\[report]' in a checkout of mend.
 
     Exit status 0: the page is written; 2: nothing to draw, or a package is missing.
 

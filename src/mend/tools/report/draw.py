@@ -44,7 +44,10 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401 - only whether it is there
     except ImportError as error:
         raise ConfigError(
-            "matplotlib", "not installed", "the figures need it", "pip install 'mend-torch[report]'"
+            "matplotlib",
+            "not installed",
+            "the figures need it",
+            "pip install '.[report]' in a checkout of mend",
         ) from error
 
 

@@ -5,8 +5,8 @@ They are bounded however long the run is: curves are thinned, and lists are cut 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET
 from mend.status.event_log import LOUD
+from mend.status.loudness import Loudness
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
 
@@ -275,6 +276,7 @@ class Gathering:
         self._files = files
         self.facts = RunFacts()
         self.refused = 0
+        self._loudness: defaultdict[tuple[int, int], Loudness] = defaultdict(Loudness)
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
         self._of_kind: dict[str, tuple[type, Callable[[RankFacts, int, Any], None]]] = {
@@ -317,7 +319,9 @@ class Gathering:
             self.refused += 1
             return
         if kind in FAULTS:
-            self._fault(source, time_ns, kind, event)
+            loudness = self._loudness[source.rack, source.rank]
+            if (warning := loudness.warning(kind, event, time_ns)) is not None:
+                self._fault(source, time_ns, kind, warning)
 
     def finish(self) -> RunFacts:
         for key in list(self._pending):
@@ -513,7 +517,9 @@ class Gathering:
 
     # -------------------------------------------------------------- faults
 
-    def _fault(self, source: RankFacts, time_ns: int, kind: str, event: dict[str, Any]) -> None:
+    def _fault(
+        self, source: RankFacts, time_ns: int, kind: str, event: Mapping[str, object]
+    ) -> None:
         fields = {name: value for name, value in event.items() if name not in ("kind", "time_ns")}
         text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
         fault = Fault(time_ns, source.rack, source.rank, kind, text)

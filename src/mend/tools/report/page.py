@@ -72,7 +72,7 @@ def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError as error:
-        remedy = "pip install 'mend-torch[report]'"
+        remedy = "pip install '.[report]' in a checkout of mend"
         raise ConfigError("jinja2", "not installed", "the page needs it", remedy) from error
 
     def printable(value: Any) -> Any:

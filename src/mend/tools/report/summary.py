@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from mend.config import describe
 from mend.engine.turnout import short_of, told
+from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds
 from mend.types import SECOND, rack_name
@@ -115,6 +116,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         f"its step {one.step}"
         for (rack, against), one in sorted(facts.slow.items(), key=lambda item: item[0])
     ]
+    mild = all(one.ratio < SLOW_RATIO_LEAST for one in facts.slow.values())
     links = [
         f"{source} -> {sink}, {one.ratio:.1f}x its own past per byte, found at step {one.step} of "
         f"rack {sink}"
@@ -130,7 +132,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     ]
     lists = (
         ("Last rounds", alone, False),
-        ("Slow racks", slow, False),
+        ("Slow racks", slow, None if mild else False),
         ("Slow links", links, False),
         ("Evicted racks", evicted, None),
     )

@@ -1,0 +1,185 @@
+"""benchmarks.claims: the figures of README.md and docs/peers.md, from files of benchmarks/results.
+
+    python -m benchmarks.claims            # lists the figures that differ from their file
+    python -m benchmarks.claims --write    # writes them
+
+A claim is a piece of a page with a {} for each figure. Medians are rounded as the page shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_table import paired_pct
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+README, PEERS = "README.md", "docs/peers.md"
+
+
+@cache
+def result(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`text`: as on the page, {} for a figure. `figures`: as the files have them."""
+
+    page: str
+    text: str
+    figures: Callable[[], tuple[str, ...]]
+
+    @property
+    def expected(self) -> str:
+        return self.text.format(*self.figures())
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """What the page may show in its place: other figures."""
+        return re.compile(re.escape(self.text).replace(r"\{\}", r"[-+\d.]+"))
+
+
+def of_none(file: str, mode: str, delay_ms: int | None = None) -> list[float]:
+    """Tokens per second, of those without exchange: medians by delay."""
+    return [
+        row["of_none"]["median"]
+        for row in result(file)["rows"]
+        if row["mode"] == mode and delay_ms in (None, row["delay_ms"])
+    ]
+
+
+def fixed(digits: int, *values: float) -> tuple[str, ...]:
+    return tuple(f"{value:.{digits}f}" for value in values)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.1f}"
+
+
+def one_h200() -> tuple[str, ...]:
+    files = ("h200.json", "h200_2000ms.json")
+    overlapped = [share for file in files for share in of_none(file, "concurrent")]
+    blocking = [share for file in files for share in of_none(file, "blocking")]
+    return (
+        *fixed(3, min(overlapped), max(overlapped)),
+        *fixed(2, max(blocking), min(blocking)),
+    )
+
+
+def fsdp2() -> tuple[str, ...]:
+    file = "h200_fsdp2.json"
+    return fixed(3, *of_none(file, "concurrent"), *of_none(file, "blocking"))
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def overlap_on_h100() -> tuple[str, ...]:
+    row = r"\| mended \| sealed \| \*\*([\d.]+)\*\* \[([\d.]+), ([\d.]+)\]"
+    found = re.search(row, (RESULTS / "overlap.md").read_text())
+    return found.groups() if found else ("?", "?", "?")
+
+
+def default_loss() -> tuple[str, ...]:
+    """Percent above data parallel at equal tokens, from scratch with two racks, paired by seed."""
+    rows = [json.loads(line) for line in (RESULTS / "loss.jsonl").read_text().splitlines()]
+    by_arm: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if (row["racks"], row["steps"], row["start"]) == (2, 1408, "scratch"):
+            by_arm.setdefault(row["arm"], {})[row["seed"]] = row["loss"]
+    arms = "mend", "alone", "mend:sync_period_steps=16:outer_step_compression_mode=int4"
+    return tuple(signed(mean(paired_pct(by_arm[arm], by_arm["data-parallel"]))) for arm in arms)
+
+
+def merge_pct() -> tuple[str, ...]:
+    variants = result("merge.json")["variants"]
+    shares = [variants[f"{n} racks with_digest"]["of_memcpy"]["median"] for n in (2, 4, 8)]
+    return fixed(0, *(100 * share for share in shares))
+
+
+def measured(file: str, digits: int) -> Callable[[], tuple[str, ...]]:
+    return lambda: fixed(digits, result(file)["measured"])
+
+
+def encoded() -> tuple[str, ...]:
+    variants = result("encode.json")["variants"]
+    return fixed(1, *(variants[f"{codec} codec"]["GBps"]["median"] for codec in ("int8", "int4")))
+
+
+CLAIMS = (
+    Claim(
+        README, "| **{} to {}** overlapped, {} to {} blocking; losses equal bit for bit |", one_h200
+    ),
+    Claim(README, "| **{} and {}** overlapped, {} and {} blocking;", fsdp2),
+    Claim(README, "| **{} s** (torchft", measured("takeover.json", 1)),
+    Claim(README, "| **{}** [{}, {}] overlapped;", overlap_on_h100),
+    Claim(
+        README,
+        "| **{} %**, a rack alone {} %; H 16 with `int4`, at as many bytes: **{} %** |",
+        default_loss,
+    ),
+    Claim(
+        PEERS,
+        "| mend | {} | {} | float32 |",
+        lambda: fixed(
+            3, *of_none("h200.json", "concurrent", 0), *of_none("h200.json", "blocking", 0)
+        ),
+    ),
+    Claim(
+        PEERS,
+        "| torchft | {} | {} | bf16 |",
+        lambda: fixed(
+            3,
+            *of_none("torchft.json", "torchft-overlap"),
+            *of_none("torchft.json", "torchft-blocking"),
+        ),
+    ),
+    Claim(PEERS, "`outer_sync` (mend: {}x)", measured("outer_sync.json", 1)),
+    Claim(PEERS, "`merge` (mend: {}, {}, {} % for 2, 4, 8 racks, 1 thread)", merge_pct),
+    Claim(PEERS, "`heartbeat` (mend: {} ms)", measured("heartbeat.json", 0)),
+    Claim(PEERS, "`sideband` (mend: {} %, plain)", measured("sideband.json", 2)),
+    Claim(PEERS, "`hooks` (mend: {} us)", measured("hooks.json", 1)),
+    Claim(PEERS, "`encode` (mend: int8 {}, int4 {} GB/s)", encoded),
+    Claim(
+        PEERS,
+        "`takeover` (mend: {} s from the kill until the others merge again)",
+        measured("takeover.json", 1),
+    ),
+)
+
+
+def stale(claims: tuple[Claim, ...] = CLAIMS) -> Iterator[str]:
+    """A sentence for each claim that its page does not show as the files have it."""
+    for claim in claims:
+        if claim.expected not in (ROOT / claim.page).read_text():
+            yield f"{claim.page}: the files say {claim.expected!r}"
+
+
+def write(claims: tuple[Claim, ...] = CLAIMS) -> None:
+    for claim in claims:
+        path = ROOT / claim.page
+        path.write_text(claim.pattern.sub(lambda _, to=claim.expected: to, path.read_text()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the figures into the pages")
+    if parser.parse_args().write:
+        write()
+    found = list(stale())
+    print("\n".join(found) or f"{len(CLAIMS)} claims are as in benchmarks/results")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

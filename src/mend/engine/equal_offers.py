@@ -1,0 +1,45 @@
+"""Finds racks that train on the same data: their offers have equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mend.consensus.records import Offer
+
+ROUNDS = 2
+"""Rounds with equal offers before the warning. One may be chance: a step on an empty batch."""
+
+REMEDY = (
+    "give each rack its own part of the data, such as dataset.shard(num_shards=racks, index=rack)"
+)
+
+
+class EqualOffers:
+    """What one rank has seen of it."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, ...], set[tuple[int, int]]] = {}
+        """Racks -> (fragment, number of the first rack's offer)."""
+        self._warned = False
+
+    def warning(self, offers: Sequence[Offer]) -> dict[str, Any]:
+        """Fields of the warning, once, when the same racks have made equal offers in ROUNDS rounds;
+        else empty. Offers that move nothing are equal whatever the data."""
+        if self._warned or len(offers) < 2:
+            return {}
+        alike: dict[tuple[int, bytes], list[Offer]] = {}
+        for offer in offers:
+            if offer.norm > 0.0 and offer.checksums:
+                alike.setdefault((offer.fragment, offer.checksums), []).append(offer)
+        for (fragment, _), same in alike.items():
+            if len(same) > 1:
+                first, *_ = same = sorted(same, key=lambda offer: offer.member)
+                racks = tuple(offer.member.rack for offer in same)
+                rounds = self._found.setdefault(racks, set())
+                rounds.add((fragment, first.seq))
+                if len(rounds) >= ROUNDS:
+                    self._warned = True
+                    effect = "their offers had equal bits: they train on the same data"
+                    return {"racks": racks, "effect": effect, "remedy": REMEDY}
+        return {}

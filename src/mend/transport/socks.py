@@ -1,0 +1,64 @@
+"""A client of SOCKS5 (RFC 1928) for the lane, without a password: the connection that it opens is
+encrypted and authenticated by the key of the job."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+
+from mend.types import Address
+
+VERSION, NO_AUTHENTICATION, CONNECT = 5, 0, 1
+IPV4, NAME, IPV6 = 1, 3, 4
+NAME_BYTES_MAX = 255
+
+REASONS = {
+    1: "it failed",
+    2: "its rules forbid it",
+    3: "it has no route to that network",
+    4: "it cannot reach that host",
+    5: "the connection was refused there",
+    6: "the connection timed out there",
+    7: "it does not connect for clients",
+    8: "it does not know this kind of address",
+}
+
+
+def connect_through(proxy: socket.socket, to: Address) -> None:
+    """Have the proxy at the other end connect to `to`; afterwards the socket is that connection.
+    Names are resolved by the proxy. Raises ConnectionError, and what the socket raises."""
+    proxy.sendall(bytes((VERSION, 1, NO_AUTHENTICATION)))
+    if _read(proxy, 2) != bytes((VERSION, NO_AUTHENTICATION)):
+        raise ConnectionError("the proxy is no SOCKS5 proxy, or wants a password")
+    proxy.sendall(bytes((VERSION, CONNECT, 0)) + _name(to.host) + struct.pack("!H", to.port))
+    version, reply, _, kind = _read(proxy, 4)
+    if version != VERSION:
+        raise ConnectionError("the proxy is no SOCKS5 proxy")
+    if reply != 0:
+        reason = REASONS.get(reply, f"reply {reply}")
+        raise ConnectionError(f"the SOCKS proxy did not connect: {reason}")
+    size = {IPV4: 4, IPV6: 16}.get(kind) or _read(proxy, 1)[0]
+    _read(proxy, size + 2)  # the proxy's own address and port there
+
+
+def _name(host: str) -> bytes:
+    try:
+        number = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        name = host.encode("idna")
+        if len(name) > NAME_BYTES_MAX:
+            raise ConnectionError(f"a name of {len(name)} bytes is too long for SOCKS") from None
+        return bytes((NAME, len(name))) + name
+    return bytes((IPV4 if number.version == 4 else IPV6,)) + number.packed
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    """Exactly so many bytes, and none of what follows them."""
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the proxy closed the connection")
+        data += piece
+    return data

@@ -1,0 +1,67 @@
+"""Figures of mend in README.md and docs/peers.md are those of a result file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import claims
+from benchmarks.claims import CLAIMS, PEERS, README, ROOT, Claim, stale, write
+
+
+def rest_of(page: str, begin: str, end: str) -> list[str]:
+    """The lines of a part of a page, without what its claims cover."""
+    text = (ROOT / page).read_text()
+    part = text[text.index(begin) : text.index(end)]
+    for claim in CLAIMS:
+        part = part.replace(claim.expected, re.sub(r"[-+\d.]|mend:", "", claim.expected))
+    return part.splitlines()
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.page} {claim.text[:30]}")
+def test_claim_is_on_its_page_as_the_files_have_it(claim: Claim) -> None:
+    assert list(stale((claim,))) == []
+    assert len(claim.pattern.findall((ROOT / claim.page).read_text())) == 1, "it is there once"
+
+
+def test_every_result_of_the_readme_is_a_claim_or_a_peer_s() -> None:
+    lines = rest_of(README, "| measured |", "The first four rows ran")
+    results = [line.split("|") for line in lines if line.startswith("| ") and "---" not in line]
+    assert len(results) >= 5, "the table is there"
+    for line in lines:
+        if not line.startswith("| ") or line.startswith("| measured"):
+            continue
+        result = line.removeprefix("| ").split("|", 1)[1].rsplit("|", 2)[0]
+        ours = re.sub(
+            r"torchft 0\.2\.0[^|]*|\(goal [^)]*\)|the goal of [^|]* is missed|H 16 with `int4`",
+            "",
+            result,
+        )
+        assert not re.search(r"\d", ours), f"no file has this figure: {line}"
+
+
+def test_every_figure_of_mend_among_the_peers_is_a_claim() -> None:
+    for line in rest_of(PEERS, "**The peers alone", "mend's figures in both tables"):
+        assert "(mend:" not in line, f"no file has this figure: {line}"
+    for line in rest_of(PEERS, "**On one host", "torchft is the better one"):
+        assert not re.search(r"\d", line.removesuffix("bf16 |").removesuffix("float32 |")) or (
+            not line.startswith("| ")
+        ), f"no file has this figure: {line}"
+
+
+def test_figure_that_is_stale_is_named_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages kept the figures of runs that had been made again."""
+    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    monkeypatch.setattr(claims, "RESULTS", tmp_path)
+    (tmp_path / "hooks_of_a_test.json").write_text('{"measured": 6.28}')
+    page = tmp_path / "page.md"
+    page.write_text("`hooks` (mend: 0.9 us), and 0.9 us elsewhere\n")
+    claim = Claim("page.md", "(mend: {} us)", claims.measured("hooks_of_a_test.json", 1))
+    assert list(stale((claim,))) == ["page.md: the files say '(mend: 6.3 us)'"]
+    write((claim,))
+    assert page.read_text() == "`hooks` (mend: 6.3 us), and 0.9 us elsewhere\n"
+    assert list(stale((claim,))) == []

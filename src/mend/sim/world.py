@@ -51,6 +51,7 @@ from mend.sim.moments import Adam, Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import (
+    BYTES_NS,
     START_NS,
     THREAD_HOP_NS,
     Collective,
@@ -265,7 +266,12 @@ class World(Writer):
             process.member,
             policy,
             StepOptions(
-                scenario.overlapped, scenario.alignment, 0.5, GIVE_UP_NS, scenario.shutdown_ns
+                scenario.overlapped,
+                scenario.alignment,
+                0.5,
+                GIVE_UP_NS,
+                scenario.shutdown_ns,
+                BYTES_NS,
             ),
             tracks,
             published,

@@ -26,7 +26,9 @@ from mend.coordination.events import (
 )
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
-from mend.engine.trainer import LEAVE_NS, MIRROR_NS, POLL_NS, SAY_NS
+from mend.engine.pulls import LOOK_NS
+from mend.engine.trainer import LEAVE_NS, MIRROR_NS
+from mend.engine.trainer_cuts import POLL_NS, SAY_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -62,7 +64,7 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
     hand = Hand(fragments=2)
     hand.during = lambda: begin(hand, 3.0)
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert hand.waits == [9 * SECOND]
+    assert hand.waits == [LOOK_NS]
     assert [hand.theta(p) for p in (0, 1)] == [3.0, 3.0]
     assert [track.anchor.version for track in hand.trainer.tracks] == [0, 0]
 
@@ -72,14 +74,16 @@ def test_all_racks_begin_together() -> None:
     hand = Hand()
     begin(hand)
     hand.published.heard((0,), ("waiting for rack 1",), (-1,))
-    with pytest.raises(StartTimeout, match=r"within 9 s \(waiting for rack 1\)"):
+    with pytest.raises(
+        StartTimeout, match=r"after 9 s and .* without a byte \(waiting for rack 1\)"
+    ):
         hand.run(hand.trainer.begin(9 * SECOND))
 
 
 def test_a_start_waits_for_every_rank_of_the_rack() -> None:
     hand = Hand(ranks=2)
     begin(hand)
-    hand.agree = lambda values: [0, 1]
+    hand.agree = lambda values: [0, 1, 0]
     with pytest.raises(StartTimeout):
         hand.run(hand.trainer.begin(SECOND))
 
@@ -97,12 +101,12 @@ def test_one_rank_that_finds_the_job_lost_ends_the_start_of_all() -> None:
         hand = Hand(ranks=2)
         if ready:
             begin(hand)
-            hand.agree = lambda values: [0, 0]
+            hand.agree = lambda values: [0, 0, 0]
         else:
             hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
         with pytest.raises(JobLost, match="says so" if ready else "rack 0 died"):
             hand.run(hand.trainer.begin(SECOND))
-        assert hand.agreements == [[int(ready), int(ready)]]
+        assert hand.agreements == [[int(ready)] * 3]
         assert not hand.published.trains
 
 

@@ -86,6 +86,9 @@ class PublishedState:
     room_B: Tensor | None = None
     """Memory for a copy of the training state, with every page touched."""
 
+    pulled = taken = 0
+    """Bytes that this rank has pulled and verified; bytes of its rack's that others have."""
+
     missing: tuple[int, ...] = ()
     """Racks that were not heard when the job ended."""
 
@@ -147,11 +150,7 @@ class PublishedState:
         """The wanted mirror with its bytes, or the reason why there is none."""
         self.mirror_bytes = 0
         """Size of the mirrors kept for another rack; written by the loop alone."""
-        self.transfers = Transfers()
-        """Of the racks that are waited for at the start and at the end."""
-        self.pulled = self.taken = 0
-        """Bytes that this rank has pulled and verified; bytes of its rack's that others have."""
-        self.fresh = False
+        self.transfers, self.fresh = Transfers(), False
         """Something was published since the training thread last looked; read without the lock."""
 
     # -------------------------------------------------------------- loop

@@ -66,6 +66,8 @@ class Trainer(TrainerCuts):
 
     _late_steps = 0
     """Most steps of a fragment that were made on an old version, and are in the last offer."""
+    _missed_first = False
+    """Whether a rank of this rack, which founded the job, has missed its first versions."""
     troubles: Callable[[], list[str]] = list
     """In words: the lanes over which no pull succeeds."""
 
@@ -390,7 +392,8 @@ class Trainer(TrainerCuts):
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.training_state
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
-            state.begins_fresh("this rack was not in the roster in time")
+            missed = "missed the first version" if self._missed_first else ""
+            state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note("joined", {"versions": versions})
 
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
@@ -523,7 +526,7 @@ class Trainer(TrainerCuts):
         published = self.published
         if self.member not in published.members:
             return False
-        if self._joins():
+        if self._joins() or self._has_missed_first():
             return all(panel.decided in panel.anchors for panel in published.panels)
         first, settled = published.first, published.settled
         held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
@@ -533,13 +536,23 @@ class Trainer(TrainerCuts):
             and all(has >= v for has, v in zip(settled, first, strict=True))
         )
 
+    def _has_missed_first(self) -> bool:
+        """Whether this rank will never hold what the job began with: the others counted this rack
+        as silent, began without it, and have replaced a version that it had not copied."""
+        pairs = zip(self.published.panels, self.published.first, strict=False)
+        with self.published.changed:
+            return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
+
     def _joins(self) -> bool:
-        """Whether the job already ran when this rack said hello."""
-        return self.published.begun and self.member not in self.published.founders
+        """Whether the job already ran when this rack said hello, or when it could begin."""
+        founds = self.member in self.published.founders and not self._missed_first
+        return self.published.begun and not founds
 
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
         that is the newest of another, so look again."""
+        (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
+        self._missed_first = self._missed_first or bool(missed)
         with self.published.changed:
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]

@@ -265,14 +265,7 @@ class World(Writer):
         trainer = EvictableTrainer(
             process.member,
             policy,
-            StepOptions(
-                scenario.overlapped,
-                scenario.alignment,
-                0.5,
-                GIVE_UP_NS,
-                scenario.shutdown_ns,
-                BYTES_NS,
-            ),
+            _step_options(scenario),
             tracks,
             published,
             now_ns=process.now_ns,
@@ -524,3 +517,9 @@ class World(Writer):
         """The processes of every rack and the witness in their newest lives."""
         processes = [training.process for training in self.trainings.values()]
         return processes + ([self.witness] if self.witness else [])
+
+
+def _step_options(scenario: Scenario) -> StepOptions:
+    shutdown_ns = scenario.shutdown_ns
+    overlapped, alignment = scenario.overlapped, scenario.alignment
+    return StepOptions(overlapped, alignment, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)

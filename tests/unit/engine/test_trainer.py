@@ -3,6 +3,7 @@ work in silence."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
@@ -108,6 +109,40 @@ def test_one_rank_that_finds_the_job_lost_ends_the_start_of_all() -> None:
             hand.run(hand.trainer.begin(SECOND))
         assert hand.agreements == [[int(ready)] * 3]
         assert not hand.published.trains
+
+
+def miss_first(hand: Hand, version: int = 3) -> None:
+    """The others have begun without this rack, and freed what they began with."""
+    for fragment, track in enumerate(hand.trainer.tracks):
+        hand.published.forget(fragment, 0)
+        newest = hand.numerics.genesis(torch.full((track.owned.numel,), 5.0))
+        hand.published.publish(fragment, dataclasses.replace(newest, version=version))
+        hand.published.panels[fragment].decided = version
+    hand.published.heard((0, 1), (), (version,) * len(hand.trainer.tracks))
+
+
+def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() -> None:
+    """Rack 1 got no processor for 2 s at its start. Rack 0 began alone, merged twice and freed
+    version 0, for which rack 1 then waited until its start timed out."""
+    hand = Hand(fragments=2)
+    begin(hand, 3.0)
+    hand.published.forget(0, 0)
+    hand.published.forget(1, 0)
+    hand.during = lambda: miss_first(hand)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert [hand.theta(p) for p in (0, 1)] == [5.0, 5.0]
+    assert [track.anchor.version for track in hand.trainer.tracks] == [3, 3]
+    assert ("joined", {"versions": [3, 3]}) in hand.notes
+
+
+def test_a_rank_that_holds_the_first_version_follows_one_that_has_missed_it() -> None:
+    hand = Hand(ranks=2)
+    begin(hand, 3.0)
+    hand.agree = lambda values: [-1] if values == [0] else values
+    miss_first(hand)
+    hand.published.publish(0, hand.trainer.tracks[0].anchor)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert hand.trainer.tracks[0].anchor.version == 3
 
 
 # -------------------------------------------------------------- a rack that joins

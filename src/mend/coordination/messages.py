@@ -121,6 +121,8 @@ class Hello(Word, frozen=True, tag=10):
     """The step at which this rack's part of the checkpoint was written."""
     buffers: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=BUFFERS_MAX)] = ()
     """(name, digest) of the buffers of its first rank. They may differ, and decide nothing."""
+    part_lost: bool = False
+    """It was given a checkpoint in which it has no part, and begins with a copy."""
 
 
 class Challenge(Word, frozen=True, tag=18):

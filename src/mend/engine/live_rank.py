@@ -215,6 +215,7 @@ class LiveRank:
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
             buffers=self._buffers_to_compare(model),
+            part_lost=part is None and self.settings.resume is not None,
         )  # fmt: skip
         if again and parts.leader:
             again.check(parts.leader.hello.facts)

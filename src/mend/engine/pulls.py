@@ -16,7 +16,7 @@ from mend.types import MB, SECOND, Meter, rack_name
 RATE_NS = 10 * SECOND
 """A rate is that of the newest 10 s."""
 
-LOOK_NS = SECOND
+LOOK_NS = 5 * SECOND
 """Longest time between two looks whether bytes arrive."""
 
 

@@ -241,7 +241,9 @@ class World(Writer):
             if process.me.rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 by_fragment = tuple(zip(*digests, strict=True))
-                hello = Hello(seat, policy, (("model", "sim"),), by_fragment, resume=resume)
+                hello = Hello(
+                    seat, policy, (("model", "sim"),), by_fragment, resume=resume, part_lost=True
+                )
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates, kept = self._coordinates(process.me), scenario.records_kept

@@ -25,7 +25,7 @@ LOUD = frozenset(
         "pulling", "pulls-fail", "pulls-work", "stall-over", "left-alone", "expelled", "leaving",
         "kept-local", "ended-unmerged", "uncounted", "drain-gave-up", "frame-refused",
         "strangers", "tape-gap", "tape-no-base", "tape-stopped", "placed", "buffers-changed",
-        "buffers-differ", "statistics-reset", "late-steps",
+        "buffers-differ", "statistics-reset", "late-steps", "rates-differ", "scheduler-refused",
         "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
         "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
         "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",

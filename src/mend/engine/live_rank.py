@@ -194,6 +194,7 @@ class LiveRank:
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
         self.trainer.troubles = self.io_loop.pull_troubles.told
+        self.trainer.compares = again is None
         if self._resumed is not None:
             self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
         self._checkpoints = CheckpointWriter(

@@ -66,6 +66,8 @@ class Trainer(TrainerCuts):
 
     _late_steps = 0
     """Most steps of a fragment that were made on an old version, and are in the last offer."""
+    compares = False
+    """Whether to say how far the weights were from those that the job begins with."""
     _missed_first = False
     """Whether a rank of this rack, which founded the job, has missed its first versions."""
     troubles: Callable[[], list[str]] = list
@@ -302,6 +304,12 @@ class Trainer(TrainerCuts):
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Doing:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
+        replaced = self._replaced(anchors) if self.compares and not (own or self._joins()) else 0.0
+        if replaced:
+            effect = "they are not those of the job, and were replaced"
+            remedy = "racks that begin with equal weights (one seed, one file) copy nothing"
+            about: dict[str, object] = {"differ_pct": round(100 * replaced, 3), "effect": effect}
+            self._note("weights-replaced", about | {"remedy": remedy})
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
@@ -310,6 +318,18 @@ class Trainer(TrainerCuts):
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
+
+    def _replaced(self, anchors: Sequence[Anchor]) -> float:
+        """How far this rank's weights are from the anchors: length over length, in fp64."""
+        apart = whole = 0.0
+        for track, anchor in zip(self.tracks, anchors, strict=True):
+            if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
+                theta_N = self._buffers.empty(track.owned.numel)
+                track.view.read(track.owned, theta_N)
+                theta_N.sub_(anchor.values)
+                apart += float(torch.linalg.vector_norm(theta_N, dtype=torch.float64)) ** 2
+            whole += float(torch.linalg.vector_norm(anchor.values, dtype=torch.float64)) ** 2
+        return float((apart / whole) ** 0.5 if whole else apart)
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Get a donor's training state, if this rack joins a running job: before the weights, which

@@ -70,6 +70,25 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
     assert [track.anchor.version for track in hand.trainer.tracks] == [0, 0]
 
 
+def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> None:
+    """A rack that had resumed by its framework alone lost its weights without a word."""
+    hand = Hand()
+    hand.trainer.compares = True
+    own = hand.theta(0)
+    begin(hand, 4.0)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    (said,) = [fields for kind, fields in hand.notes if kind == "weights-replaced"]
+    assert said["differ_pct"] == pytest.approx(100 * abs(own - 4.0) / 4.0, abs=1e-3)
+
+
+def test_equal_weights_are_not_replaced() -> None:
+    hand = Hand()
+    hand.trainer.compares = True
+    begin(hand, hand.theta(0))
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert "weights-replaced" not in [kind for kind, _ in hand.notes]
+
+
 def test_all_racks_begin_together() -> None:
     """To hold version 0 is not enough: a head start would put captures into other rounds."""
     hand = Hand()

@@ -70,6 +70,14 @@ class Extent(NamedTuple):
     total: int
 
 
+@dataclass(slots=True)
+class Meter:
+    """One pull: its bytes, and how many of them are verified so far. Whoever pulls writes it."""
+
+    size: int
+    verified: int = 0
+
+
 class Address(NamedTuple):
     """Where a bulk lane listens."""
 

@@ -22,7 +22,7 @@ from mend.errors import ChecksumMismatch, PayloadGone, WireError
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.sim import World
-from mend.types import Address
+from mend.types import Address, Extent, Meter
 from tests.fuzz.mutate import damaged, mutated
 
 T = TypeVar("T")
@@ -115,6 +115,7 @@ class Donor:
     def fetch(
         self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
         done: Callable[[Exception | None], None],
+        extent: Extent | None = None, meter: Meter | None = None,
     ) -> None:  # fmt: skip
         part = self.blob[: len(into)]
         into[: len(part)] = part

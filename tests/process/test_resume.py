@@ -393,3 +393,19 @@ def test_the_tape_of_a_resumed_job_replays(jobs: Jobs, tmp_path: Path) -> None:
     assert script.omitted == ()
     assert replay_machines([job.events_folder]) == 0
     Replay(jobs, script).equal(**told)
+
+
+def test_a_rack_that_resumes_nothing_beside_one_that_does_is_refused_by_name(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """The documented snippet passes resume=None where a rack's own disk has no checkpoint. The job
+    began, and that rack's steps and its optimizer's state were gone without a word."""
+    options: dict[str, Any] = {"steps": STEPS, "config": CONFIG | {"lockstep": False}}
+    jobs().run(**options, checkpoints={str(CUT): str(tmp_path / "cuts" / "step-13")})
+    job = jobs()
+    job.start(0, **options, resume=str(tmp_path / "cuts"))
+    job.start(1, **options)
+    assert job.ended(1) != 0
+    assert "pass resume= on every rack" in job.logs(), job.logs()
+    until(lambda: "rack 1 was refused: rack 1 cannot begin" in job.logs(), job.logs())
+    job.processes[0].kill()

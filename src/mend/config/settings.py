@@ -302,7 +302,10 @@ class MendConfig:
         2, k.whole(0, 64), "number of rounds that an offer may be late and still be merged"
     )
     start_timeout_s: float = _knob(
-        120.0, k.seconds(0.001), "longest wait for all hellos; twice it, with the copy of version 0"
+        120.0,
+        k.seconds(0.001),
+        "longest wait for all racks to say hello; twice that for the first version, and longer"
+        " while its bytes arrive",
     )
     evict_s: float = _knob(
         600.0,
@@ -324,10 +327,16 @@ class MendConfig:
         600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
     )
     shutdown_timeout_s: float = _knob(
-        60.0, k.seconds(), "longest wait at the end for racks that train, and the last exchange"
+        60.0,
+        k.seconds(),
+        "longest wait at the end for the last exchange and for racks that are still training;"
+        " longer while bytes of the last exchange arrive",
     )
     transfer_stall_s: float = _knob(
-        10.0, k.seconds(0.001), "after this long without a verified byte, ask the next holder"
+        10.0,
+        k.seconds(0.001),
+        "after this long without a verified byte, ask the next holder; a wait at the start or the"
+        " end that is past its limit ends",
     )
     sideband_addr: str = _knob(
         "",

@@ -31,6 +31,7 @@ from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
 from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
+from mend.coordination.pulls import moving_racks, taken_of
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
     asked_fragments,
@@ -677,13 +678,15 @@ class Coordinator:
         views = [view for view in self.views.values() if not view.gone]
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
             heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
+        moving, taken = moving_racks(log.committed, self.views), taken_of(self.views)
         for view in views:
             # A witness that was started again knows no address: these orders must say everything.
             # It is told of the end at once: later no member may be there to tell it.
             missed = WITNESS not in lively or log.committed.over
             lost = view.member.rack == WITNESS and missed and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)
-            due = view.next_orders(state, log, known, now_ns, heartbeat_ns, detect_ns)
+            progress = moving, taken.get(view.member.rack, 0)
+            due = view.next_orders(state, log, known, now_ns, heartbeat_ns, detect_ns, progress)
             if due is not None:
                 effects.append(Send(Peer(view.member.rack, 0), due))
         self.beat_due_ns = min([v.sent_ns + self.options.heartbeat_ns for v in views], default=None)

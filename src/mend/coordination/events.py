@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from mend.consensus.records import Offer, Record, Snapshot
 from mend.consensus.weights import WHOLE
-from mend.coordination.messages import Message, OfAttempt
+from mend.coordination.messages import Message, OfAttempt, Pulled
 from mend.types import Address, Member, Peer
 
 
@@ -168,6 +168,12 @@ class RackStateLoaded(Event, frozen=True):
     owner: Member
     step: int
     digest: str
+
+
+class Moved(Event, frozen=True):
+    """How far the pulls of this rank are, by the rack whose bytes they are."""
+
+    pulls: tuple[Pulled, ...]
 
 
 class Spoiled(Event, frozen=True):

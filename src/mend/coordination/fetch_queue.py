@@ -91,6 +91,10 @@ class FetchQueue:
     def wanted(self) -> list[Key]:
         return list(self._pulls)
 
+    def waiting(self) -> list[Key]:
+        """Offers whose pull has not begun, or has failed."""
+        return [key for key, pull in self._pulls.items() if pull.idle]
+
     def held(self) -> list[Key]:
         return [key for key, pull in self._pulls.items() if pull.here]
 

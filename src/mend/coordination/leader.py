@@ -329,6 +329,7 @@ class Leader:
             heard=heard,
             step_ns=reports.step_ns,
             pace=reports.paces()[0],
+            pulls=reports.pulls(),
         )
 
     def _tell_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
@@ -366,6 +367,8 @@ class Leader:
         self.serial += 1
         flow.went(portion, self.serial, now_ns)
         news = {"prev": portion.prev, "records": portion.records, "snapshot": portion.snapshot}
+        if self.orders is not None:
+            news |= {"moving": self.orders.moving, "taken": self.orders.taken}
         to = Peer(self.member.rack, rank)
         effects.append(Send(to, replace(orders, serial=self.serial, **news)))
 

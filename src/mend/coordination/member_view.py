@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mend.consensus.log import Log
 from mend.coordination.flow import Again, Flow, Portion, whole
-from mend.coordination.messages import OfferId, Orders, Pace, Report
+from mend.coordination.messages import OfferId, Orders, Pace, Pulled, Report
 from mend.types import Member
 
 
@@ -57,11 +57,18 @@ class MemberView:
         )
 
     def next_orders(
-        self, orders: Orders, log: Log, known: int, now_ns: int, heartbeat_ns: int, detect_ns: int
+        self,
+        orders: Orders,
+        log: Log,
+        known: int,
+        now_ns: int,
+        heartbeat_ns: int,
+        detect_ns: int,
+        progress: tuple[tuple[Pulled, ...], int] = ((), 0),
     ) -> Orders | None:
         """The state to send, with the records that are due: if it is news, or time for a heartbeat.
         `orders`: what all members are told. `known`: records that the reader has for sure; below 0
-        nobody knows."""
+        nobody knows. `progress`: `moving` and `taken`, which are no news by themselves."""
         due = now_ns >= self.sent_ns + heartbeat_ns
         if self.flow.full and not due:
             return None
@@ -83,11 +90,13 @@ class MemberView:
             chain=log.chain(portion.prev),
             records=portion.records,
             snapshot=portion.snapshot,
+            moving=progress[0],
+            taken=progress[1],
         )
 
 
 def _lasting(report: Report) -> Report:
-    return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace())
+    return replace(report, serial=0, heard=0, step=0, step_ns=0, pace=Pace(), pulls=())
 
 
 @dataclass

@@ -48,7 +48,7 @@ from mend.consensus.records import (
     Where,
     Word,
 )
-from mend.types import BUFFERS_MAX, Member
+from mend.types import BUFFERS_MAX, RACKS_MAX, Member
 
 CauseName = Annotated[str, Meta(max_length=32)]
 """One of the detector's; any other is shown as unknown."""
@@ -121,6 +121,8 @@ class Hello(Word, frozen=True, tag=10):
     """The step at which this rack's part of the checkpoint was written."""
     buffers: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=BUFFERS_MAX)] = ()
     """(name, digest) of the buffers of its first rank. They may differ, and decide nothing."""
+    part_lost: bool = False
+    """It was given a checkpoint in which it has no part, and begins with a copy."""
 
 
 class Challenge(Word, frozen=True, tag=18):
@@ -294,6 +296,19 @@ JOINERS_MAX = 64
 """Racks that join at once."""
 
 
+class Pulled(Word, frozen=True):
+    """Verified bytes of pulls, which only grow, and the bytes that are still to come. In a report
+    `rack` is the rack whose bytes they are, its own for decided versions; in orders the rack that
+    pulls."""
+
+    rack: U16
+    moved: Count
+    left: Count
+
+
+Pulls = Annotated[tuple[Pulled, ...], Meta(max_length=RACKS_MAX + 1)]
+
+
 class RankCopy(Word, frozen=True):
     """What one rank has copied of its training state for a rack that joins, after a step; or why
     it cannot (`refused`)."""
@@ -359,6 +374,7 @@ class Report(State, frozen=True, tag=12):
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     """What it has copied as a donor."""
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
+    pulls: Pulls = ()
 
 
 class Orders(State, frozen=True, tag=13):
@@ -390,6 +406,10 @@ class Orders(State, frozen=True, tag=13):
     donors: Annotated[tuple[Donor, ...], Meta(max_length=JOINERS_MAX)] = ()
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     """What these donors have copied."""
+    moving: Pulls = ()
+    """Racks that copy what the job begins with, join or leave: others may wait for their pulls."""
+    taken: Count = 0
+    """Bytes of the receiver's offers that other racks have pulled so far."""
 
 
 class Part(Word, frozen=True):
@@ -444,6 +464,7 @@ class RankReport(State, frozen=True, tag=14):
     wants: bool = False
     copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
+    pulls: Pulls = ()
 
 
 class RankOrders(State, frozen=True, tag=15):
@@ -470,6 +491,8 @@ class RankOrders(State, frozen=True, tag=15):
     """Racks that join, for which this one is the donor."""
     copy: StateCopy | None = None
     """What a donor has copied for this rack."""
+    moving: Pulls = ()
+    taken: Count = 0
 
 
 Message = (

@@ -33,7 +33,16 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import FetchQueue, Key
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
-from mend.coordination.messages import Bad, Cut, Gather, OfferId, Part, RankOrders, RankReport
+from mend.coordination.messages import (
+    Bad,
+    Cut,
+    Gather,
+    OfferId,
+    Part,
+    Pulled,
+    RankOrders,
+    RankReport,
+)
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
@@ -74,6 +83,7 @@ class RankMachine:
     serial: int = 0
     cut: Cut | None = None
     """The checkpoint that this rank waits in."""
+    pulls: tuple[Pulled, ...] = ()
 
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
@@ -145,6 +155,8 @@ class RankMachine:
                 self.copies.on_taken(event)
             case ev.StateCopied():
                 effects += self.copies.on_copied(event, now_ns)
+            case ev.Moved(pulls):
+                self.pulls = pulls
             case ev.Spoiled(p, version):
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
@@ -512,7 +524,11 @@ class RankMachine:
                 return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
         numbered = replace(
-            report, serial=self.serial, heard=self.orders_serial, pace=self.pace.pace
+            report,
+            serial=self.serial,
+            heard=self.orders_serial,
+            pace=self.pace.pace,
+            pulls=self.pulls,
         )
         effects.append(ev.Send(Peer(self.me.rack, 0), numbered))
 

@@ -24,10 +24,12 @@ from mend.coordination.messages import (
     OfferId,
     Pace,
     Part,
+    Pulled,
     RankReport,
     Sliced,
     StateCopy,
 )
+from mend.coordination.pulls import of_ranks
 from mend.coordination.slow import pace_of_rack, verdict_of
 from mend.types import Member
 
@@ -155,6 +157,10 @@ class RankReports:
             self._paces = pace, verdict_of(pace)
         return self._paces
 
+    def pulls(self) -> tuple[Pulled, ...]:
+        """How far the pulls of all ranks are."""
+        return of_ranks(report.pulls for report in self.newest.values())
+
     @property
     def step(self) -> int:
         """The step of the lowest rank that was heard."""
@@ -174,7 +180,7 @@ class RankReports:
 
 def _lasting(report: RankReport) -> RankReport:
     """Without the fields that differ in every report."""
-    return replace(report, serial=0, step=0, step_ns=0, decided=0, heard=0, pace=Pace())
+    return replace(report, serial=0, step=0, step_ns=0, decided=0, heard=0, pace=Pace(), pulls=())
 
 
 def _facts(report: RankReport) -> set[Hashable]:

@@ -251,7 +251,14 @@ def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | No
     right = f"{rack} resumes checkpoint {theirs.number} of lineage {theirs.lineage[:12]}"
     if own is None:
         if not hello.policy.lockstep:
-            return None
+            if hello.part_lost or hello.seat.member.rack not in theirs.racks:
+                return None
+            why = (
+                "it resumes no checkpoint, and has a part of the one that the others resume; pass "
+                "resume= on every rack (with the folder of another rack it begins with a copy, and "
+                "what only it had is lost)"
+            )
+            return why, f"{why}; {right}"
         why = "it resumes no checkpoint; in lockstep all racks begin at one step"
         return why, f"{why}, and {right}"
     if (own.lineage, own.number) != (theirs.lineage, theirs.number):

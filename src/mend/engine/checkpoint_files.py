@@ -241,6 +241,13 @@ def read_manifest(folder: Path, rack: int) -> Manifest | None:
     if not path.exists():
         return None
     own = _manifest(path, _bytes(path, MANIFEST_BYTES_MAX))
+    if own.key != complete.key and (path.parent / COMPLETE).exists():
+        parts = sorted((own, complete), key=lambda part: part.wall_ns)
+        older, newer = (f"rack-{part.rack} of step {part.step}" for part in parts)
+        raise CheckpointError(
+            f"{folder} holds complete parts of two checkpoints: {newer}, and the older {older}. "
+            "Put parts of one checkpoint there, or resume another one"
+        )
     if own.key != complete.key:
         return None  # left by another job that did not complete it
     if own.rack != rack or (own.racks, own.versions) != (complete.racks, complete.versions):

@@ -27,6 +27,7 @@ from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.published_state import PublishedState
+from mend.engine.pulls import Pulls
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.state_copying import StateCopying
 from mend.engine.sums import tensors_of
@@ -45,7 +46,7 @@ from mend.errors import (
     WorkerFailed,
 )
 from mend.trace.writer import Tape
-from mend.types import Member, Owned, Peer, offer_key, rack_name, state_key
+from mend.types import Extent, Member, Owned, Peer, offer_key, rack_name, state_key
 
 Payload = tuple[Member, int, int]
 
@@ -92,6 +93,7 @@ class ConcurrentOuterStep:
         self._merging = Merging(self, tensors)
         self.slicing = Slicing(self)
         self._states = StateCopying(self)
+        self.pulls = Pulls()
         self.mirrors: RackStateMirrors | None = None
         """Set where racks keep state of scope rack for each other."""
         self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
@@ -119,6 +121,7 @@ class ConcurrentOuterStep:
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
             if self.me.rank == 0 and (about := self._equal_offers.warning(body.offers)):
                 self.host.note("same-data", about)
+            self.published.moves(body.moving, body.taken, self.host.now_ns())
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It expects the coordinator here, so its list of addresses has another order.
             at = body.seat.address
@@ -166,6 +169,18 @@ class ConcurrentOuterStep:
             due = machine.deadline_ns()
             if due is not None and due <= now_ns:
                 self._give(machine, ev.Tick())
+        self._count()
+
+    def _count(self) -> None:
+        """Tell how far the pulls of this rank are."""
+        waiting: dict[int, int] = {}
+        for member, fragment, _ in self.rank_machine.fetch_queue.waiting():
+            size = self.numerics_of[fragment].payload_bytes(self.owned[fragment])
+            waiting[member.rack] = waiting.get(member.rack, 0) + size
+        standing = self.pulls.standing(waiting)
+        if standing != self.rank_machine.pulls:
+            self.published.pulled = sum(each.moved for each in standing)
+            self.tell(ev.Moved(standing))
 
     def crashed(self, error: MendError) -> None:
         """Fail the threads that wait: the loop stopped."""
@@ -382,11 +397,14 @@ class ConcurrentOuterStep:
         checksum = offer.checksum(self.me.rank) or "absent"
 
         def done(error: Exception | None) -> None:
+            self.pulls.end(offer.member.rack, meter, whole=error is None)
             if error is None:
                 self._keep(name, payload, checksum)
             self.tell(ev.Fetched(*name, error=said(error), size=size))
 
-        self.host.fetch(effect.holders, self._offer_key(name), checksum, payload.numpy().data, done)
+        meter, key = self.pulls.begin(offer.member.rack, size), self._offer_key(name)
+        data = payload.numpy().data
+        self.host.fetch(effect.holders, key, checksum, data, done, meter=meter)
 
     def _copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version
@@ -394,7 +412,8 @@ class ConcurrentOuterStep:
         data = numerics.empty(owned, locked=False)
 
         def finish(result: Anchor | Exception) -> None:
-            error = ""
+            error, good = "", isinstance(result, Anchor) and result.digest == effect.digest
+            self.pulls.end(self.me.rack, meter, whole=good)
             if isinstance(result, Exception):
                 error = said(result)
             elif result.digest != effect.digest:
@@ -408,10 +427,15 @@ class ConcurrentOuterStep:
                 finish(error)
             else:
                 adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
-                self.host.work(adopt, finish)
+                first = partial(numerics.adopt_first, data, owned)
+                self.host.work(adopt if version else first, finish)
 
-        key = state_key(self.me.rank, fragment, version, effect.digest)
-        self.host.fetch(effect.holders, key, "", data.numpy().data.cast("B"), done)
+        key, data_B = state_key(self.me.rank, fragment, version, effect.digest), data.numpy().data
+        extent, into_B = Extent(0, data_B.nbytes), data_B.cast("B")
+        if not version:  # its outer states are zero
+            into_B = into_B[: owned.numel * data.element_size()]
+        meter = self.pulls.begin(self.me.rack, into_B.nbytes)
+        self.host.fetch(effect.holders, key, "", into_B, done, extent, meter)
 
     def _publish(self, fragment: int, version: int, attempt: int) -> None:
         if attempt:

@@ -54,7 +54,7 @@ class EvictableTrainer(Trainer):
         try:
             for _ in range(2):  # offers that are open already go first
                 self._capture_tails()
-                yield from self.drain(self.options.shutdown_ns)
+                yield from self._drain(self._at_the_end())
         except GaveUp as late:
             self._stays(about | {"detail": str(late)}, for_good=True)
             return
@@ -64,7 +64,7 @@ class EvictableTrainer(Trainer):
             why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
             self._stays(about | {"detail": why}, for_good=bool(minus_open))
             return
-        yield from self._leave(self._now_ns())
+        yield from self._leave(self._patience(0, stall_ns=0))
         self.outcome = Outcome("evicted", reason)
         self._stand()
         remedy = "start it again: it joins with the state of another rack"

@@ -105,6 +105,8 @@ class StepOptions:
     blend_alpha: float
     give_up_ns: int
     shutdown_ns: int
+    stall_ns: int
+    """A wait for bytes that is past its limit ends when none has come for so long."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from mend.coordination.events import Effect, Event, Machine
 from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherJob, OtherVersion
 from mend.trace.writer import Tape, handled
-from mend.types import MS, SECOND, Address, Extent, Peer
+from mend.types import MS, SECOND, Address, Extent, Meter, Peer
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class HostInterface(Protocol):
         into: memoryview,
         done: Callable[[Exception | None], None],
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """As `BulkLane.fetch`."""
 

@@ -42,7 +42,7 @@ from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import PERSON, SECOND, Address, Extent, Member, Peer
+from mend.types import PERSON, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -256,11 +256,12 @@ class IoLoop:
         into: memoryview,
         done: Callable[[Exception | None], None],
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
         async def pull() -> None:
             error: Exception | None = None
             try:
-                await self._lane.fetch(holders, key, checksum, into, extent)
+                await self._lane.fetch(holders, key, checksum, into, extent, meter)
             except TransportError as failure:
                 error = failure
             self.pull_troubles.ended(holders, error, self._loop.time())

@@ -57,6 +57,7 @@ from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
+from mend.engine.trainer_cuts import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
 from mend.errors import CheckpointError, Evicted, GaveUp
@@ -193,6 +194,7 @@ class LiveRank:
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
         self.trainer.troubles = self.io_loop.pull_troubles.told
+        self.trainer.compares = again is None
         if self._resumed is not None:
             self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
         self._checkpoints = CheckpointWriter(
@@ -214,6 +216,7 @@ class LiveRank:
             script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
             buffers=self._buffers_to_compare(model),
+            part_lost=part is None and self.settings.resume is not None,
         )  # fmt: skip
         if again and parts.leader:
             again.check(parts.leader.hello.facts)
@@ -298,7 +301,13 @@ class LiveRank:
             return view_of_rank(job, leader, coordinator, training, now_ns, ended=ended)
 
         io_loop.every(NOTES_S, training.recent.note)
+        io_loop.every(SAY_NS / SECOND, self._tell_pulls)
         io_loop.observe(view)
+
+    def _tell_pulls(self) -> None:
+        """Note how far the racks are with bytes that others wait for."""
+        for rack, about in self.published.look().transfers.notes():
+            self.recorder.note("pulling", {"peer": rack, **about})
 
     # -------------------------------------------------------------- training thread
 

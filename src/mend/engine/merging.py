@@ -241,13 +241,15 @@ class Slicing:
             at = slice_key(own_rank, *key, effect.position)
 
         def done(error: Exception | None) -> None:
+            rank.pulls.end(effect.member.rack, meter, whole=error is None)
             if error is None and effect.seq:
                 attempt.parts[effect.member.rack, effect.position] = part_B
             rack, size = effect.member.rack, part_B.numel()
             rank.tell(ev.SliceFetched(*key, rack, effect.seq, said(error), size))
 
+        meter = rank.pulls.begin(effect.member.rack, part_B.numel())
         if part_B.numel():
-            rank.host.fetch(effect.holders, at, "", part_B.numpy().data, done, extent)
+            rank.host.fetch(effect.holders, at, "", part_B.numpy().data, done, extent, meter)
         else:
             done(None)
 

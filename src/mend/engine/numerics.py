@@ -276,10 +276,14 @@ class Numerics:
     def begun(self, read: Callable[[Tensor], object], part: Owned) -> Anchor:
         """Version 0 of values that `read` writes into the vector it is given. This saves a copy of
         the size of the model."""
-        numel, codecs = part.numel, self.codecs(part)
         data = self.empty(part)
-        read(data[:numel])
-        data[numel:].zero_()
+        read(data[: part.numel])
+        return self.adopt_first(data, part)
+
+    def adopt_first(self, data: Tensor, part: Owned) -> Anchor:
+        """Version 0 in a buffer that holds its values and nothing else yet."""
+        codecs = self.codecs(part)
+        data[part.numel :].zero_()
         codecs.first(data[data.numel() - codecs.state_numel :])
         return self.adopt(data, part, 0)
 

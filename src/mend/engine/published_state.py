@@ -26,8 +26,9 @@ from mend.consensus.records import (
     Roster,
     Snapshot,
 )
-from mend.coordination.messages import FailSlow
+from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.numerics import Anchor
+from mend.engine.pulls import Transfers
 from mend.engine.training_state import Mirror, Mirrored, Received
 from mend.engine.turnout import LastRounds, Turnout
 from mend.errors import Evicted, JobLost, MendError
@@ -84,6 +85,9 @@ class PublishedState:
 
     room_B: Tensor | None = None
     """Memory for a copy of the training state, with every page touched."""
+
+    pulled = taken = 0
+    """Bytes that this rank has pulled and verified; bytes of its rack's that others have."""
 
     missing: tuple[int, ...] = ()
     """Racks that were not heard when the job ended."""
@@ -146,7 +150,7 @@ class PublishedState:
         """The wanted mirror with its bytes, or the reason why there is none."""
         self.mirror_bytes = 0
         """Size of the mirrors kept for another rack; written by the loop alone."""
-        self.fresh = False
+        self.transfers, self.fresh = Transfers(), False
         """Something was published since the training thread last looked; read without the lock."""
 
     # -------------------------------------------------------------- loop
@@ -294,6 +298,19 @@ class PublishedState:
             if settled != self.settled:
                 self.settled = settled
                 self.changed.notify_all()
+
+    def moves(self, moving: tuple[Pulled, ...], taken: int, now_ns: int) -> None:
+        """Take how far the racks are with what they pull."""
+        with self.changed:
+            self.transfers.take(moving, now_ns)
+            self.taken = taken
+
+    def arrived(self, *, of_all: bool = True) -> list[int]:
+        """Verified bytes so far of what this rack waits for, in any order that stays; `of_all`:
+        also what other racks pull. Waits end when none of these numbers changes."""
+        with self.changed:
+            others = [each for p in self.transfers.moving for each in (p.rack, p.moved)]
+            return [self.pulled, self.taken, *(others if of_all else ())]
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:

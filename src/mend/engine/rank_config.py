@@ -93,13 +93,14 @@ def parts_of(
     script: ReplayScript | None = None,
     resumed: tuple[Resume, int] | None = None,
     buffers: tuple[tuple[str, str], ...] = (),
+    part_lost: bool = False,
 ) -> Parts:
     """The parts of one rank's machines.
 
     `settings`: completed. `ranks`: the introductions of all ranks of the rack, in rank order.
     `facts`: see `RackModel`. `sums`: whether merges need sums over the ranks first. `script`: rack
     0 decides its records again, and no process takes over. `resumed`: a checkpoint, and this rack's
-    step in it. `buffers`: see `digests_of_buffers`."""
+    step in it. `buffers`: see `digests_of_buffers`. `part_lost`: see `Hello`."""
     policy = settings.policy
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
     versions = resumed[0].versions if resumed else ()
@@ -115,6 +116,7 @@ def parts_of(
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,
         buffers=buffers,
+        part_lost=part_lost,
     )
     where = Peer(WITNESS, 0) if settings.witness else Peer(0, 0)
     peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)

@@ -84,7 +84,7 @@ def view_of_rank(
         detail=failure or detail,
         follows=leader.follower.coordinator,
         policy=log.committed.policy or leader.hello.policy,
-        why=leader.why(),
+        why=(*leader.why(), *training.published.look().transfers.sentences()),
         doings=_doings(leader, training, now_ns),
         retired=coordinator.retired() if coordinator is not None else (),
     )

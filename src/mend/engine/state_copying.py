@@ -102,17 +102,22 @@ class StateCopying:
             return
         data_B = torch.empty(effect.size, dtype=torch.uint8, device="cpu")
 
+        passed_on = effect.shared and rank.me.rank != 0  # the first rank passes it on
+        meter = rank.pulls.begin(rank.me.rack, 0 if passed_on else effect.size)
+
         def done(error: Exception | None) -> None:
+            rank.pulls.end(rank.me.rack, meter, whole=error is None)
             rank.published.pulling = False
             if error is None:
                 copied = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
                 rank.published.receive(Received(*copied))
             end(said(error))
 
-        if effect.shared and rank.me.rank != 0:  # the first rank passes it on
+        if passed_on:
             done(None)
             return
         rank.published.pulling = True
 
         key = training_state_key(donor, rank.me.rank, rank.member, effect.step, effect.digest)
-        rank.host.fetch((effect.holder,), key, effect.digest, data_B.numpy().data, done)
+        data = data_B.numpy().data
+        rank.host.fetch((effect.holder,), key, effect.digest, data, done, meter=meter)

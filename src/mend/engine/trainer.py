@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Mark
 from mend.coordination.events import (
     Applied,
     Captured,
-    Cutting,
     Idle,
     Leaving,
     RackStateLoaded,
@@ -41,7 +39,8 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.numerics import Anchor
 from mend.engine.outcome import Outcome, late_steps
-from mend.engine.trainer_rounds import TrainerRounds
+from mend.engine.pulls import Patience
+from mend.engine.trainer_cuts import POLL_NS, SAY_NS, TrainerCuts
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.engine.vectors import PORTION_NUMEL
 from mend.errors import (
@@ -52,27 +51,25 @@ from mend.errors import (
     StateRefused,
 )
 from mend.fragment.view import Pieces, portions
-from mend.types import MS, SECOND
+from mend.types import SECOND
 
 MIRROR_NS = 20 * SECOND
 """How long a joining rack waits for the others to list their mirrors of it. The transfer of one has
 no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
-POLL_NS = 50 * MS
-"""How often a draining rank looks again; what is published wakes it at once."""
-
 LEAVE_NS = 5 * SECOND
 """How long a rack waits for the end of the job after it has asked to leave at once."""
 
-SAY_NS = 5 * SECOND
-"""How often a rack that waits for the others to finish says so."""
 
-
-class Trainer(TrainerRounds):
+class Trainer(TrainerCuts):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
     _late_steps = 0
     """Most steps of a fragment that were made on an old version, and are in the last offer."""
+    compares = False
+    """Whether to say how far the weights were from those that the job begins with."""
+    _missed_first = False
+    """Whether a rank of this rack, which founded the job, has missed its first versions."""
     troubles: Callable[[], list[str]] = list
     """In words: the lanes over which no pull succeeds."""
 
@@ -82,8 +79,21 @@ class Trainer(TrainerRounds):
 
     def drain(self, limit_ns: int) -> Doing:
         """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
+        yield from self._drain(self._patience(limit_ns, stall_ns=0))
+
+    def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
+        return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
+
+    def _arrived(self) -> list[int]:
+        """The bytes that a wait goes by. A rack that joins waits for no other rack."""
+        return self.published.arrived(of_all=not self._joins() or self.published.trains)
+
+    def _at_the_end(self) -> Patience:
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
+        return self._patience(limit_ns, stall_ns=self.options.stall_ns)
+
+    def _drain(self, patience: Patience) -> Doing:
         everything = list(range(len(self.tracks)))
-        deadline_ns = self._now_ns() + limit_ns
         for fragment, track in enumerate(self.tracks):
             if track.offer is not None:
                 self._post(StillOpen(fragment, track.anchor.version))
@@ -92,7 +102,7 @@ class Trainer(TrainerRounds):
             open_ = any(track.offer is not None for track in self.tracks)
             pairs = zip(self.published.panels, versions, strict=True)
             done = not open_ and all(panel.decided <= version for panel, version in pairs)
-            late, over = self._now_ns() > deadline_ns, self.published.finished
+            late, over = patience.over(self._now_ns()), self.published.finished
             values = [int(done), -int(late), -int(over)]
             done_everywhere, any_late, any_over = yield from self._agree_and_apply(
                 everything, values
@@ -100,7 +110,7 @@ class Trainer(TrainerRounds):
             if done_everywhere:
                 return
             if any_late or any_over:
-                why = f"after {limit_ns / SECOND:g} s"
+                why = f"after {patience}"
                 if any_over:
                     why = "the job is over for this rack"
                 count = sum(track.offer is not None for track in self.tracks)
@@ -113,14 +123,14 @@ class Trainer(TrainerRounds):
     def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
-        It leaves together with the other racks, or alone after shutdown_timeout_s. A rack that has
+        It leaves together with the other racks, or alone after shutdown_timeout_s, unless bytes of
+        the last exchange still arrive then. A rack that has
         to leave with unmerged work keeps its own weights instead: the anchor does not have that
         work, and overwriting the weights would lose it. So does a rack whose weights may not be
         overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
         numbers.
         """
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
-        deadline_ns = self._now_ns() + limit_ns
+        patience = self._at_the_end()
         refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
         kept = self.local_weights() if refused[0] else []
         if refused[0]:
@@ -131,11 +141,11 @@ class Trainer(TrainerRounds):
                 self._capture_tails()
                 self._post(Leaving())
             with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
-                yield from self.drain(limit_ns)
+                yield from self._drain(patience)
             self._capture_tails()
-        yield from self._try_drain(max(0, deadline_ns - self._now_ns()))
+        yield from self._try_drain(patience)
         self._post(Leaving())
-        yield from self._leave(max(deadline_ns, self._now_ns()))
+        yield from self._leave(patience)
         if refused[0]:
             # To be told that they are its own: a merge applied meanwhile does not belong in there.
             self.put_back(kept)
@@ -206,41 +216,39 @@ class Trainer(TrainerRounds):
         behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
         self._late_steps = max([self._late_steps, *behind])
 
-    def _leave(self, deadline_ns: int) -> Doing:
+    def _leave(self, patience: Patience) -> Doing:
         """Apply what is still decided, until the log says that this rack has left.
 
         Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
         """
         hurried, posted, said_ns = False, None, self._now_ns()
+        patience.deadline_ns = max(patience.deadline_ns, said_ns)
         everything = list(range(len(self.tracks)))
         while True:
-            values = [int(self.published.finished), -int(self._now_ns() > deadline_ns)]
+            values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
             finished, late = yield from self._agree_and_apply(everything, values)
             if finished or (late and hurried):
                 return
             if late:
                 # An offer that is still open now forbids leaving in order; it had its time.
                 grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
-                hurried, deadline_ns = True, self._now_ns() + grace_ns
+                hurried, patience = True, self._patience(grace_ns, stall_ns=0)
                 self._post(Leaving(now=True))
             if (versions := self.versions()) != posted:
                 posted = versions
                 self._post(Idle(versions))
             if self._now_ns() - said_ns > SAY_NS:
                 said_ns = self._now_ns()
-                left_s = max(0, deadline_ns - said_ns) // SECOND
+                left_s = max(0, patience.deadline_ns - said_ns) // SECOND
                 self._note("leaving", {"for": "the other racks to finish", "at_most_s": left_s})
             yield Wait(self._news, POLL_NS)
 
-    def _try_drain(self, limit_ns: int) -> Doing:
+    def _try_drain(self, patience: Patience) -> Doing:
         """Drain, but go on with the shutdown if offers cannot be merged; see `close`."""
         try:
-            yield from self.drain(limit_ns)
+            yield from self._drain(patience)
         except GaveUp as error:
             self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
-
-    def versions(self) -> tuple[int, ...]:
-        return tuple(track.anchor.version for track in self.tracks)
 
     def _news(self) -> bool:
         return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
@@ -275,23 +283,33 @@ class Trainer(TrainerRounds):
     def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
         """The anchors to begin with, once all ranks of the rack may begin. Until then the script
         has nothing of the job, so a rack whose job is lost can begin again."""
-        deadline_ns, anchors = self._now_ns() + limit_ns, list[Anchor]()
+        anchors, patience = list[Anchor](), self._patience(limit_ns, stall_ns=self.options.stall_ns)
         while not anchors:
-            ready = yield Wait(self._may_begin, max(0, deadline_ns - self._now_ns()))
-            lost = isinstance(self.published.failure, JobLost) and not ready
-            all_ready, none_lost = yield from self._all_ranks([int(ready), int(not lost)])
+            ready = yield Wait(self._may_begin, patience.look_ns(self._now_ns()))
+            failure, late = self.published.failure, patience.over(self._now_ns())
+            lost, ends = isinstance(failure, JobLost), bool(failure) or late
+            all_ready, none_lost, none_ends = yield from self._all_ranks(
+                [int(ready), int(ready or not lost), int(ready or not ends)]
+            )
             if not none_lost:
                 raise JobLost(str(self.published.failure or "another rank of this rack says so"))
-            if not all_ready:
+            if all_ready:
+                anchors = yield from self._first_anchors()
+            elif not none_ends:
                 what = "the newest version" if self._joins() else "the first version"
-                raise self.published.failure or StartTimeout(
-                    f"not every rack held {what} within {limit_ns / SECOND:g} s ({self._why()})"
+                raise failure or StartTimeout(
+                    f"not every rack held {what} after {patience} ({self._why()})"
                 )
-            anchors = yield from self._first_anchors()
         return anchors
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Doing:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
+        replaced = self._replaced(anchors) if self.compares and not (own or self._joins()) else 0.0
+        if replaced:
+            effect = "they are not those of the job, and were replaced"
+            remedy = "racks that begin with equal weights (one seed, one file) copy nothing"
+            about: dict[str, object] = {"differ_pct": round(100 * replaced, 3), "effect": effect}
+            self._note("weights-replaced", about | {"remedy": remedy})
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
@@ -300,6 +318,18 @@ class Trainer(TrainerRounds):
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
+
+    def _replaced(self, anchors: Sequence[Anchor]) -> float:
+        """How far this rank's weights are from the anchors: length over length, in fp64."""
+        apart = whole = 0.0
+        for track, anchor in zip(self.tracks, anchors, strict=True):
+            if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
+                theta_N = self._buffers.empty(track.owned.numel)
+                track.view.read(track.owned, theta_N)
+                theta_N.sub_(anchor.values)
+                apart += float(torch.linalg.vector_norm(theta_N, dtype=torch.float64)) ** 2
+            whole += float(torch.linalg.vector_norm(anchor.values, dtype=torch.float64)) ** 2
+        return float((apart / whole) ** 0.5 if whole else apart)
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Get a donor's training state, if this rack joins a running job: before the weights, which
@@ -382,7 +412,8 @@ class Trainer(TrainerRounds):
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.training_state
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
-            state.begins_fresh("this rack was not in the roster in time")
+            missed = "missed the first version" if self._missed_first else ""
+            state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note("joined", {"versions": versions})
 
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
@@ -511,139 +542,11 @@ class Trainer(TrainerRounds):
             whole.extend(digest)
         return whole.hexdigest()
 
-    def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
-        """Stop at the record of the log where all racks make this checkpoint: apply what is decided
-        before it, and nothing after it. In lockstep stop at this step; open offers stay open.
-        Raises CheckpointError past the limit; training may go on then."""
-        deadline_ns = self._now_ns() + limit_ns
-        with self.published.changed:
-            before = self.published.mark[0].number if self.published.mark else 0
-        self._post(Cutting(name))
-        try:
-            yield from self._until_all(
-                lambda: self._mark(name, before) is not None, deadline_ns, name
-            )
-            marked = self._mark(name, before)
-            assert marked is not None, "all ranks have read it"
-            mark, versions = marked
-            if self.member.rack not in mark.racks:
-                raise CheckpointError(
-                    f"checkpoint {name!r} was made without rack {self.member.rack}, which was "
-                    "silent then"
-                )
-            if not self.policy.lockstep:
-                yield from self._until_all(
-                    lambda: self.versions() == versions, deadline_ns, name, versions
-                )
-        except BaseException:
-            self._post(Cutting(""))
-            raise
-        return mark
-
-    def cut_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Doing:
-        """Wait until the offers that were open at the cut are encoded: their tensors then hold what
-        was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
-        deadline_ns = self._now_ns() + limit_ns
-        yield from self._until_all(
-            lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
-        )
-        declined = {offer.fragment for offer in offers if offer.declined}
-        finite = [int(fragment not in declined) for fragment in range(len(self.tracks))]
-        finite = yield from self._agree_and_apply([], finite)
-        if not all(finite):
-            raise CheckpointError(
-                f"checkpoint {mark.name!r}: what rack {self.member.rack} has captured of fragment "
-                f"{finite.index(0)} holds no finite numbers"
-            )
-
-    def cut_written(self, mark: Mark, limit_ns: int) -> Doing:
-        """Say that this rank has written its part, and wait until all racks have. Any thread.
-        Raises CheckpointError when a rack cannot write, or past the limit."""
-        deadline_ns = self._now_ns() + limit_ns
-        try:
-            self._post(Cutting(mark.name, written=True))
-            yield from self._until_all(
-                lambda: self._newest_mark() > (mark.number, False), deadline_ns, mark.name
-            )
-            done = self.published.written
-            written = done.racks if done is not None and done.number == mark.number else None
-            # One rank of the rack may have read a snapshot where another has read the record.
-            known, complete = yield from self._agree_and_apply(
-                [], [int(written is not None), int(written == mark.racks)]
-            )
-            if not known or written is None:
-                raise CheckpointError(
-                    f"checkpoint {mark.name!r} may be incomplete: the next one was begun before "
-                    f"all ranks of rack {self.member.rack} heard that it was written"
-                )
-            if not complete:
-                lost = ",".join(str(rack) for rack in mark.racks if rack not in written)
-                raise CheckpointError(
-                    f"checkpoint {mark.name!r} is incomplete: racks {lost} have not written it"
-                )
-        finally:
-            self._post(Cutting(""))
-
-    def _mark(self, name: str, before: int) -> tuple[Mark, tuple[int, ...]] | None:
-        """The checkpoint of this name, if it came after number `before`, or without this rack."""
-        mark = self.published.mark
-        if mark is None or mark[0].name != name:
-            return None
-        without = self.member.rack not in mark[0].racks
-        return mark if without or mark[0].number > before else None
-
-    def _newest_mark(self) -> tuple[int, bool]:
-        """Number of the newest checkpoint, and whether all racks have written it."""
-        published = self.published
-        begun = published.mark[0].number if published.mark else 0
-        return max((begun, False), (published.written.number if published.written else 0, True))
-
-    def _passed(self, versions: Sequence[int]) -> bool:
-        """Whether one of these versions will never arrive: a snapshot was taken after it, or this
-        rank copied a newer version instead."""
-        panels = zip(self.published.panels, versions, self.versions(), strict=True)
-        with self.published.changed:
-            return any(
-                mine < version and version not in panel.anchors
-                and (version < panel.restored or version < max(panel.anchors, default=-1))
-                for panel, version, mine in panels
-            )  # fmt: skip
-
-    def _until_all(
-        self,
-        ready: Callable[[], bool],
-        deadline_ns: int,
-        name: str,
-        caps: Sequence[int] | None = None,
-    ) -> Doing:
-        """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
-        fragments = list(range(len(self.tracks))) if caps is not None else []
-        begun_ns = said_ns = self._now_ns()
-        while True:
-            now_ns = self._now_ns()
-            if now_ns - said_ns >= SAY_NS:
-                said_ns = now_ns
-                about = f"checkpoint {name!r} ({self._why()})"
-                self._note("waiting", {"for": about, "seconds": (now_ns - begun_ns) // SECOND})
-            late, over = now_ns > deadline_ns, self.published.finished
-            passed = caps is not None and self._passed(caps)
-            flags = yield from self._agree_and_apply(
-                fragments, [int(ready()), -int(late), -int(over), -int(passed)], caps
-            )
-            if flags[0]:
-                return
-            if any(flags[1:]):
-                why = "the job is over for this rack" if flags[2] else "it took too long"
-                if flags[3]:
-                    why = "later decisions overtook this rack"
-                raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
-            yield Wait(ready, POLL_NS)
-
     def _may_begin(self) -> bool:
         published = self.published
         if self.member not in published.members:
             return False
-        if self._joins():
+        if self._joins() or self._has_missed_first():
             return all(panel.decided in panel.anchors for panel in published.panels)
         first, settled = published.first, published.settled
         held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
@@ -653,13 +556,23 @@ class Trainer(TrainerRounds):
             and all(has >= v for has, v in zip(settled, first, strict=True))
         )
 
+    def _has_missed_first(self) -> bool:
+        """Whether this rank will never hold what the job began with: the others counted this rack
+        as silent, began without it, and have replaced a version that it had not copied."""
+        pairs = zip(self.published.panels, self.published.first, strict=False)
+        with self.published.changed:
+            return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
+
     def _joins(self) -> bool:
-        """Whether the job already ran when this rack said hello."""
-        return self.published.begun and self.member not in self.published.founders
+        """Whether the job already ran when this rack said hello, or when it could begin."""
+        founds = self.member in self.published.founders and not self._missed_first
+        return self.published.begun and not founds
 
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
         that is the newest of another, so look again."""
+        (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
+        self._missed_first = self._missed_first or bool(missed)
         with self.published.changed:
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]

@@ -501,7 +501,8 @@ class TrainerRounds:
         return why or ["the coordinator has not answered the offers yet"]
 
     def _why(self) -> str:
-        return "; ".join(self.published.why) or "no reason known"
+        why = [*self.published.why, *self.published.transfers.sentences()]
+        return "; ".join(why) or "no reason known"
 
     def _resolved(self, fragment: int) -> bool:
         track, panel = self.tracks[fragment], self.published.panels[fragment]

@@ -18,6 +18,7 @@ from torch import Tensor
 from mend.consensus.records import TEXT_MAX
 from mend.engine.digest import digest_of_state
 from mend.engine.plain_data import Carried, Each, Packing, Path, check, one_by_one, said, unpack
+from mend.engine.schedulers import is_scheduled, rates_of, schedulers_of
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
 from mend.fragment.shards import as_dtensor
@@ -139,6 +140,8 @@ class TrainingState:
         registered here."""
         self._of: dict[str, str] = dict.fromkeys(SCOPES, "")
         """The source of these state dicts, in words."""
+        self._rates: dict[str, list[float]] = {}
+        """The learning rates in the checkpoint that is resumed."""
         self._fresh = ""
         """Why this rack joins without a donor's state; empty: it has one, or does not join."""
         self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
@@ -198,6 +201,8 @@ class TrainingState:
         on as at the donor."""
         if self._begun:
             return
+        self._register_schedulers()
+        self._compare_rates()
         if self.copied:
             self._refuse_schedulers()
             self._tell_of_no_optimizer()
@@ -209,13 +214,46 @@ class TrainingState:
                 self._note("state-unclaimed", about | {"remedy": remedy})
         self._waiting = {scope: {} for scope in SCOPES}
 
+    def _register_schedulers(self) -> None:
+        """Register the scheduler of each optimizer, if the script has not. One that began again on
+        a resume set other learning rates than before, and nobody noticed."""
+        driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
+        for name, optimizer in self.optimizers.items():
+            if not is_scheduled(optimizer) or any(item is optimizer for item in driven):
+                continue
+            found = schedulers_of(optimizer)
+            about = {
+                "name": f"scheduler of {name}",
+                "kind": type(found[0]).__name__ if found else "",
+            }
+            if len(found) != 1 or (self.copied and about["name"] not in self._waiting["job"]):
+                continue  # which one counts is not known, or it would begin anew: see below
+            try:
+                self.register(about["name"], found[0], "job")
+            except StateRefused as error:
+                self._note("scheduler-refused", {**about, "reason": str(error)})
+            else:
+                self._note("scheduler-registered", {**about})
+
+    def _compare_rates(self) -> None:
+        """Warn where the learning rates of a resumed rack are not those of its checkpoint."""
+        for name, now in rates_of(self.optimizers).items():
+            then = self._rates.get(name, now)
+            if now != then and not self.joins:
+                remedy = (
+                    "a scheduler that begins anew has set them: load its state as the script saved "
+                    "it, or call runtime.register_state('scheduler', scheduler) after mend_init, "
+                    "for the next checkpoint"
+                )
+                about: dict[str, object] = {"optimizer": name, "saved": then, "now": now}
+                self._note("rates-differ", about | {"remedy": remedy})
+
     def _refuse_schedulers(self) -> None:
         """Refuse a scheduler that is not registered: it would begin anew, and set other learning
         rates than the donor has."""
         driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
         for name, optimizer in self.optimizers.items():
-            scheduled = getattr(optimizer.step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
-            if scheduled and not any(item is optimizer for item in driven):
+            if is_scheduled(optimizer) and not any(item is optimizer for item in driven):
                 raise UsageError(
                     f"a learning-rate scheduler drives {name}, and it is not registered: this rack "
                     f"joined with the state of {self._of['job']}, and the scheduler would begin "
@@ -396,15 +434,18 @@ class TrainingState:
     def registered(self, step: int) -> Tensor | None:
         """The registered objects of both scopes, as bytes; None: there are none. Raises
         StateRefused."""
-        if not self._registered:
+        rates = rates_of(self.optimizers)
+        if not self._registered and not rates:
             return None
         states: dict[str, Any] = {scope: self._states(scope) for scope in SCOPES}
+        states["rates"] = rates
         return Packing("registered", {"step": step, **states}).write()
 
     def resume(self, data_B: Tensor, where: str, lost: str = "") -> None:
         """Keep what `registered` returned until the objects are registered. Call it before `load`.
         `lost`: why the state of scope rack is of no use here; empty: it is."""
         value = unpack(where, data_B)
+        self._rates = dict(value.get("rates", {}))
         self._waiting["job"], self._of["job"] = dict(value["job"]), where
         if lost:
             self._rack_fresh, self._lost = f"{where}: {lost}", True

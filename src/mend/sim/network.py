@@ -15,7 +15,7 @@ from mend.sim.faults import Broken, target
 from mend.sim.loop import Loop
 from mend.sim.scenario import Scenario
 from mend.transport.bulk_wire import checksum_of
-from mend.types import MS, SECOND, Address, Extent
+from mend.types import MS, SECOND, Address, Extent, Meter
 
 if TYPE_CHECKING:
     from mend.sim.process import Process
@@ -26,6 +26,9 @@ WIRE_CHECKED_ONE_IN = 8
 
 STREAMS_ONE_IN = 4
 """In one scenario of so many, states travel as patches, as they do between real processes."""
+
+METER_NS = 100 * MS
+"""Time between two counts of the bytes of a pull that takes longer."""
 
 INSIDE_NS = MS // 10
 """Delay between two processes of a rack."""
@@ -131,6 +134,7 @@ class Network:
         into: memoryview,
         done: Callable[[Exception | None], None],
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """Ask the holders one after another, as the lane does; a cut link costs a stall timeout.
 
@@ -154,7 +158,10 @@ class Network:
             time_ns = INSIDE_NS
             if here != there:
                 time_ns = 2 * broken.delay_ns(there, here)
-            time_ns += len(into) * self.scenario.byte_ns
+            bytes_ns = len(into) * self.scenario.byte_ns
+            if meter is not None and bytes_ns > METER_NS:
+                self._count(asker, meter, self.loop.now_ns, bytes_ns)
+            time_ns += bytes_ns
 
             def arrive() -> None:
                 live = self.lanes.get(holders[position]) is holder
@@ -168,6 +175,12 @@ class Network:
             asker.later(time_ns, arrive)
 
         ask(0, PeerUnreachable("no holder"))
+
+    def _count(self, asker: Process, meter: Meter, begun_ns: int, takes_ns: int) -> None:
+        """Count the bytes of a long pull as they come."""
+        meter.verified = meter.size * min(self.loop.now_ns - begun_ns, takes_ns) // takes_ns
+        if meter.verified < meter.size:
+            asker.later(METER_NS, lambda: self._count(asker, meter, begun_ns, takes_ns))
 
     def _give(
         self,

@@ -20,7 +20,8 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.fragment_state import AgreeMin, Doing, OpenOffer, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
-from mend.engine.trainer import POLL_NS, Trainer
+from mend.engine.trainer import Trainer
+from mend.engine.trainer_cuts import POLL_NS
 from mend.engine.training_state import Given, TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.moments import Moment
@@ -32,7 +33,7 @@ from mend.sim.moments import Adam, Moments
 from mend.sim.network import Network
 from mend.sim.scenario import Scenario
 from mend.trace.format import Entry, Gap, read_record, record_of_entry
-from mend.types import MS, SECOND, Address, Extent, Member, Peer
+from mend.types import MS, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ LINGER_NS = 5 * SECOND
 """How long a process that coordinates stays after its script, as `LiveRank.close` does."""
 
 START_NS = 30 * SECOND
+BYTES_NS = 3 * SECOND
+"""A wait for bytes that is past its limit ends when none has come for so long."""
 CUT_NS = 20 * SECOND
 """How long a simulated script waits for the others in a checkpoint."""
 
@@ -239,8 +242,9 @@ class Process:
         into: memoryview,
         done: Callable[[Exception | None], None],
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
-        self.network.fetch(self, holders, key, checksum, into, done, extent)
+        self.network.fetch(self, holders, key, checksum, into, done, extent, meter)
 
     def serve(self, key: bytes, view: memoryview) -> None:
         self.served[key] = view.cast("B")

@@ -51,6 +51,7 @@ from mend.sim.moments import Adam, Moments
 from mend.sim.network import Network
 from mend.sim.numbers import Spoiler
 from mend.sim.process import (
+    BYTES_NS,
     START_NS,
     THREAD_HOP_NS,
     Collective,
@@ -240,7 +241,9 @@ class World(Writer):
             if process.me.rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 by_fragment = tuple(zip(*digests, strict=True))
-                hello = Hello(seat, policy, (("model", "sim"),), by_fragment, resume=resume)
+                hello = Hello(
+                    seat, policy, (("model", "sim"),), by_fragment, resume=resume, part_lost=True
+                )
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
                 leader = LeaderParts(hello, self._founder, detect, process.now_ns())
                 coordinates, kept = self._coordinates(process.me), scenario.records_kept
@@ -264,9 +267,7 @@ class World(Writer):
         trainer = EvictableTrainer(
             process.member,
             policy,
-            StepOptions(
-                scenario.overlapped, scenario.alignment, 0.5, GIVE_UP_NS, scenario.shutdown_ns
-            ),
+            _step_options(scenario),
             tracks,
             published,
             now_ns=process.now_ns,
@@ -518,3 +519,9 @@ class World(Writer):
         """The processes of every rack and the witness in their newest lives."""
         processes = [training.process for training in self.trainings.values()]
         return processes + ([self.witness] if self.witness else [])
+
+
+def _step_options(scenario: Scenario) -> StepOptions:
+    shutdown_ns = scenario.shutdown_ns
+    overlapped, alignment = scenario.overlapped, scenario.alignment
+    return StepOptions(overlapped, alignment, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)

@@ -31,13 +31,15 @@ from mend.tools.doctor.estimate import (
     tau_for,
 )
 from mend.tools.links_spec import Link
+from mend.tools.plan_loss import loss_of
 from mend.types import MB
 
-PERIODS = (64, 128, 256, 512, 1024)
+PERIODS = (16, 32, 64, 128, 256, 512, 1024)
 PERIOD_FIRST = 128
-"""The default; shorter ones are in the table, and are recommended to nobody unasked."""
+"""The default."""
 FRAGMENTS = (4, 8, 16, 32)
-PAYLOADS = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16")
+PAYLOADS = (*DTYPES, "int8", "int4")
 """Codecs that are compared where nobody says which."""
 
 CODEC_FIRST = "int4"
@@ -45,6 +47,9 @@ CODEC_FIRST = "int4"
 
 BUSY_MAX = 0.7
 """Most of the time that payloads may keep the link busy: the rest makes up for an outage."""
+
+START_LONG_S = 10.0
+"""A copy at the start that takes longer is worth to be avoided."""
 
 LINK_SHARE = 0.9
 """Payload's share of the rate: headers, and TCP that finds the rate anew in each round."""
@@ -211,7 +216,7 @@ def choice_of(
     settings: dict[str, Any] = {  # of several types, which MendConfig checks
         "sync_period_steps": period,
         "fragments": fragments,
-        "payload_dtype" if payload in PAYLOADS else "outer_step_compression_mode": payload,
+        "payload_dtype" if payload in DTYPES else "outer_step_compression_mode": payload,
         "exchange_plan": "mesh",
     }
     with warnings.catch_warnings():
@@ -273,10 +278,18 @@ def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
 
 
 def recommended(rows: list[Choice]) -> Choice:
-    """The first that fits from the default H on, codecs in the order asked: merging more rarely is
-    what costs loss. Where none fits, the one that trains most of its time."""
-    wanted = [row for row in rows if row.config.sync_period_steps >= PERIOD_FIRST]
-    return next((row for row in wanted if row.fits), max(wanted, key=lambda row: row.utilisation))
+    """Of the rows that fit the one with the least loss after a warm start, then from scratch; of
+    equal ones the first codec asked. Where none fits, the one that trains most of its time."""
+    fitting = [row for row in rows if row.fits]
+    if not fitting:
+        return max(rows, key=lambda row: row.utilisation)
+    return min(fitting, key=lambda row: _loss_key(row.config))
+
+
+def _loss_key(config: MendConfig) -> tuple[bool, float, float, int]:
+    """Beyond the measured H the loss is a bound only, and a longer H costs more."""
+    loss = loss_of(config)
+    return loss.bound, loss.warm, loss.scratch, config.sync_period_steps
 
 
 def start_seconds(asked: Asked) -> float:
@@ -302,10 +315,11 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
         )
     yield from (f"{costs}." for costs in map(cost_of, asked.codecs) if costs)
     starting = start_seconds(asked)
-    if starting > chosen.config.start_timeout_s:
+    if starting > START_LONG_S:
         yield (
             f"At the start the racks copy rack 0's model: about {starting:.0f} s over this link, "
-            "before the first step."
+            "before the first step. Racks that begin with equal weights (one seed, or one file "
+            "that every rack loads) copy nothing."
         )
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 GB = 1e9
 
+TIME_OUTS = ("start_timeout_s", "shutdown_timeout_s", "transfer_stall_s")
+"""Limits of silence: none grows with the model, as waits go on while bytes arrive."""
+
 
 _Params = Annotated[
     str, typer.Option(metavar="N", help="Trained parameters of the model: 1.5B, 350M, 124000.")
@@ -54,7 +57,7 @@ _Codecs = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Codecs to compare; the first that fits is recommended: float32, bfloat16, int8, "
+        help="Codecs to compare, the best first if their loss is equal: float32, bfloat16, int8, "
         "int4, e3m0, topk, sparse, powersgd-1 to powersgd-64.",
     ),
 ]
@@ -72,7 +75,7 @@ def plan_command(
     delay_ms: _DelayMs = 0.0,
     merge_ns: _MergeNs = None,
     measure: _Measure = False,
-    codecs: _Codecs = "float32,bfloat16",
+    codecs: _Codecs = "float32,bfloat16,int8,int4",
     as_json: _Json = False,
 ) -> None:
     """Recommend settings for a model, a step time and a link, before you rent machines.
@@ -80,7 +83,7 @@ def plan_command(
     Plan prints H, P, tau and payload as MEND_* variables and as TOML, their cost (time, load of the
     link, share of training, bytes, memory), and a table of alternatives. The rule: an exchange
     takes at most 80 % of tau steps, payloads keep the link busy for at most 70 % of the time, and
-    tau is at most a quarter of H. It recommends the first choice that fits, from H=128 on.
+    tau is at most a quarter of H. Of the choices that fit it recommends the one of least loss.
 
     Plan calculates only, and prints its assumptions. [bold]mend doctor --meet[/bold] measures the
     machines themselves; [bold]mend launch --link[/bold] tries the settings on one machine.
@@ -123,7 +126,7 @@ def plan_command(
     raise typer.Exit(0 if chosen.fits else 1)
 
 
-def settings(chosen: Choice) -> dict[str, str | int]:
+def settings(chosen: Choice) -> dict[str, str | float]:
     """Return the settings of the choice, for all racks alike."""
     config = chosen.config
     compression = config.outer_step_compression_mode
@@ -136,6 +139,7 @@ def settings(chosen: Choice) -> dict[str, str | int]:
         **({} if config.exchange_plan == "auto" else {"exchange_plan": config.exchange_plan}),
         **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
+        **{name: getattr(config, name) for name in TIME_OUTS},
     }
 
 
@@ -277,7 +281,8 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
         "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
-        f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model",
+        f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that "
+        "begin with equal weights copy nothing",
     ]
 
 

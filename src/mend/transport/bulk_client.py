@@ -8,6 +8,7 @@ sockets when no verified bytes arrive, when the fetch is cancelled, or when the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 from mend.errors import (
@@ -32,7 +34,7 @@ from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.probe import host_and_port
 from mend.transport.security import Secrets
 from mend.transport.socks import connect_through
-from mend.types import KEY_BYTES, SECOND, Address, Extent
+from mend.types import KEY_BYTES, SECOND, Address, Extent, Meter
 
 __all__ = ["BulkLane", "checksum_of"]
 
@@ -46,6 +48,8 @@ FETCHES_MAX = 32
 """Transfers at once; more wait their turn. Of 17 racks that merge a slice each, one pulls a payload
 and a merged slice of each other one at the same time. If these took turns, those from slow racks
 would keep the others waiting."""
+THIN_MAX = 4
+"""Transfers at once from a holder that has not answered quickly yet; more wait their turn."""
 WATCHES_PER_STALL = 8
 """How often progress is looked at within one stall time-out."""
 CONNECT_NS_MAX = 5 * SECOND
@@ -100,6 +104,9 @@ class BulkLane:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
+        self._quick: set[Address] = set()
+        """Holders that have answered quickly; the loop's thread alone uses it."""
+        self._thin: dict[Address, asyncio.Semaphore] = {}
         self._turns = asyncio.Semaphore(FETCHES_MAX)
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -129,9 +136,11 @@ class BulkLane:
         checksum: str,
         into: memoryview,
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """Fill `into` with the bytes of `key`. `extent`: where `into` lies in them; None: it is all
         of them. `checksum`: xxh3_128 hex of what fills `into`; empty: the caller verifies it.
+        `meter`: counts the verified bytes as they come.
         Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no holder is
         left.
 
@@ -145,12 +154,17 @@ class BulkLane:
             return
         if not holders:
             raise PeerUnreachable(f"key {key.hex()}: no holder is known. Wait for an announcement.")
-        async with self._turns:
+        async with self._turns, self._turn_of(holders[0]):
             with into.cast("B") as flat:  # released at the end: the caller may resize its buffer
-                incoming = Incoming(flat, checksum, extent)
+                incoming = Incoming(flat, checksum, extent, meter)
                 ends = await self._ask_around(incoming, list(dict.fromkeys(holders)), key)
         if ends:
             raise _most_telling(ends, key)
+
+    def _turn_of(self, holder: Address) -> AbstractAsyncContextManager[None]:
+        if holder in self._quick:
+            return contextlib.nullcontext()
+        return self._thin.setdefault(holder, asyncio.Semaphore(THIN_MAX))
 
     async def _ask_around(
         self, incoming: Incoming, holders: list[Address], key: bytes
@@ -201,17 +215,22 @@ class BulkLane:
             stall_s=self._stall_ns / SECOND,
             clock_s=loop.time,
             count=self._count,
+            quick=holder in self._quick,
         )
         several = STREAMS if len(self._attempts) < WIDE_MAX else 1
         streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
-        threads = {self._in_thread(work) for _ in range(streams)}
+        waits = functools.partial(self._stream_later, attempt, where)
+        jobs = [work, *[waits] * (streams - 1)]
+        threads = {self._in_thread(job) for job in jobs}
         try:
             await self._watch(attempt, threads)
         finally:
             attempt.stop(None)
             self._attempts.discard(attempt)
+            if attempt.quick is not None:
+                (self._quick.add if attempt.quick else self._quick.discard)(holder)
             await _settled(threads)
         for thread in threads:
             if not thread.cancelled():
@@ -281,7 +300,20 @@ class BulkLane:
         thread.start()
         return asyncio.wrap_future(future)
 
+    def _stream_later(self, attempt: Attempt, where: _AddrInfo) -> None:
+        """A further connection, once the first has had a quick reply or has ended."""
+        attempt.widens.wait()
+        if not attempt.stopped and not attempt.incoming.all_taken:
+            self._share(attempt, where)
+
     def _stream(self, attempt: Attempt, where: _AddrInfo) -> None:
+        """The first connection."""
+        try:
+            self._share(attempt, where)
+        finally:
+            attempt.widens.set()
+
+    def _share(self, attempt: Attempt, where: _AddrInfo) -> None:
         """One connection's share of an attempt, in a thread; over an idle connection or a new one.
 
         An idle connection may have died unnoticed, so its failure only means that a new one is

@@ -13,10 +13,11 @@ import xxhash
 from mend.errors import ChecksumMismatch, PayloadGone, TransportError
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
-from mend.types import Address, Extent
+from mend.types import Address, Extent, Meter
 
-LENGTH_MIN = 64 << 10
-"""Bytes of a connection's first request; grows while replies come quickly."""
+LENGTH_MIN, LENGTH_FIRST, LENGTH_LEAST = 64 << 10, 16 << 10, 8 << 10
+"""Bytes of a connection's first request: to a holder that has answered quickly, to another one, and
+over a thin link. A request grows while replies come quickly."""
 AHEAD = 3
 """Requests outstanding per connection: the holder always knows what to send next."""
 
@@ -30,8 +31,14 @@ class Incoming:
     other threads receive. So the checksum of the whole costs no second pass at the end.
     """
 
-    def __init__(self, into: memoryview, checksum: str, extent: Extent | None = None) -> None:
-        self.into = into
+    def __init__(
+        self,
+        into: memoryview,
+        checksum: str,
+        extent: Extent | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.into, self._meter = into, meter
         self.extent = extent or Extent(0, len(into))
         self.checksum = checksum
         self.verified = 0
@@ -47,6 +54,12 @@ class Incoming:
         self._hashed = 0
         self._unhashed: dict[int, int] = {}
         self._hashing = False
+
+    @property
+    def all_taken(self) -> bool:
+        """No range is left to ask for."""
+        with self._lock:
+            return not self._missing
 
     @property
     def complete(self) -> bool:
@@ -75,6 +88,8 @@ class Incoming:
         with self._lock:
             self.verified += stop - start
             self._left -= stop - start
+            if self._meter is not None:
+                self._meter.verified = len(self.into) - self._left
             if holder not in self._contributors:
                 self._contributors.append(holder)
             if not self.checksum:
@@ -123,10 +138,21 @@ class Attempt:
         stall_s: float,
         clock_s: Callable[[], float],
         count: Callable[[int], None],
+        quick: bool,
     ) -> None:
+        """`quick`: the holder has answered quickly before. Else the first connection asks for a
+        little, and the others wait for its reply: four of them would get nothing whole in time over
+        a thin link."""
         self.incoming, self.holder, self.key = incoming, holder, key
         self._chunk_bytes, self._stall_s = chunk_bytes, stall_s
         self._clock_s, self._count = clock_s, count
+        self._length = min(LENGTH_MIN if quick else LENGTH_FIRST, chunk_bytes)
+        self.widens = threading.Event()
+        """Set when further connections may begin, or the attempt ends."""
+        self.quick: bool | None = None
+        """Whether the newest replies came quickly; None: neither quickly nor slowly."""
+        if quick:
+            self.widens.set()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self.stopped = False
@@ -153,6 +179,7 @@ class Attempt:
         with self._lock:
             self.error = self.error or error
             self.stopped = True
+            self.widens.set()
             for sock in self._sockets:
                 shut(sock)
 
@@ -163,7 +190,7 @@ class Attempt:
         link does.
         """
         owed: deque[tuple[int, int, float]] = deque()
-        length = min(LENGTH_MIN, self._chunk_bytes)
+        length = self._length
         try:
             while not self.stopped:
                 while len(owed) < AHEAD and (part := self.incoming.take(length)):
@@ -214,7 +241,11 @@ class Attempt:
         counted in.
         """
         if took_s > self._stall_s / 4:
-            return max(LENGTH_MIN // 4, got // 4)
+            self.quick = False
+            return max(LENGTH_LEAST, got // 4)
+        if took_s < self._stall_s / 16:
+            self.quick = True
+            self.widens.set()
         if took_s < self._stall_s / 16 and got >= length:
             return min(self._chunk_bytes, length * 4)
         return length

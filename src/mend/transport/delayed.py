@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from mend.errors import ConfigError
 from mend.transport.bulk_client import BulkLane
-from mend.types import SECOND, Address, Extent, without_incarnation
+from mend.types import SECOND, Address, Extent, Meter, without_incarnation
 
 Distribution = Literal["constant", "bimodal", "long_tail"]
 
@@ -88,7 +88,8 @@ class DelayedLane(BulkLane):
         checksum: str,
         into: memoryview,
         extent: Extent | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """A failure is not delayed."""
-        await super().fetch(holders, key, checksum, into, extent)
+        await super().fetch(holders, key, checksum, into, extent, meter)
         await asyncio.sleep(self._delay.of(key) / SECOND)

@@ -266,7 +266,9 @@ def resumed(
 def test_racks_with_one_checkpoint_begin_together() -> None:
     both = [resumed(0), resumed(1, step=8)]
     assert [resume_misfit(each, both) for each in both] == [None, None]
-    assert resume_misfit(hello(1), [resumed(0), hello(1)]) is None, "its part is lost: it copies"
+    lost = replace(hello(1), part_lost=True)
+    assert resume_misfit(lost, [resumed(0), lost]) is None, "its part is lost: it copies"
+    assert resume_misfit(hello(2), [resumed(0), hello(2)]) is None, "it is new"
     assert resume_misfit(hello(0), [hello(0), hello(1)]) is None
 
 
@@ -279,6 +281,7 @@ def test_racks_with_one_checkpoint_begin_together() -> None:
         (resumed(1, rounds=(8,)), "or damaged", "ababab"),
         (resumed(1, of=1), "or damaged", "ababab"),
         (resumed(1, lockstep=True, step=8), "at step 8", "at step 9"),
+        (hello(1), "pass resume= on every rack", "checkpoint 2"),
         (hello(1, lockstep=True), "it resumes no checkpoint; in lockstep", "checkpoint 2"),
     ],
 )

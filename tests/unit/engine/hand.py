@@ -79,7 +79,7 @@ class Hand:
         own = {name: options.pop(name) for name in StepOptions.__slots__ if name in options}
         usual: dict[str, Any] = {
             "overlapped": True, "alignment": "carry", "blend_alpha": 0.5,
-            "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS,
+            "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS, "stall_ns": STALL_NS,
         }  # fmt: skip
         agreed = policy(
             ranks=ranks, fragments=fragments, period_steps=period, overlap_steps=overlap,

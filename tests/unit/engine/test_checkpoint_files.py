@@ -173,6 +173,17 @@ def test_what_another_job_has_left_is_no_part_of_it(tmp_path: Path) -> None:
     assert read_manifest(folder, 1) is None
 
 
+def test_a_complete_part_of_an_older_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    """It was taken for a part that is lost: the rack began with a copy, and its work was gone."""
+    folder = tmp_path / "one"
+    written(folder, 1, complete=False, number=1, wall_ns=1)
+    written(folder, 0, complete=False, number=2, wall_ns=9)
+    complete_part(folder, 0)
+    complete_part(folder, 1)
+    with pytest.raises(CheckpointError, match=r"two checkpoints: rack-0 .* the older rack-1"):
+        read_manifest(folder, 1)
+
+
 def test_a_part_that_is_not_complete_is_replaced_and_a_complete_one_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "one"
     written(folder, complete=False)

@@ -48,7 +48,18 @@ from mend.errors import (
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.transport.bulk_wire import checksum_of
-from mend.types import SECOND, Address, Member, Owned, Peer, Span, offer_key, state_key
+from mend.types import (
+    SECOND,
+    Address,
+    Extent,
+    Member,
+    Meter,
+    Owned,
+    Peer,
+    Span,
+    offer_key,
+    state_key,
+)
 from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_orders
 
 T = TypeVar("T")
@@ -101,6 +112,7 @@ class HandEdge:
     def fetch(
         self, holders: Sequence[Address], key: bytes, checksum: str, into: memoryview,
         done: Callable[[Exception | None], None],
+        extent: Extent | None = None, meter: Meter | None = None,
     ) -> None:  # fmt: skip
         self.pulls.append(Asked(holders, key, checksum, into, done))
 

@@ -3,6 +3,7 @@ work in silence."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
@@ -26,7 +27,9 @@ from mend.coordination.events import (
 )
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
-from mend.engine.trainer import LEAVE_NS, MIRROR_NS, POLL_NS, SAY_NS
+from mend.engine.pulls import LOOK_NS
+from mend.engine.trainer import LEAVE_NS, MIRROR_NS
+from mend.engine.trainer_cuts import POLL_NS, SAY_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -62,9 +65,28 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
     hand = Hand(fragments=2)
     hand.during = lambda: begin(hand, 3.0)
     hand.run(hand.trainer.begin(9 * SECOND))
-    assert hand.waits == [9 * SECOND]
+    assert hand.waits == [LOOK_NS]
     assert [hand.theta(p) for p in (0, 1)] == [3.0, 3.0]
     assert [track.anchor.version for track in hand.trainer.tracks] == [0, 0]
+
+
+def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> None:
+    """A rack that had resumed by its framework alone lost its weights without a word."""
+    hand = Hand()
+    hand.trainer.compares = True
+    own = hand.theta(0)
+    begin(hand, 4.0)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    (said,) = [fields for kind, fields in hand.notes if kind == "weights-replaced"]
+    assert said["differ_pct"] == pytest.approx(100 * abs(own - 4.0) / 4.0, abs=1e-3)
+
+
+def test_equal_weights_are_not_replaced() -> None:
+    hand = Hand()
+    hand.trainer.compares = True
+    begin(hand, hand.theta(0))
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert "weights-replaced" not in [kind for kind, _ in hand.notes]
 
 
 def test_all_racks_begin_together() -> None:
@@ -72,14 +94,16 @@ def test_all_racks_begin_together() -> None:
     hand = Hand()
     begin(hand)
     hand.published.heard((0,), ("waiting for rack 1",), (-1,))
-    with pytest.raises(StartTimeout, match=r"within 9 s \(waiting for rack 1\)"):
+    with pytest.raises(
+        StartTimeout, match=r"after 9 s and .* without a byte \(waiting for rack 1\)"
+    ):
         hand.run(hand.trainer.begin(9 * SECOND))
 
 
 def test_a_start_waits_for_every_rank_of_the_rack() -> None:
     hand = Hand(ranks=2)
     begin(hand)
-    hand.agree = lambda values: [0, 1]
+    hand.agree = lambda values: [0, 1, 0]
     with pytest.raises(StartTimeout):
         hand.run(hand.trainer.begin(SECOND))
 
@@ -97,13 +121,47 @@ def test_one_rank_that_finds_the_job_lost_ends_the_start_of_all() -> None:
         hand = Hand(ranks=2)
         if ready:
             begin(hand)
-            hand.agree = lambda values: [0, 0]
+            hand.agree = lambda values: [0, 0, 0]
         else:
             hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
         with pytest.raises(JobLost, match="says so" if ready else "rack 0 died"):
             hand.run(hand.trainer.begin(SECOND))
-        assert hand.agreements == [[int(ready), int(ready)]]
+        assert hand.agreements == [[int(ready)] * 3]
         assert not hand.published.trains
+
+
+def miss_first(hand: Hand, version: int = 3) -> None:
+    """The others have begun without this rack, and freed what they began with."""
+    for fragment, track in enumerate(hand.trainer.tracks):
+        hand.published.forget(fragment, 0)
+        newest = hand.numerics.genesis(torch.full((track.owned.numel,), 5.0))
+        hand.published.publish(fragment, dataclasses.replace(newest, version=version))
+        hand.published.panels[fragment].decided = version
+    hand.published.heard((0, 1), (), (version,) * len(hand.trainer.tracks))
+
+
+def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() -> None:
+    """Rack 1 got no processor for 2 s at its start. Rack 0 began alone, merged twice and freed
+    version 0, for which rack 1 then waited until its start timed out."""
+    hand = Hand(fragments=2)
+    begin(hand, 3.0)
+    hand.published.forget(0, 0)
+    hand.published.forget(1, 0)
+    hand.during = lambda: miss_first(hand)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert [hand.theta(p) for p in (0, 1)] == [5.0, 5.0]
+    assert [track.anchor.version for track in hand.trainer.tracks] == [3, 3]
+    assert ("joined", {"versions": [3, 3]}) in hand.notes
+
+
+def test_a_rank_that_holds_the_first_version_follows_one_that_has_missed_it() -> None:
+    hand = Hand(ranks=2)
+    begin(hand, 3.0)
+    hand.agree = lambda values: [-1] if values == [0] else values
+    miss_first(hand)
+    hand.published.publish(0, hand.trainer.tracks[0].anchor)
+    hand.run(hand.trainer.begin(9 * SECOND))
+    assert hand.trainer.tracks[0].anchor.version == 3
 
 
 # -------------------------------------------------------------- a rack that joins

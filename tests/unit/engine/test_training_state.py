@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mend.engine.schedulers import schedulers_of
 from mend.engine.training_state import (
     RACK_STATE_BYTES_MAX,
     Mirror,
@@ -183,6 +184,48 @@ def test_what_is_registered_of_the_job_is_loaded_and_what_is_the_racks_begins_fr
         twin.state.register("late", Box(), "job")
 
 
+def scheduled(script: Script) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(script.optimizer, step_size=1, gamma=0.5)
+
+
+def test_a_scheduler_that_nobody_registered_goes_on_from_the_checkpoint() -> None:
+    """It began again on resume: the rate went from .0167 to .0194 without a word."""
+    script = Script(lr=0.1)
+    scheduler = scheduled(script)
+    script.state.before_step()
+    for _ in range(3):
+        script.optimizer.step()
+        scheduler.step()
+    assert [note["kind"] for note in script.kinds("scheduler-registered")] == ["StepLR"]
+    data_B = script.state.registered(3)
+    assert data_B is not None
+    again = Script(lr=scheduler.get_last_lr()[0])  # as the script has loaded its optimizer
+    resumed = scheduled(again)
+    again.state.resume(data_B, "checkpoint c")
+    again.state.before_step()
+    assert resumed.last_epoch == 3
+    assert not again.kinds("rates-differ")
+
+
+def test_rates_that_differ_from_those_of_the_checkpoint_are_said_with_the_remedy() -> None:
+    script = Script(lr=0.1)
+    data_B = script.state.registered(0)
+    assert data_B is not None
+    again = Script(lr=0.2)
+    again.state.resume(data_B, "checkpoint c")
+    again.state.before_step()
+    (said,) = again.kinds("rates-differ")
+    assert (said["saved"], said["now"]) == ([0.1], [0.2])
+    assert "register_state" in said["remedy"]
+
+
+def test_a_part_of_another_scheduler_is_not_registered_by_itself() -> None:
+    script = Script(lr=0.1)
+    parts = [scheduled(script), scheduled(script)]
+    whole = torch.optim.lr_scheduler.SequentialLR(script.optimizer, parts, milestones=[2])
+    assert schedulers_of(script.optimizer) == [whole]
+
+
 def test_a_scheduler_that_would_begin_anew_is_refused() -> None:
     """Where it is registered, or none, or all begin together, it is fine."""
     donor = Script(steps=1, lr=0.1)
@@ -304,7 +347,7 @@ def test_bytes_that_are_no_state_are_told_and_nothing_is_loaded() -> None:
 
 def test_a_checkpoint_has_both_scopes() -> None:
     first, again = Script(lr=0.1), Script(lr=0.1)
-    assert first.state.registered(3) is None
+    assert TrainingState([], {}, lambda *_: None).registered(3) is None
     first.state.register("curve", Box({"at": torch.arange(3)}), "job")
     first.state.register("place", Box(40), "rack")
     saved = first.state.registered(3)

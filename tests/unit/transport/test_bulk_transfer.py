@@ -24,6 +24,7 @@ def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20) -> Attempt:
         stall_s=stall_s,
         clock_s=lambda: 0.0,
         count=lambda _: None,
+        quick=True,
     )
 
 

@@ -1,0 +1,46 @@
+"""How far racks are with what they pull. Others may wait for them, and go by the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mend.consensus.log import LogState
+from mend.coordination.member_view import MemberView
+from mend.coordination.messages import Pulled, Report
+
+
+def of_ranks(pulls: Iterable[tuple[Pulled, ...]]) -> tuple[Pulled, ...]:
+    """The pulls of all ranks of a rack as one, by source."""
+    sums: dict[int, tuple[int, int]] = {}
+    for pulled in (each for rank in pulls for each in rank):
+        moved, left = sums.get(pulled.rack, (0, 0))
+        sums[pulled.rack] = moved + pulled.moved, left + pulled.left
+    return tuple(Pulled(rack, *sums[rack]) for rack in sorted(sums))
+
+
+def moving_racks(log: LogState, views: Mapping[int, MemberView]) -> tuple[Pulled, ...]:
+    """The racks that copy what the job begins with, join or leave: what each has pulled. Of racks
+    that train nothing is said, as nobody waits for them."""
+    newcomers = log.non_voters - log.demoted
+    return tuple(
+        Pulled(rack, sum(p.moved for p in report.pulls), sum(p.left for p in report.pulls))
+        for rack in sorted(log.seats)
+        if (report := _report(views, rack)) is not None and report.pulls
+        if report.leaving or rack in newcomers or min(report.versions, default=0) < 0
+    )
+
+
+def taken_of(views: Mapping[int, MemberView]) -> dict[int, int]:
+    """By rack, the bytes of its offers that the others have pulled."""
+    taken: dict[int, int] = {}
+    for rack in views:
+        report = _report(views, rack)
+        for pulled in report.pulls if report is not None else ():
+            if pulled.rack != rack:
+                taken[pulled.rack] = taken.get(pulled.rack, 0) + pulled.moved
+    return taken
+
+
+def _report(views: Mapping[int, MemberView], rack: int) -> Report | None:
+    view = views.get(rack)
+    return view.report if view is not None else None

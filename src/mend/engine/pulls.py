@@ -1,0 +1,134 @@
+"""The bytes that a rank pulls: counted per pull, and what a wait for bytes goes by.
+
+A wait for bytes is bounded by its progress. A constant bounds only the time in which nothing
+arrives: a model of 28 GB takes four minutes over 1 Gbit/s, and nobody knows that number beforehand.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mend.coordination.messages import Pulled
+from mend.types import MB, SECOND, Meter, rack_name
+
+RATE_NS = 10 * SECOND
+"""A rate is that of the newest 10 s."""
+
+LOOK_NS = 5 * SECOND
+"""Longest time between two looks whether bytes arrive."""
+
+
+class Pulls:
+    """The pulls of one rank, by the rack whose bytes they are. Loop thread; `Meter.verified` is
+    written by the threads of the lane."""
+
+    def __init__(self) -> None:
+        self._active: dict[int, list[Meter]] = {}
+        self._ended: dict[int, int] = {}
+        self._most: dict[int, int] = {}
+
+    def begin(self, source: int, size: int) -> Meter:
+        meter = Meter(size)
+        self._active.setdefault(source, []).append(meter)
+        return meter
+
+    def end(self, source: int, meter: Meter, *, whole: bool) -> None:
+        """A pull has ended. Bytes of one that failed count again only when a later pull gets
+        further: a holder that keeps sending wrong bytes makes no progress."""
+        self._active[source] = [each for each in self._active[source] if each is not meter]
+        self._ended[source] = self._ended.get(source, 0) + meter.size * whole
+
+    def standing(self, waiting: Mapping[int, int]) -> tuple[Pulled, ...]:
+        """Per source the bytes so far, which only grow, and those still to come. `waiting`: bytes
+        of pulls that have not begun, by source."""
+        pulled = []
+        for source in sorted(self._active.keys() | waiting.keys()):
+            meters = self._active.get(source, ())
+            done = [min(meter.verified, meter.size) for meter in meters]
+            left = sum(meter.size for meter in meters) - sum(done) + waiting.get(source, 0)
+            most = max(self._most.get(source, 0), self._ended.get(source, 0) + sum(done))
+            self._most[source] = most
+            pulled.append(Pulled(source, most, left))
+        return tuple(pulled)
+
+
+@dataclass
+class Transfers:
+    """What the racks that are waited for have pulled, with rates. Written by the loop thread under
+    the lock of the published state."""
+
+    moving: tuple[Pulled, ...] = ()
+    _past: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
+    """rack -> (ns, bytes) of the last RATE_NS."""
+
+    def take(self, moving: tuple[Pulled, ...], now_ns: int) -> None:
+        self.moving = moving
+        for rack in self._past.keys() - {pulled.rack for pulled in moving}:
+            del self._past[rack]
+        for pulled in moving:
+            past = self._past.setdefault(pulled.rack, deque())
+            if past and past[-1][1] > pulled.moved:  # another life of the rack
+                past.clear()
+            past.append((now_ns, pulled.moved))
+            while past[0][0] < now_ns - RATE_NS and len(past) > 2:
+                past.popleft()
+
+    def rate(self, rack: int) -> float:
+        """Bytes per second."""
+        past = self._past.get(rack, deque())
+        if len(past) < 2 or past[-1][0] == past[0][0]:
+            return 0.0
+        return (past[-1][1] - past[0][1]) * SECOND / (past[-1][0] - past[0][0])
+
+    def notes(self) -> list[tuple[int, dict[str, object]]]:
+        """Per rack that still pulls: megabytes, megabytes per second, seconds left."""
+        noted: list[tuple[int, dict[str, object]]] = []
+        for pulled in self.moving:
+            if pulled.left:
+                rate = self.rate(pulled.rack)
+                left_s = round(pulled.left / rate) if rate else "unknown"
+                sizes = {"mb": _mb(pulled.moved), "of_mb": _mb(pulled.moved + pulled.left)}
+                about: dict[str, object] = {**sizes, "mb_per_s": _mb(rate), "left_s": left_s}
+                noted.append((pulled.rack, about))
+        return noted
+
+    def sentences(self) -> tuple[str, ...]:
+        """The same in words."""
+        return tuple(
+            f"{rack_name(rack)} has pulled {about['mb']} of {about['of_mb']} MB, at "
+            f"{about['mb_per_s']} MB/s, {about['left_s']} s left"
+            for rack, about in self.notes()
+        )
+
+
+def _mb(size: float) -> float:
+    return round(size / MB, 2)
+
+
+class Patience:
+    """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
+    `stall_ns`. `moved` returns counts of verified bytes, any of which changes when some arrive."""
+
+    def __init__(
+        self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Sequence[int]]
+    ) -> None:
+        self.deadline_ns = now_ns + limit_ns
+        self._limit_ns, self._stall_ns, self._moved = limit_ns, stall_ns, moved
+        self._seen = tuple(moved())
+
+    def __str__(self) -> str:
+        more = f" and {self._stall_ns / SECOND:g} s without a byte" if self._stall_ns else ""
+        return f"{self._limit_ns / SECOND:g} s{more}"
+
+    def look_ns(self, now_ns: int) -> int:
+        """How long to wait until the next look."""
+        return max(1, min(LOOK_NS, self.deadline_ns + 1 - now_ns))
+
+    def over(self, now_ns: int) -> bool:
+        seen = tuple(self._moved())
+        if seen != self._seen:
+            self._seen = seen
+            self.deadline_ns = max(self.deadline_ns, now_ns + self._stall_ns)
+        return now_ns > self.deadline_ns

@@ -1,0 +1,154 @@
+"""How a training loop stops at the record of the log at which all racks make a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from mend.consensus.records import Mark
+from mend.coordination.events import Cutting
+from mend.engine.fragment_state import Doing, OpenOffer, Wait
+from mend.engine.trainer_rounds import TrainerRounds
+from mend.errors import CheckpointError
+from mend.types import MS, SECOND
+
+POLL_NS = 50 * MS
+"""How often a draining rank looks again; what is published wakes it at once."""
+
+SAY_NS = 5 * SECOND
+"""How often a rack that waits for the others says so."""
+
+
+class TrainerCuts(TrainerRounds):
+    """The part of `Trainer` that stops for a checkpoint."""
+
+    def versions(self) -> tuple[int, ...]:
+        return tuple(track.anchor.version for track in self.tracks)
+
+    def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
+        """Stop at the record of the log where all racks make this checkpoint: apply what is decided
+        before it, and nothing after it. In lockstep stop at this step; open offers stay open.
+        Raises CheckpointError past the limit; training may go on then."""
+        deadline_ns = self._now_ns() + limit_ns
+        with self.published.changed:
+            before = self.published.mark[0].number if self.published.mark else 0
+        self._post(Cutting(name))
+        try:
+            yield from self._until_all(
+                lambda: self._mark(name, before) is not None, deadline_ns, name
+            )
+            marked = self._mark(name, before)
+            assert marked is not None, "all ranks have read it"
+            mark, versions = marked
+            if self.member.rack not in mark.racks:
+                raise CheckpointError(
+                    f"checkpoint {name!r} was made without rack {self.member.rack}, which was "
+                    "silent then"
+                )
+            if not self.policy.lockstep:
+                yield from self._until_all(
+                    lambda: self.versions() == versions, deadline_ns, name, versions
+                )
+        except BaseException:
+            self._post(Cutting(""))
+            raise
+        return mark
+
+    def cut_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Doing:
+        """Wait until the offers that were open at the cut are encoded: their tensors then hold what
+        was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
+        deadline_ns = self._now_ns() + limit_ns
+        yield from self._until_all(
+            lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
+        )
+        declined = {offer.fragment for offer in offers if offer.declined}
+        finite = [int(fragment not in declined) for fragment in range(len(self.tracks))]
+        finite = yield from self._agree_and_apply([], finite)
+        if not all(finite):
+            raise CheckpointError(
+                f"checkpoint {mark.name!r}: what rack {self.member.rack} has captured of fragment "
+                f"{finite.index(0)} holds no finite numbers"
+            )
+
+    def cut_written(self, mark: Mark, limit_ns: int) -> Doing:
+        """Say that this rank has written its part, and wait until all racks have. Any thread.
+        Raises CheckpointError when a rack cannot write, or past the limit."""
+        deadline_ns = self._now_ns() + limit_ns
+        try:
+            self._post(Cutting(mark.name, written=True))
+            yield from self._until_all(
+                lambda: self._newest_mark() > (mark.number, False), deadline_ns, mark.name
+            )
+            done = self.published.written
+            written = done.racks if done is not None and done.number == mark.number else None
+            # One rank of the rack may have read a snapshot where another has read the record.
+            known, complete = yield from self._agree_and_apply(
+                [], [int(written is not None), int(written == mark.racks)]
+            )
+            if not known or written is None:
+                raise CheckpointError(
+                    f"checkpoint {mark.name!r} may be incomplete: the next one was begun before "
+                    f"all ranks of rack {self.member.rack} heard that it was written"
+                )
+            if not complete:
+                lost = ",".join(str(rack) for rack in mark.racks if rack not in written)
+                raise CheckpointError(
+                    f"checkpoint {mark.name!r} is incomplete: racks {lost} have not written it"
+                )
+        finally:
+            self._post(Cutting(""))
+
+    def _mark(self, name: str, before: int) -> tuple[Mark, tuple[int, ...]] | None:
+        """The checkpoint of this name, if it came after number `before`, or without this rack."""
+        mark = self.published.mark
+        if mark is None or mark[0].name != name:
+            return None
+        without = self.member.rack not in mark[0].racks
+        return mark if without or mark[0].number > before else None
+
+    def _newest_mark(self) -> tuple[int, bool]:
+        """Number of the newest checkpoint, and whether all racks have written it."""
+        published = self.published
+        begun = published.mark[0].number if published.mark else 0
+        return max((begun, False), (published.written.number if published.written else 0, True))
+
+    def _passed(self, versions: Sequence[int]) -> bool:
+        """Whether one of these versions will never arrive: a snapshot was taken after it, or this
+        rank copied a newer version instead."""
+        panels = zip(self.published.panels, versions, self.versions(), strict=True)
+        with self.published.changed:
+            return any(
+                mine < version and version not in panel.anchors
+                and (version < panel.restored or version < max(panel.anchors, default=-1))
+                for panel, version, mine in panels
+            )  # fmt: skip
+
+    def _until_all(
+        self,
+        ready: Callable[[], bool],
+        deadline_ns: int,
+        name: str,
+        caps: Sequence[int] | None = None,
+    ) -> Doing:
+        """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
+        fragments = list(range(len(self.tracks))) if caps is not None else []
+        begun_ns = said_ns = self._now_ns()
+        while True:
+            now_ns = self._now_ns()
+            if now_ns - said_ns >= SAY_NS:
+                said_ns = now_ns
+                about = f"checkpoint {name!r} ({self._why()})"
+                self._note("waiting", {"for": about, "seconds": (now_ns - begun_ns) // SECOND})
+            late, over = now_ns > deadline_ns, self.published.finished
+            passed = caps is not None and self._passed(caps)
+            flags = yield from self._agree_and_apply(
+                fragments, [int(ready()), -int(late), -int(over), -int(passed)], caps
+            )
+            if flags[0]:
+                return
+            if any(flags[1:]):
+                why = "the job is over for this rack" if flags[2] else "it took too long"
+                if flags[3]:
+                    why = "later decisions overtook this rack"
+                raise CheckpointError(f"checkpoint {name!r} was not made: {why} ({self._why()})")
+            yield Wait(ready, POLL_NS)

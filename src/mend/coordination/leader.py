@@ -372,11 +372,11 @@ class Leader:
     def _may_pass_on(self) -> bool:
         """Whether ranks may act on what is decided: not before this rack has a seat, and not while
         a new lineage may still undo it (one is accepted here and undecided, or this voter has
-        promised and the promised log has not come)."""
+        promised and the promised log has not come). A rack that has left is in none."""
         acceptor = self.acceptor
         awaits = 0 < acceptor.accepted < acceptor.promised
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())
-        return self._is_seated() and not awaits and not begins
+        return self.left() or (self._is_seated() and not awaits and not begins)
 
     def farewell(self) -> Send:
         """The last report of a rack that stops, to be sent by its runtime."""

@@ -110,7 +110,7 @@ class ConcurrentOuterStep:
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         """Handle a message of any process."""
         self._met.add(peer.rack)
-        if isinstance(body, RankOrders):
+        if isinstance(body, RankOrders) and not self.published.finished:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
@@ -126,7 +126,7 @@ class ConcurrentOuterStep:
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
         """Note once when a rack of the roster falls silent, and when it is back."""
-        if not live or self.published.finished:
+        if not live:
             return
         silent = set(self.published.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
@@ -236,7 +236,7 @@ class ConcurrentOuterStep:
                 self._fail(kind, detail)
             case ev.Finished():
                 if machine is self.rank_machine:
-                    self.published.finish()
+                    self.published.finish(self.member)
                 else:
                     self.host.finished()
 
@@ -381,6 +381,7 @@ class ConcurrentOuterStep:
                 error = "the donor's bits are not those of the log"
             else:
                 self.anchors[(fragment, version)] = result
+            self.published.copies_failed[fragment] = error
             self.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:

@@ -18,7 +18,8 @@ from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.trainer import POLL_NS, Trainer
+from mend.engine.trainer import Trainer
+from mend.engine.trainer_end import POLL_NS
 from mend.engine.vectors import first_unsound
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness

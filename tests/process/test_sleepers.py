@@ -1,0 +1,63 @@
+"""A rack sleeps (SIGSTOP, as for a paused machine or a cut link) while the others end the job, or
+give its seat away: what it says of itself is true."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Result
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "sideband_heartbeat_ms": 50,
+}  # fmt: skip
+"""Silence is death after a second, and is not awaited at the end after three."""
+
+
+def fall_asleep(job: Job, rack: int, *others: int) -> None:
+    """Stop a rack; the others are past the end of its silence that they wait for."""
+    job.processes[rack].signal(signal.SIGSTOP)
+    for other in others:
+        job.event(other, "rack-silent", peer=rack)
+
+
+def check_agrees(sleeper: Result, code: int, other: Result) -> None:
+    """`merged` and equal bits, or an end that says that they differ."""
+    assert other.status["outcome"] == "merged", other.status
+    assert other.status["outcome_detail"].startswith("without rack 1, silent or gone at the end")
+    outcome, detail = sleeper.status["outcome"], sleeper.status["outcome_detail"]
+    if outcome == "merged":
+        assert (sleeper.digest, sleeper.weights) == (other.digest, other.weights)
+        assert code == 0
+    else:
+        assert (outcome, code) == ("kept-local", 1), detail
+        assert sleeper.error[0] == "NotMerged"
+        assert f"the job ended at versions {written(other)}, this rack has" in detail
+        assert written(sleeper) in detail.partition("this rack has")[2]
+        assert "without rack" not in detail
+
+
+def written(result: Result) -> str:
+    return ", ".join(map(str, result.status["versions"]))
+
+
+def test_a_rack_that_sleeps_while_the_others_end_has_their_bits_or_says_it_has_not(
+    jobs: Jobs,
+) -> None:
+    """It had finished its own work and said `merged`, with older bits than the others."""
+    for witness in (True, False):
+        job = jobs(racks=2 if witness else 3, witness=witness)
+        gate, others = job.gate(), [rack for rack in range(job.racks) if rack != 1]
+        for rack in others:
+            job.start(rack, steps=60, config=CONFIG, at={"30": [["gate", gate]]})
+        job.start(1, steps=12, config=CONFIG)
+        job.event(1, "leaving")
+        fall_asleep(job, 1, *others)
+        Path(gate).touch()
+        for rack in others:
+            job.ended(rack, code=0)
+        job.processes[1].signal(signal.SIGCONT)
+        code = job.ended(1)
+        check_agrees(job.result(1), code, job.result(0))

@@ -7,8 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mend.errors import EVICTED_EXIT
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result
+from tests.process.test_giving_up import said
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "sideband_heartbeat_ms": 50,
@@ -61,3 +65,37 @@ def test_a_rack_that_sleeps_while_the_others_end_has_their_bits_or_says_it_has_n
         job.processes[1].signal(signal.SIGCONT)
         code = job.ended(1)
         check_agrees(job.result(1), code, job.result(0))
+
+
+@pytest.mark.parametrize("by", ["silence", "a person", "another life"])
+def test_a_rack_that_lost_its_seat_ends_as_one_to_be_started_again(jobs: Jobs, by: str) -> None:
+    """It trained on for ever, merged with nobody, and said that the job was over."""
+    job = jobs(witness=True)
+    config = {**CONFIG, **({"evict_s": 2} if by == "silence" else {})}
+    options: dict[str, Any] = {"steps": 1_000_000, "config": config, "pace_ms": 5.0}
+    for rack in range(2):
+        job.start(rack, **options)
+    job.event(1, "applied")
+    fall_asleep(job, 1, 0)
+    if by == "silence":
+        reason = "rack 1 was not there for too long"
+    elif by == "a person":
+        assert "rack 1 is out" in said(job, "1", job.witness_address)
+        reason = "a person has retired rack 1"
+    else:
+        elsewhere = job.addresses[1].rpartition(":")[0] + ":0"
+        job.start(1, name="another", env={"MEND_SIDEBAND_ADDR": elsewhere}, **options)
+        reason = "rack 1 is back"
+    job.witness_event("roster", reason=reason)
+    job.processes[1].signal(signal.SIGCONT)
+    job.ended(1, code=EVICTED_EXIT)
+    result = job.result(1)
+    assert (result.error[0], result.status["outcome"]) == ("SeatLost", "seat-lost")
+    assert result.status["outcome_detail"] == f"rack 1 has lost its seat: {reason}"
+    assert (result.status["racks_live"], result.status["ledger"]["open"] > 0) == ([], True)
+    (noted,) = result.kinds("seat-lost")
+    assert noted["reason"] == result.status["outcome_detail"]
+    assert not result.kinds("expelled")
+    if by != "another life":
+        job.start(1, **options)
+        job.event(1, "joined")

@@ -178,6 +178,9 @@ class Coordinator:
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
         self.election.speaks(member)
+        known = self.views.get(member.rack)
+        if isinstance(event.body, Report | Prepare) and (known is None or known.member != member):
+            self.admission.tell_former(member, self.acceptor.log, effects)
         match event.body:
             case Hello() as hello:
                 effects += self.election.attest(member, hello)

@@ -141,7 +141,8 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost."""
+    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost; to a life that
+    has lost its seat: seat."""
 
     incarnation: Count
     kind: Text
@@ -470,6 +471,8 @@ class RankOrders(State, frozen=True, tag=15):
     """Racks that join, for which this one is the donor."""
     copy: StateCopy | None = None
     """What a donor has copied for this rack."""
+    lost: Text = ""
+    """How this rack has lost its seat, of which its log does not know; empty: it has not."""
 
 
 Message = (

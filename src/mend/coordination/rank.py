@@ -234,12 +234,13 @@ class RankMachine:
         rank has read it: what is decided before that must be known, too."""
         if orders.failure[0] and self.me.rank != 0:
             effects.append(ev.Fail(*orders.failure))
-        if orders.finish and self.folded.begun and not self._seated() and not self.finished:
+        known = bool(orders.lost) or (self.folded.begun and not self._seated())
+        if orders.finish and known and not self.finished:
             self.finished = True
             if not self.leaving and self.folded.over:
                 reason = "the other racks ended the job while this one was silent"
                 effects.append(ev.Note("expelled", {"reason": reason}))
-            effects.append(ev.Finished())
+            effects.append(ev.Finished(orders.lost))
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0

@@ -234,11 +234,22 @@ class ConcurrentOuterStep:
                     self.published.last_error = f"{kind}: {fields}"
             case ev.Fail(kind, detail):
                 self._fail(kind, detail)
-            case ev.Finished():
+            case ev.Finished(reason):
                 if machine is self.rank_machine:
-                    self.published.finish(self.member)
+                    self._finish(reason)
                 else:
                     self.host.finished()
+
+    def _finish(self, reason: str) -> None:
+        """This rack has no seat any more. One that has not asked to leave learns it at its next
+        step."""
+        if reason:
+            self.published.removed[self.member] = reason
+        self.published.finish(self.member)
+        if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
+            reason = self.published.why_out(self.member)
+            remedy = "start it again, and it joins with the merged weights"
+            self.host.note("seat-lost", {"reason": reason, "remedy": remedy})
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:

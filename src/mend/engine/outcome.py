@@ -23,10 +23,12 @@ WORDS = {
     "merged": "all its work is merged; it left with every rack that was heard, on equal bits",
     "left-early": "all work is merged, and the other racks train on",
     "evicted": "all work is merged; it was slow, and is to be started again",
+    "seat-lost": "the others went on without this rack, which is to be started again; what it had "
+    "not merged is lost",
     "local": "this rack trained for itself (exchange=False)",
     "abandoned": "the script called abort(): the model keeps its own weights",
     "left-alone": "all work is merged, but nobody confirmed the end: other racks may differ",
-    "kept-local": "the model keeps its own weights, which hold work that nobody merged",
+    "kept-local": "the model keeps its own weights, which are not those that the others merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
     "diverged": "the model keeps its own weights, which are no numbers; the others go on without",

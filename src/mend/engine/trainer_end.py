@@ -150,12 +150,12 @@ class TrainerEnd(TrainerRounds):
         )
         if not self.published.finished:
             why = list(self.published.why)
-            self._note("left-alone", {"why": why, "open_tokens": self._open_per_fragment()})
+            self._note("left-alone", {"why": why, "open_tokens": self.open_per_fragment()})
         if minus_most or minus_behind:
             reason = "unmerged work is only in these weights"
             if minus_behind:
                 reason = "the job ended with newer merged weights than this rack has"
-            self._note("kept-local", {"open_tokens": self._open_per_fragment(), "reason": reason})
+            self._note("kept-local", {"open_tokens": self.open_per_fragment(), "reason": reason})
             self.outcome = Outcome("kept-local", self._why_kept(idle, behind=bool(minus_behind)))
         else:
             if not keep_local:
@@ -163,7 +163,7 @@ class TrainerEnd(TrainerRounds):
             self.outcome = self._outcome_of_leaving()
         self._stand()
 
-    def _open_per_fragment(self) -> float:
+    def open_per_fragment(self) -> float:
         """The tokens that the ledger has as open."""
         return self.open_tokens() / (len(self.weights) or 1)
 
@@ -183,7 +183,7 @@ class TrainerEnd(TrainerRounds):
             if named := self._named_ahead():
                 words = f"fragments {_listed(named)}" if named[1:] else f"fragment {named[0]}"
                 why.append(f"its last offers of {words} are merged there")
-        open_ = self._open_per_fragment()
+        open_ = self.open_per_fragment()
         if open_:
             missed = max(self.ledger.missed, key=self.ledger.missed.__getitem__, default="")
             most = f" (most often it was not merged because: {missed})" if missed else ""
@@ -298,7 +298,7 @@ class TrainerEnd(TrainerRounds):
         try:
             yield from self.drain(limit_ns)
         except GaveUp as error:
-            about = {"detail": str(error), "open_tokens": self._open_per_fragment()}
+            about = {"detail": str(error), "open_tokens": self.open_per_fragment()}
             self._note("drain-gave-up", about)
 
     def versions(self) -> tuple[int, ...]:

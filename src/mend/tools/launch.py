@@ -455,9 +455,10 @@ class Launch:
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
     def _was_evicted(self, rack: int) -> bool:
-        """Return whether its newest life was put out of the job, to be started again."""
+        """Return whether its newest life was put out of the job, to be started again: as it was
+        slow, or silent for too long."""
         told = [ended for ended in read_ended(self._outcomes) if ended.rack == rack]
-        return any(ended.outcome == "evicted" for ended in told)
+        return any(ended.outcome in ("evicted", "seat-lost") for ended in told)
 
     def _has_lives(self, rack: int) -> bool:
         """Return whether a rack that ended so is started again, if others are left."""

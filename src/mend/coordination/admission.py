@@ -166,11 +166,14 @@ class Admission:
         detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
         self.refuse(hello, "over", detail, detail, effects)
 
-    def tell_former(self, sender: Member, log: Log, effects: list[Effect]) -> None:
+    def tell_former(
+        self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[Effect]
+    ) -> None:
         """Tell a member that its seat is lost. Orders go to members only; and one that is silent to
         this rack's next life would never learn why nobody answers it."""
-        committed = log.committed
-        if committed.over or sender not in committed.former:
+        committed, known = log.committed, views.get(sender.rack)
+        served = known is not None and known.member == sender
+        if served or committed.over or sender not in committed.former:
             return
         seat = log.seat_of(sender)
         if seat is None:

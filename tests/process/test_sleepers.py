@@ -99,3 +99,15 @@ def test_a_rack_that_lost_its_seat_ends_as_one_to_be_started_again(jobs: Jobs, b
     if by != "another life":
         job.start(1, **options)
         job.event(1, "joined")
+
+
+def test_a_script_that_exits_in_its_session_does_not_report_success(job: Job) -> None:
+    """`sys.exit(0)` between two merges: the work was lost, and the launcher saw status 0."""
+    config = {"sync_period_steps": 1000, "fragments": 2}
+    for rack in range(2):
+        job.start(rack, steps=20, config=config, at={"9": [["exit"]]})
+    for rack in range(2):
+        assert job.ended(rack) == 1
+        name, text = job.result(rack).error
+        assert name == "NotMerged"
+        assert f"rack {rack} left its session by sys.exit(0) with " in text

@@ -202,8 +202,8 @@ def _slept_through(life: Life) -> bool:
     says `merged` is compared with the others, see `_one_end`."""
     last = life.lines[-1] if life.lines else {}
     slept = any(to - start >= SLEPT_S * 1e9 for start, to in life.paused)
-    why = str(last.get("text", "")).partition(" ended kept-local (")[2].partition("): ")[2]
-    honest = why.startswith("the job ended at versions") or "in no merged weights" in why
+    _, _, why = str(last.get("text", "")).partition(" ended kept-local (")
+    honest = "the job ended at versions" in why or "are in no merged weights" in why
     return slept and last.get("name") == "NotMerged" and honest
 
 

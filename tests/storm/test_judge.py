@@ -91,7 +91,7 @@ def test_what_the_machine_or_the_harness_held_up_is_not_held_against_mend() -> N
 
 KEPT = {
     "kind": "error", "name": "NotMerged",
-    "text": "rack 1 ended kept-local (it keeps its own weights): the job ended at versions 9",
+    "text": "rack 1 ended kept-local (it keeps its own weights: the job ended at versions 9)",
 }  # fmt: skip
 
 

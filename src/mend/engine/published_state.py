@@ -92,6 +92,15 @@ class PublishedState:
     over = False
     """Whether the log says that the job has ended."""
 
+    moment_bytes = 0
+    """Of the payloads of moments so far."""
+
+    mirror_bytes = 0
+    """Size of the mirrors kept for another rack; written by the loop alone."""
+
+    fresh = False
+    """Something was published since the training thread last looked; read without the lock."""
+
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
@@ -106,8 +115,6 @@ class PublishedState:
         self.reason_last = ""
         self.sent = Sent()
         """Of weights."""
-        self.moment_bytes = 0
-        """Of the payloads of moments so far."""
         self.outer_last = (0.0, 0.0)
         """Of the newest round: the rounds that its fragment had merged before, its momentum."""
         self.turnout, self.last_rounds = Turnout(), LastRounds()
@@ -154,10 +161,6 @@ class PublishedState:
         """The mirror that this rank fetches."""
         self.mirrored: Mirrored | str | None = None
         """The wanted mirror with its bytes, or the reason why there is none."""
-        self.mirror_bytes = 0
-        """Size of the mirrors kept for another rack; written by the loop alone."""
-        self.fresh = False
-        """Something was published since the training thread last looked; read without the lock."""
 
     # -------------------------------------------------------------- loop
 

@@ -46,6 +46,8 @@ HOLD_MS = (50, 3000)
 not waited for."""
 MOMENT_MS = (0, 400)
 """From the begin of something to the death in it."""
+END_MS = (0, 80)
+"""From the end of training to a pause: most jobs have ended a moment later."""
 FAULTS_MAX = 3
 GAP_STEPS = (5, 60)
 """Of the rack that is hit, between two faults."""
@@ -226,7 +228,7 @@ class Storm:
         if not racks:
             return
         rack, ms = self._end_rng.choice(racks), self._end_rng.randint(*SLEEP_MS)
-        time.sleep(self._end_rng.randint(*MOMENT_MS) / 1000)  # this is the moment
+        time.sleep(self._end_rng.randint(*END_MS) / 1000)  # this is the moment; nothing is awaited
         if self.lives[rack, self._newest(rack)].code is None:
             self.pause(rack, ms)
             self.done.append(Fault("shutdown-pause", rack, 0, ms))

@@ -65,10 +65,24 @@ MUTANTS = (
     ),
     Mutant(
         "statistics-left-out: the end of a run averages the weights alone",
-        "engine.trainer:Trainer._capture_tails",
+        "engine.trainer_end:TrainerEnd._capture_tails",
         "self.of_model",
         "enumerate(self.weights)",
         ("tests/process/test_statistics.py",),
+    ),
+    Mutant(
+        "merged-behind: a rack that slept through the end says that all is merged",
+        "engine.trainer_end:TrainerEnd._end",
+        "self.published.over and not self._reached()",
+        "False",
+        ("tests/sim/test_ending.py",),
+    ),
+    Mutant(
+        "tail-dropped: a last offer that was too old is not made again",
+        "engine.trainer_end:TrainerEnd._may_try_again",
+        "bool(minus_left and may)",
+        "False",
+        ("tests/sim/test_ending.py",),
     ),
     Mutant(
         "alone: a rank applies without its rack's collective",

@@ -28,7 +28,7 @@ from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import LiveRank
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.model_checks import check_optimizers, warn_of_statistics
-from mend.engine.outcome import Ended, Outcome
+from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.rack import refuse_ungrouped
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
@@ -192,9 +192,9 @@ def session(
 ) -> Iterator[Runtime]:
     """mend_init now, mend_shutdown at the end.
 
-    On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end
-    when work of this rack was not merged, Diverged when its weights are no numbers; the model then
-    holds its own weights. Raises CheckpointError when the last `async_checkpoint` failed.
+    On an exception (also Ctrl-C) leave at once and keep the weights. Raises NotMerged at the end,
+    and for sys.exit(0), when work of this rack was not merged, Diverged when its weights are no
+    numbers; the model then holds them. Raises CheckpointError when the last `async_checkpoint` did.
     """
     runtime = mend_init(
         model, config, optimizer, mesh=mesh, resume=resume, determinism=determinism, seed=seed
@@ -203,6 +203,7 @@ def session(
         yield runtime
     except BaseException as error:
         runtime._leave(Outcome("aborted", type(error).__name__))
+        refuse_clean_exit(error, runtime.status())
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":

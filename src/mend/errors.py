@@ -77,6 +77,12 @@ class Evicted(SystemExit):
         self.code = EVICTED_EXIT
 
 
+class SeatLost(Evicted):
+    """The other racks went on without this one, which was silent: for longer than evict_s, or a
+    person has retired it, or another process has taken its place. What it had not merged is lost.
+    Uncaught it ends the process with EVICTED_EXIT: started again, the rack joins."""
+
+
 class NotMerged(MendError):
     """A session ended with work of this rack that no other rack has; the model holds it."""
 

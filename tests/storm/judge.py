@@ -20,6 +20,11 @@ INSIDE_S = 1.1
 which all of it runs; and what that was late with a sleep."""
 
 
+SLEPT_S = 5.0
+"""The others wait 6 s for a rack that is silent at the end. One that was stopped for less than this
+must end with them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Life:
     """One rank from its start to its end. `life` counts the starts of its rack, from 0."""
@@ -183,13 +188,23 @@ def _how_it_ended(life: Life) -> Iterator[str]:
         return
     if life.code is None:
         yield f"{life} did not end by itself"
-    elif life.code:
+    elif life.code and not _slept_through(life):
         last = life.lines[-1] if life.lines else {"kind": "nothing"}
         yield f"{life} exits {life.code}, having said {last}"
-    elif life.end is None:
+    elif life.end is None and not life.code:
         yield f"{life} exits 0 and did not come to its end"
-    elif life.end["ledger"][1]:
+    elif life.end is not None and life.end["ledger"][1]:
         yield f"{life} exits 0 with {life.end['ledger'][1]:g} tokens that nobody merged"
+
+
+def _slept_through(life: Life) -> bool:
+    """Whether it was stopped while the others ended, keeps its own weights, and says why. One that
+    says `merged` is compared with the others, see `_one_end`."""
+    last = life.lines[-1] if life.lines else {}
+    slept = any(to - start >= SLEPT_S * 1e9 for start, to in life.paused)
+    _, _, why = str(last.get("text", "")).partition(" ended kept-local (")
+    honest = "the job ended at versions" in why or "are in no merged weights" in why
+    return slept and last.get("name") == "NotMerged" and honest
 
 
 def _how_it_began(life: Life) -> Iterator[str]:

@@ -46,6 +46,8 @@ HOLD_MS = (50, 3000)
 not waited for."""
 MOMENT_MS = (0, 400)
 """From the begin of something to the death in it."""
+END_MS = (0, 80)
+"""From the end of training to a pause: most jobs have ended a moment later."""
 FAULTS_MAX = 3
 GAP_STEPS = (5, 60)
 """Of the rack that is hit, between two faults."""
@@ -54,8 +56,11 @@ SETTLE_STEPS = 30
 WAIT_S = 60.0
 """For a start, for steps, and for each end; reaching it is a finding."""
 POLL_S = 0.01
-INIT_DEATHS, SHUTDOWN_DEATHS, LINKED, RANKED = 0.15, 0.2, 0.4, 0.3
-"""Shares of the seeds: with a death in mend_init, in the shutdown, over links, with two ranks."""
+SLEEP_MS = (100, 14_000)
+"""Of a pause while the others end, who wait 6 s for a rack that is silent."""
+INIT_DEATHS, SHUTDOWN_DEATHS, SLEEPERS, LINKED, RANKED = 0.15, 0.2, 0.3, 0.4, 0.3
+"""Shares of the seeds: with a death in mend_init, in the shutdown, with a rack that sleeps in the
+shutdown where none dies in it, over links, with two ranks."""
 PORT = 21_900
 """In a network namespace every port is free."""
 
@@ -110,6 +115,7 @@ class Storm:
         self._rng, self.kinds = random.Random(f"storm {seed}"), kinds
         self.shape = drawn_shape(self._rng, links)
         self._ends = self._rng.random() < INIT_DEATHS, self._rng.random() < SHUTDOWN_DEATHS
+        self._end_rng = random.Random(f"end of storm {seed}")
         keyed = seed % 2 == 1 or self.shape.linked
         self.shown = f"{self.shape}{' with a key' if keyed else ''}"
         self.folder, self.stop = folder, folder / "stop"
@@ -162,6 +168,8 @@ class Storm:
             self.stop.touch()
             if self._ends[1]:
                 self._die_at_the_end()
+            elif self._end_rng.random() < SLEEPERS:
+                self._sleep_at_the_end()
         except Stuck as stuck:
             found.append(str(stuck))
         finally:
@@ -211,6 +219,19 @@ class Storm:
         if self.lives[rack, self._newest(rack)].code is None:
             self.kill(rack)
             self.done.append(Fault("shutdown-death", rack, 0, ms))
+
+    def _sleep_at_the_end(self) -> None:
+        """A rack stands still while the others end, and goes on before or after they have."""
+        from tests.storm.kinds import survivable
+
+        racks = survivable(self.shape)
+        if not racks:
+            return
+        rack, ms = self._end_rng.choice(racks), self._end_rng.randint(*SLEEP_MS)
+        time.sleep(self._end_rng.randint(*END_MS) / 1000)  # this is the moment; nothing is awaited
+        if self.lives[rack, self._newest(rack)].code is None:
+            self.pause(rack, ms)
+            self.done.append(Fault("shutdown-pause", rack, 0, ms))
 
     def _told(self, key: tuple[int, int], code: int | None) -> list[Life]:
         rack, life = key

@@ -89,6 +89,28 @@ def test_what_the_machine_or_the_harness_held_up_is_not_held_against_mend() -> N
     assert judge([stopped[0], replace(stopped[1], paused=paused)]) == []
 
 
+KEPT = {
+    "kind": "error", "name": "NotMerged",
+    "text": "rack 1 ended kept-local (it keeps its own weights: the job ended at versions 9)",
+}  # fmt: skip
+
+
+def sleeping(seconds: float, **said: Any) -> list[Life]:
+    """Rack 1 was stopped for so long while rack 0 ended, and says this at its end."""
+    lines = [*diary()[:-1], {**KEPT, **said}]
+    paused = ((5 * STEP_NS, 5 * STEP_NS + int(seconds * 1e9)),)
+    return [TRUE[0], replace(TRUE[1], lines=lines, code=1, paused=paused)]
+
+
+def test_a_rack_that_slept_through_the_end_may_keep_its_weights_and_say_why() -> None:
+    assert judge(sleeping(9.0)) == []
+    assert judge(sleeping(2.0)), "the others wait longer"
+    assert judge(sleeping(9.0, text="rack 1 ended kept-local (the model keeps its own weights)"))
+    assert judge(sleeping(9.0, name="WorkerFailed"))
+    older = [TRUE[0], replace(sleeping(9.0)[1], lines=diary(4), code=0)]
+    assert any("says that all is merged, with versions [4" in each for each in judge(older))
+
+
 def merging_again(step: int) -> list[Life]:
     """Rack 1 dies at step 4; rack 0 trains on the next version from this step on."""
     made = [line("step", at, 2 + (at >= step)) for at in range(4, 20)]

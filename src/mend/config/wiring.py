@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def settings_of(
     """`members`: global ranks of the rack; None: all ranks of the process group.
     `cores`: where worker threads stay; None: anywhere. `resume`: see `mend_init`."""
     seat = replay_seat()
+    if starves := starving(config):
+        warnings.warn(starves, stacklevel=2)
     return Settings(
         rack=seat.number if seat else config.rack_number,
         policy=policy_of(config, len(seat.addresses) if seat else config.racks),
@@ -96,6 +99,19 @@ def settings_of(
         replay=replay_path(),
         resume=resume,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
+    )
+
+
+def starving(config: MendConfig) -> str:
+    """Why the offers of one rack may never be merged, in words; empty: they will be. With two
+    racks, the other one waits for the next offer as well."""
+    none_late = config.max_age == 0 and config.grace_window_ms == 0
+    if config.racks < 3 or config.lockstep or not none_late:
+        return ""
+    return (
+        f"max_age=0 with grace_window_ms=0 and racks={config.racks}: rounds wait for no rack, and "
+        "an offer that is late by one round is dropped, so a rack may never be merged. Set "
+        "max_age=1 or more, or leave out grace_window_ms"
     )
 
 

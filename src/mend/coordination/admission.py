@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 
-from mend.consensus.log import LogState, witness_votes
+from mend.consensus.log import Log, LogState, witness_votes
 from mend.consensus.records import TEXT_MAX, Genesis
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.member_view import MemberView
@@ -165,6 +165,24 @@ class Admission:
         )
         detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
         self.refuse(hello, "over", detail, detail, effects)
+
+    def tell_former(
+        self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[Effect]
+    ) -> None:
+        """Tell a member that its seat is lost. Orders go to members only; and one that is silent to
+        this rack's next life would never learn why nobody answers it."""
+        committed, known = log.committed, views.get(sender.rack)
+        served = known is not None and known.member == sender
+        if served or committed.over or sender not in committed.former:
+            return
+        seat = log.seat_of(sender)
+        if seat is None:
+            return
+        taken = committed.member(sender.rack) is not None
+        why = f"rack {sender.rack} is back" if taken else f"rack {sender.rack} was silent"
+        visitor = Peer(min(sender.rack, self.racks), VISITOR)
+        effects.append(Connect(visitor, seat.address))
+        effects.append(Send(visitor, Refusal(sender.incarnation, "seat", why)))
 
     def _contended_since_ns(self, member: Member, now_ns: int) -> int:
         since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)

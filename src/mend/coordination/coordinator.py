@@ -22,7 +22,7 @@ from mend.coordination.admission import (
 )
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
-from mend.coordination.ending import Ending
+from mend.coordination.ending import Ending, late_members
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
@@ -179,6 +179,8 @@ class Coordinator:
     def _hear(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         member = Member(event.peer.rack, event.incarnation)
         self.election.speaks(member)
+        if isinstance(event.body, Report | Prepare):
+            self.admission.tell_former(member, self.views, self.acceptor.log, effects)
         match event.body:
             case Hello() as hello:
                 effects += self.election.attest(member, hello)
@@ -637,10 +639,12 @@ class Coordinator:
 
     def _farewell(self, now_ns: int, effects: list[Effect]) -> None:
         """Repeat the last decision until every member has confirmed it or stopped."""
-        states, last = self.proposer.acceptor_states, self.log.last
-        informed = {member for member, state in states.items() if state.decided >= last}
-        confirmed = all(view.gone or view.member in informed for view in self.views.values())
-        if self.ending.may_go(self.log.committed, now_ns, confirmed=confirmed):
+        states = self.proposer.acceptor_states.items()
+        informed = {member for member, state in states if state.decided >= self.log.last}
+        late, live = late_members(self.log.committed, self.views), self._live(now_ns)
+        confirmed = all(v.gone or v.member in informed - late for v in self.views.values())
+        serves = any(member.rack in live for member in late)
+        if self.ending.may_go(self.log.committed, now_ns, confirmed, serves):
             effects.append(Finished())
 
     # -------------------------------------------------------------- orders

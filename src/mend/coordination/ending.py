@@ -7,10 +7,12 @@ that the job is over, and would wait until its start times out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mend.consensus.log import LogState
-from mend.types import SECOND, WITNESS
+from mend.coordination.member_view import MemberView
+from mend.types import SECOND, WITNESS, Member
 
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that have not confirmed it."""
@@ -29,16 +31,29 @@ class Ending:
     """When it stops at the latest; None once it may, as a time that has passed would wake its
     process for ever."""
 
-    def may_go(self, log: LogState, now_ns: int, *, confirmed: bool) -> bool:
+    def may_go(self, log: LogState, now_ns: int, confirmed: bool, serves: bool = False) -> bool:
         """Whether it may stop. `log`: the decided log, with its end. `confirmed`: every member has
-        heard of the end, or has stopped."""
-        if self.since_ns is None:
+        heard of the end, or has stopped. `serves`: one that is heard still copies what it missed:
+        from then on the time begins anew."""
+        if self.since_ns is None or serves:
             self.since_ns = now_ns
         stays = self.rack == WITNESS and bool(missing(log))
         due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
         may = now_ns >= due_ns or (confirmed and not stays)
         self.due_ns = None if may else due_ns
         return may
+
+
+def late_members(log: LogState, views: Mapping[int, MemberView]) -> frozenset[Member]:
+    """Members that have missed the end, and do not hold all that was decided before it."""
+    return frozenset(
+        view.member
+        for rack, view in views.items()
+        if rack in missing(log)
+        and not view.gone
+        and view.report is not None
+        and list(view.report.versions) != log.versions
+    )
 
 
 def missing(log: LogState) -> frozenset[int]:

@@ -479,7 +479,10 @@ class Fail(Effect, frozen=True):
 
 
 class Finished(Effect, frozen=True):
-    """The machine has nothing more to do; its process may stop."""
+    """The machine has nothing more to do; its process may stop. `reason`: how this rack lost its
+    seat, where its log does not say."""
+
+    reason: str = ""
 
 
 class Machine(Protocol):

@@ -77,6 +77,8 @@ class Leader:
     totals: Totals = field(default_factory=Totals)
     silent: bool = False
     failure: tuple[str, str] = ("", "")
+    lost: str = ""
+    """How this rack has lost its seat, if another process has said so."""
     progress_ns: int = 0
     asker: int | None = None
     """Rack of the member that has sent a challenge: a former life of this rack is in its log."""
@@ -138,7 +140,9 @@ class Leader:
         return min([beat_ns, *dues_ns])
 
     def left(self) -> bool:
-        """Whether the log says that this rack is no member any more."""
+        """Whether this rack is no member any more: its log says so, or one that is newer."""
+        if self.lost:
+            return True
         return self._is_seated() and self.log.committed.member(self.member.rack) != self.member
 
     def _is_seated(self) -> bool:
@@ -175,6 +179,10 @@ class Leader:
         """A rack that has a seat is refused by no coordinator that it follows. But a candidate may
         find the job lost, as this rack does not hold all of it either."""
         known = peer in (Peer(self.member.rack, 0), *self._coordinators(now_ns))
+        if refusal.kind == "seat":
+            mine = refusal.incarnation == self.member.incarnation
+            self.lost = self.lost or (refusal.detail if known and mine and self.seated else "")
+            return
         for_member = refusal.incarnation == self.member.incarnation
         if refusal.kind == "lost":
             apt = self._is_seated() and min(self.reports.aggregate.versions) < 0
@@ -268,7 +276,9 @@ class Leader:
         return f"{name} at {address}" if address else name
 
     def why(self) -> tuple[str, ...]:
-        """Why nothing commits, as far as this rack knows."""
+        """Why nothing commits, as far as this rack knows. Without a seat it knows nothing more."""
+        if self.left():
+            return ()
         if self.silent:
             return (f"the coordinator ({self._where()}) is silent",)
         return self.orders.why if self.orders else ()
@@ -375,11 +385,11 @@ class Leader:
     def _may_pass_on(self) -> bool:
         """Whether ranks may act on what is decided: not before this rack has a seat, and not while
         a new lineage may still undo it (one is accepted here and undecided, or this voter has
-        promised and the promised log has not come)."""
+        promised and the promised log has not come). A rack that has left is in none."""
         acceptor = self.acceptor
         awaits = 0 < acceptor.accepted < acceptor.promised
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())
-        return self._is_seated() and not awaits and not begins
+        return self.left() or (self._is_seated() and not awaits and not begins)
 
     def farewell(self) -> Send:
         """The last report of a rack that stops, to be sent by its runtime."""
@@ -455,6 +465,7 @@ class Leader:
             why=self.why(),
             failure=self.failure,
             finish=self.left(),
+            lost=self.lost,
             asked=asked_of(orders, self.member) if not self.silent else (),
             copy=copy_for(orders, self.member),
         )

@@ -143,7 +143,8 @@ class Retire(Word, frozen=True, tag=19):
 
 
 class Refusal(Word, frozen=True, tag=11):
-    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost."""
+    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost; to a life that
+    has lost its seat: seat."""
 
     incarnation: Count
     kind: Text
@@ -493,6 +494,8 @@ class RankOrders(State, frozen=True, tag=15):
     """What a donor has copied for this rack."""
     moving: Pulls = ()
     taken: Count = 0
+    lost: Text = ""
+    """How this rack has lost its seat, of which its log does not know; empty: it has not."""
 
 
 Message = (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -47,7 +46,11 @@ from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
-from mend.types import Address, Member, Peer
+from mend.types import SECOND, Address, Member, Peer
+
+ENDED_NS = 3 * SECOND
+"""How long a rank that has missed the end of the job tries to get what was decided before it. A
+pull that has begun is not bounded by it."""
 
 
 @dataclass
@@ -84,6 +87,10 @@ class RankMachine:
     cut: Cut | None = None
     """The checkpoint that this rank waits in."""
     pulls: tuple[Pulled, ...] = ()
+    before_end: LogState | None = None
+    """The state before the record that ended the job, if this rank had a seat in it: the racks of
+    that time may still serve what was decided. None: the job runs, or nothing is to be had."""
+    ended_ns: int = 0
 
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
@@ -94,9 +101,10 @@ class RankMachine:
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
         effects = self._pull_ended(event, now_ns)
         self._on(event, now_ns, effects)
-        if self._seated():
+        if self._reaches():
             for fragment in range(len(self.replicas)):
                 self._settle(fragment, now_ns, effects)
+        if self._seated():
             effects += self.copies.pull(self.folded, now_ns)
         effects += self.pace.search.tick(now_ns)
         self._pull(now_ns, effects)
@@ -107,12 +115,20 @@ class RankMachine:
     def _seated(self) -> bool:
         return self.folded.member(self.me.rack) == self.member
 
+    def _reaches(self) -> bool:
+        """Whether it gets what is decided: until the job is over, and then what it missed."""
+        return self._seated() or self.before_end is not None
+
+    def _rail(self, first: int | None = None) -> tuple[Address, ...]:
+        return (self.before_end or self.folded).rail(self.me, first)
+
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
         waits += [self.batch_due_ns] if self.batch_due_ns is not None else []
         waits += self.fetch_queue.dues_ns() + self.pace.search.due_ns()
-        if self._seated():  # only then `handle` looks at them; else they would be due for ever
+        if self._reaches():  # only then `handle` looks at them; else they would be due for ever
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
+        if self._seated():
             waits += self.copies.due_ns()
             sharded = [replica.slices for replica in self.replicas if replica.pulls_slices]
             waits += [due_ns for slices in sharded for due_ns in slices.dues_ns()]
@@ -149,6 +165,8 @@ class RankMachine:
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied(p):
                 effects += self.replicas[p].on_copied(event, now_ns)
+                if event.error and now_ns - self.ended_ns > ENDED_NS:
+                    self.before_end = None
             case ev.Wanting(on):
                 self.copies.set_wanted(on)
             case ev.StateTaken():
@@ -224,19 +242,23 @@ class RankMachine:
                 self._on_record(record, now_ns, effects)
 
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
-        """Stop when the rack cannot go on, or has left."""
+        """Stop when the rack cannot go on, or has left. Its leader may know that sooner than this
+        rank has read it: what is decided before that must be known, too."""
         if orders.failure[0] and self.me.rank != 0:
             effects.append(ev.Fail(*orders.failure))
-        if orders.finish and not self.finished:
+        known = bool(orders.lost) or (self.folded.begun and not self._seated())
+        if orders.finish and known and not self.finished:
             self.finished = True
-            if not self.leaving:
+            if not self.leaving and self.folded.over:
                 reason = "the other racks ended the job while this one was silent"
                 effects.append(ev.Note("expelled", {"reason": reason}))
-            effects.append(ev.Finished())
+            effects.append(ev.Finished(orders.lost))
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
+        known = self.folded.copy() if isinstance(record, Roster) else None
         self.folded.take(record)
+        self._note_end(known, now_ns)
         after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
         effects.append(ev.RecordCommitted(record, before, after - before))
         self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
@@ -255,10 +277,17 @@ class RankMachine:
             case Mark():
                 self._on_mark(record)
 
+    def _note_end(self, before: LogState | None, now_ns: int) -> None:
+        """Remember the last racks of the job, if it has ended in this rank's time."""
+        if before is not None and self.folded.over and before.member(self.me.rack) == self.member:
+            self.before_end, self.ended_ns = before, now_ns
+
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
         """Go on from a snapshot: the records before it will not come. The log state has what they
         did to offers; versions are copied, or are here as tentative results."""
+        known = self.folded
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
+        self._note_end(known, now_ns)
         effects.append(ev.Restored(snapshot))
         if snapshot.mark is not None:
             self._on_mark(snapshot.mark)
@@ -368,7 +397,7 @@ class RankMachine:
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
-        if replica.pulls_slices and (sharded := replica.slices.gather):
+        if self._seated() and replica.pulls_slices and (sharded := replica.slices.gather):
             weights = self._weights(sharded.members)
             effects += replica.slices.move(self.folded, self.me, weights, now_ns)
         if newest not in replica.held:
@@ -400,7 +429,7 @@ class RankMachine:
             return
         replica.copying = newest
         rounds = self.folded.rounds[fragment]
-        effects.append(ev.Copy(fragment, newest, digest, self.folded.rail(self.me), rounds))
+        effects.append(ev.Copy(fragment, newest, digest, self._rail(), rounds))
 
     def _merges(self, fragment: int, newest: int, effects: list[ev.Effect]) -> bool:
         """Whether the newest decided version, which is not here, is or will be merged here."""
@@ -408,7 +437,7 @@ class RankMachine:
         commit, gather = replica.commits.get(newest), replica.gather
         if commit is None or gather is None or gather.version != newest:
             return False
-        if replica.slices.going(newest):
+        if self._seated() and replica.slices.going(newest):
             same = replica.same_members(newest)
             if same:
                 self._merge(gather, gather.attempt, effects)
@@ -484,9 +513,7 @@ class RankMachine:
     def _pull(self, now_ns: int, effects: list[ev.Effect]) -> None:
         gathers = [replica.gather for replica in self.replicas if replica.gather]
         named = {(o.member, gather.fragment, o.seq) for gather in gathers for o in gather.members}
-        effects += self.fetch_queue.start(
-            now_ns, named, self.me.rack, partial(self.folded.rail, self.me)
-        )
+        effects += self.fetch_queue.start(now_ns, named, self.me.rack, self._rail)
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
         """Begin to time the pulls that these effects ask for."""

@@ -74,6 +74,8 @@ class RoundInputs:
     works: Mapping[int, Absent] = field(default_factory=dict)
     """Racks whose work was named, or will be, and what they weigh while they are not in a merge; a
     rack of which nothing was named yet may be in `coming` only."""
+    lasts: Mapping[int, Absent] = field(default_factory=dict)
+    """By rack, what the offer weighed that was named last."""
     coming: frozenset[int] = frozenset()
     """Racks that have trained, or will, since they were last named."""
     named: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -406,7 +408,8 @@ def _id(offer: Offer) -> tuple[Member, int]:
 def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
     """Racks that are not members and have work of the time in which the members did theirs,
     ascending: it comes later, or was merged into a version that no member had applied when its work
-    began, which is when it captured before."""
+    began, which is when it captured before. One whose work was merged after the last work of every
+    member was, and that has more to come, weighs as the longer of both."""
     racks = [offer.member.rack for offer in members]
     since = max(inputs.named.get(rack, (0, 0))[0] for rack in racks)
     away = (inputs.contributors & inputs.live & inputs.coming) - inputs.declined
@@ -414,7 +417,17 @@ def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ..
     tokens, steps = sum(o.tokens for o in members), sum(o.steps for o in members)
     mean = Absent(0, tokens // len(members), steps // len(members))  # nothing is known of it yet
     away -= set(racks)
-    return tuple([inputs.works.get(rack) or replace(mean, rack=rack) for rack in sorted(away)])
+    newest = max(inputs.named.get(rack, (0, 0))[1] for rack in racks)
+    beside = {rack for rack in away if inputs.named.get(rack, (0, 0))[1] > newest}
+    return tuple([_weight(inputs, rack, mean, rack in beside) for rack in sorted(away)])
+
+
+def _weight(inputs: RoundInputs, rack: int, mean: Absent, beside: bool) -> Absent:
+    """What an absent rack weighs. `beside`: its last merged work counts, too."""
+    work, last = inputs.works.get(rack) or replace(mean, rack=rack), inputs.lasts.get(rack)
+    if not beside or last is None or last.steps <= work.steps:
+        return work
+    return replace(last, closing=work.closing)
 
 
 def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:

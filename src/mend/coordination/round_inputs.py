@@ -107,6 +107,7 @@ def inputs_of(
         if report.slices and (sliced := _slice_of(report, fragment, version + 1)):
             slices[rack] = sliced
     works, coming, named = _works(fragment, log, views, offers)
+    lasts = _lasts(fragment, log)
     return RoundInputs(  # not `replace`: this is what a simulation does most
         version=version,
         voters=around.voters,
@@ -124,6 +125,7 @@ def inputs_of(
         mitigated=around.mitigated,
         slices=slices,
         works=works,
+        lasts=lasts,
         coming=frozenset(coming),
         named=named,
     )
@@ -149,8 +151,9 @@ def _works(
     fragment: int, log: LogState, views: Mapping[int, MemberView], offers: Offers
 ) -> tuple[dict[int, Absent], set[int], dict[int, tuple[int, int]]]:
     """`works`, `coming` and `named` of a round. A rack weighs as its open offer, or as the last one
-    that was named. Its work is to come while it trains, if it was named lately or the job is young;
-    while it leaves, only as an offer."""
+    that was named; as all that it has trained since then, if that is more. Its work is to come
+    while it trains, if it was named lately or the job is young; while it leaves, only as an
+    offer."""
     works, coming, named = dict[int, Absent](), set[int](), dict[int, tuple[int, int]]()
     version, lately = log.versions[fragment], max(NAMED_LATELY_MIN, 2 * len(log.seats))
     young = len(log.norms[fragment]) < min(lately, NORMS_KEPT)
@@ -162,6 +165,9 @@ def _works(
         if key in log.named:
             (_, last), (captured, tokens, steps, base) = log.named[key], log.work[key]
             named[rack], counts = (base, last), version - last < lately
+            if (since := report.step - captured) > steps > 0:
+                # Its next offer will be longer than its last one: all steps since that.
+                tokens, steps = tokens * since // steps, since
             works[rack] = Absent(rack, tokens, steps, report.leaving)
         if offer := offers.get((rack, fragment)):
             works[rack] = Absent(rack, offer.tokens, offer.steps, report.leaving)
@@ -170,6 +176,13 @@ def _works(
         if counts and report.step > captured:
             coming.add(rack)
     return works, coming, named
+
+
+def _lasts(fragment: int, log: LogState) -> dict[int, Absent]:
+    """By rack, what the offer weighed that was named last."""
+    keys = {rack: (seat.member, fragment) for rack, seat in log.seats.items()}
+    works = {rack: log.work[key] for rack, key in keys.items() if key in log.named}
+    return {rack: Absent(rack, tokens, steps) for rack, (_, tokens, steps, _) in works.items()}
 
 
 def _found_bad(

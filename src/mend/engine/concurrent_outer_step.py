@@ -115,7 +115,7 @@ class ConcurrentOuterStep:
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         """Handle a message of any process."""
         self._met.add(peer.rack)
-        if isinstance(body, RankOrders):
+        if isinstance(body, RankOrders) and not self.published.finished:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
@@ -134,7 +134,7 @@ class ConcurrentOuterStep:
 
     def _watch(self, live: tuple[int, ...], why: tuple[str, ...]) -> None:
         """Note once when a rack of the roster falls silent, and when it is back."""
-        if not live or self.published.finished:
+        if not live:
             return
         silent = set(self.published.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
@@ -255,9 +255,9 @@ class ConcurrentOuterStep:
                 self._note(kind, fields)
             case ev.Fail(kind, detail):
                 self._fail(kind, detail)
-            case ev.Finished():
+            case ev.Finished(reason):
                 if machine is self.rank_machine:
-                    self.published.finish()
+                    self._finish(reason)
                 else:
                     self.host.finished()
             case _:
@@ -269,6 +269,17 @@ class ConcurrentOuterStep:
         self.host.note(kind, fields)
         if kind in ("differs", "fault"):
             self.published.last_error = f"{kind}: {fields}"
+
+    def _finish(self, reason: str) -> None:
+        """This rack has no seat any more. One that has not asked to leave learns it at its next
+        step."""
+        if reason:
+            self.published.removed[self.member] = reason
+        self.published.finish(self.member)
+        if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
+            reason = self.published.why_out(self.member)
+            remedy = "start it again, and it joins with the merged weights"
+            self.host.note("seat-lost", {"reason": reason, "remedy": remedy})
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
@@ -420,6 +431,7 @@ class ConcurrentOuterStep:
                 error = "the donor's bits are not those of the log"
             else:
                 self.anchors[(fragment, version)] = result
+            self.published.copies_failed[fragment] = error
             self.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:

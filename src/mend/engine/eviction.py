@@ -12,7 +12,7 @@ from mend.coordination.events import Started
 from mend.engine.fragment_state import Doing
 from mend.engine.outcome import Outcome
 from mend.engine.trainer import Trainer
-from mend.errors import EVICTED_EXIT, Evicted, GaveUp
+from mend.errors import EVICTED_EXIT, Evicted, GaveUp, SeatLost
 
 _loaded_ns = time.monotonic_ns()
 
@@ -40,11 +40,25 @@ class EvictableTrainer(Trainer):
 
     def work(self) -> Doing:
         """As `Trainer.work`. Raises Evicted on all ranks of an evicted rack, once its work is
-        merged and it has left."""
+        merged and it has left; and SeatLost on those of a rack that the job goes on without."""
         yield from super().work()
+        if self.life.lost:
+            raise self._seat_lost()
         if self.life.ends:
             with self.clock.untimed():
                 yield from self._leave_evicted()
+
+    def _seat_lost(self) -> SeatLost:
+        why = self.published.why_out(self.member)
+        self.outcome = Outcome("seat-lost", why)
+        self._stand()
+        error = SeatLost(
+            f"{why}. The job goes on without it; {self.open_per_fragment():.10g} of its "
+            f"{self.tokens} tokens were not merged. Start it again, and it joins with the merged "
+            f"weights (mend launch does; the process ends with status {EVICTED_EXIT})"
+        )
+        self.published.fail(error)
+        return error
 
     def _leave_evicted(self) -> Doing:
         """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time

@@ -57,7 +57,7 @@ from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
-from mend.engine.trainer_cuts import SAY_NS
+from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
 from mend.errors import CheckpointError, Evicted, GaveUp
@@ -431,7 +431,9 @@ class LiveRank:
         self.group.barrier()
         coordinator = self.rank.coordinator
         if coordinator is not None and coordinator.proposer.leading:
-            self.io_loop.done.wait(5.0)
+            # A rack that has missed the end copies from this one; else it takes three seconds.
+            self.io_loop.done.wait(max(5.0, self.settings.step.shutdown_ns / SECOND))
+        self.group.barrier()  # this rank's rail is served by all ranks of the rack
         self.abort()
 
     def watch(self, look: Callable[[], None]) -> None:

@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mend.errors import NotMerged
 from mend.types import Peer
 
 if TYPE_CHECKING:
     from mend.engine.trainer import Trainer
+    from mend.status.status import Status
 
 WORDS = {
     "running": "the job is not over",
     "merged": "all its work is merged; it left with every rack that was heard, on equal bits",
     "left-early": "all work is merged, and the other racks train on",
     "evicted": "all work is merged; it was slow, and is to be started again",
+    "seat-lost": "the others went on without this rack, which is to be started again; what it had "
+    "not merged is lost",
     "local": "this rack trained for itself (exchange=False)",
     "abandoned": "the script called abort(): the model keeps its own weights",
     "left-alone": "all work is merged, but nobody confirmed the end: other racks may differ",
-    "kept-local": "the model keeps its own weights, which hold work that nobody merged",
+    "kept-local": "the model keeps its own weights, which are not those that the others merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
     "diverged": "the model keeps its own weights, which are no numbers; the others go on without",
@@ -98,6 +102,20 @@ class Ended(msgspec.Struct, frozen=True):
         if self.detail == WITHOUT_A_WORD:
             return outcome
         return f"{outcome}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
+
+
+def refuse_clean_exit(error: BaseException, status: Status) -> None:
+    """Raise NotMerged in place of a SystemExit that reports success, if the work of this rank is
+    not all merged: nobody would know of it. `status`: the last one."""
+    clean = isinstance(error, SystemExit) and error.code in (None, 0)
+    shares = status.racks_configured > 1 and bool(status.anchor_digest)
+    if clean and shares and status.ledger.open > 0 and status.outcome != "abandoned":
+        raise NotMerged(
+            f"rack {status.rack} left its session by sys.exit({', '.join(map(str, error.args))}) "
+            f"with {status.ledger.open:.10g} of {status.tokens} tokens not merged. Leave the loop "
+            "with break or return, so that the session ends and merges them; or end with another "
+            "status, or call runtime.abort() first, to give them up"
+        ) from error
 
 
 def file_of(folder: Path, rack: int, rank: int) -> Path:

@@ -17,6 +17,7 @@ from torch import Tensor
 from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
     Commit,
+    Drop,
     Genesis,
     Last,
     Lineage,
@@ -32,7 +33,7 @@ from mend.engine.pulls import Transfers
 from mend.engine.training_state import Mirror, Mirrored, Received
 from mend.engine.turnout import LastRounds, Turnout
 from mend.errors import Evicted, JobLost, MendError
-from mend.types import Member
+from mend.types import WITNESS, Member
 
 
 @dataclass
@@ -92,6 +93,18 @@ class PublishedState:
     missing: tuple[int, ...] = ()
     """Racks that were not heard when the job ended."""
 
+    over = False
+    """Whether the log says that the job has ended."""
+
+    moment_bytes = 0
+    """Of the payloads of moments so far."""
+
+    mirror_bytes = 0
+    """Size of the mirrors kept for another rack; written by the loop alone."""
+
+    fresh = False
+    """Something was published since the training thread last looked; read without the lock."""
+
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
@@ -106,8 +119,6 @@ class PublishedState:
         self.reason_last = ""
         self.sent = Sent()
         """Of weights."""
-        self.moment_bytes = 0
-        """Of the payloads of moments so far."""
         self.outer_last = (0.0, 0.0)
         """Of the newest round: the rounds that its fragment had merged before, its momentum."""
         self.turnout, self.last_rounds = Turnout(), LastRounds()
@@ -130,6 +141,12 @@ class PublishedState:
         self.mitigations: Mapping[int, Mitigation] = {}
         """By slow rack."""
         self.members: frozenset[Member] = frozenset()
+        self.removed: dict[Member, str] = {}
+        """Members that lost their seats or left -> why; empty: a snapshot does not say."""
+        self.tails_dropped: set[tuple[int, int]] = set()
+        """(rack, fragment) whose newest offer that ended was dropped."""
+        self.copies_failed: dict[int, str] = {}
+        """Fragment -> error of the newest pull of a decided version; empty: it succeeded."""
         self.asked: tuple[Member, ...] = ()
         """Joining racks that wait for a copy of this rack's training state."""
         self.given: set[Member] = set()
@@ -148,10 +165,7 @@ class PublishedState:
         """The mirror that this rank fetches."""
         self.mirrored: Mirrored | str | None = None
         """The wanted mirror with its bytes, or the reason why there is none."""
-        self.mirror_bytes = 0
-        """Size of the mirrors kept for another rack; written by the loop alone."""
-        self.transfers, self.fresh = Transfers(), False
-        """Something was published since the training thread last looked; read without the lock."""
+        self.transfers = Transfers()
 
     # -------------------------------------------------------------- loop
 
@@ -170,20 +184,7 @@ class PublishedState:
         moments, which have no outer step and count the same tokens as the weights."""
         with self.changed:
             if isinstance(record, Commit):
-                panel = self.panels[record.fragment]
-                panel.commits[record.version] = record
-                panel.decided = record.version
-                panel.digests[record.version] = record.digests
-                self.commits += 1
-                self.members_last = tuple(share.member.rack for share in record.members)
-                self.reason_last = record.reason
-                # The racks that live now say nothing of rounds before this rack trained.
-                live = set(self.live) & set(self.seats) if self.trains else set[int]()
-                self.turnout.add(self.members_last, live)
-                if outer is not None:
-                    self.outer_last = outer
-                    self.last_rounds.add(record)
-                    self.tokens_merged += sum(share.tokens for share in record.members)
+                self._take(record, outer)
             elif isinstance(record, Genesis):
                 self.begun, self.first = True, record.first()
                 firsts = zip(self.panels, record.first(), record.digests, strict=True)
@@ -194,8 +195,11 @@ class PublishedState:
             elif isinstance(record, Lineage):
                 self._begin_anew(record)
             elif isinstance(record, Roster):
-                self._seat(frozenset(seat.member for seat in record.members))
-                self.missing = () if record.members else record.non_voters
+                members = frozenset(seat.member for seat in record.members)
+                self._seat(members, record.reason)
+                self._end(members, record.non_voters)
+            elif isinstance(record, Drop):
+                self._drop(record)
             elif isinstance(record, Mitigation):
                 self.mitigations = mitigations_after(self.mitigations, record)
             elif isinstance(record, Mark) and record.written:
@@ -203,6 +207,24 @@ class PublishedState:
             elif isinstance(record, Mark):
                 self.mark = record, tuple(panel.decided for panel in self.panels)
             self.changed.notify_all()
+
+    def _take(self, record: Commit, outer: tuple[float, float] | None) -> None:
+        panel = self.panels[record.fragment]
+        panel.commits[record.version] = record
+        panel.decided = record.version
+        panel.digests[record.version] = record.digests
+        self.tails_dropped -= {(share.member.rack, record.fragment) for share in record.members}
+        self._drop(record)
+        self.commits += 1
+        self.members_last = tuple(share.member.rack for share in record.members)
+        self.reason_last = record.reason
+        # The racks that live now say nothing of rounds before this rack trained.
+        live = set(self.live) & set(self.seats) if self.trains else set[int]()
+        self.turnout.add(self.members_last, live)
+        if outer is not None:
+            self.outer_last = outer
+            self.last_rounds.add(record)
+            self.tokens_merged += sum(share.tokens for share in record.members)
 
     def receive(self, found: Received | str) -> None:
         """Publish a donor's training state, or the reason why there is none."""
@@ -245,7 +267,14 @@ class PublishedState:
         """Take a snapshot in place of the records before it."""
         with self.changed:
             self.begun = True
-            self._seat(frozenset(seat.member for seat in snapshot.members))
+            members = frozenset(seat.member for seat in snapshot.members)
+            self._seat(members)
+            self._end(members, snapshot.non_voters)
+            self.tails_dropped = {
+                (last.member.rack, last.fragment)
+                for last in snapshot.last
+                if last.named < last.ended
+            }
             self.mitigations = {one.rack: one for one in snapshot.mitigations}
             for p, panel in enumerate(self.panels):
                 panel.decided = panel.restored = snapshot.versions[p]
@@ -262,14 +291,24 @@ class PublishedState:
         if mark.written:
             self.written = mark
 
-    def _seat(self, members: frozenset[Member]) -> None:
+    def _drop(self, record: Commit | Drop) -> None:
+        racks = {(ended.member.rack, record.fragment) for ended in record.dropped}
+        self.tails_dropped |= racks
+
+    def _end(self, members: frozenset[Member], missing: tuple[int, ...]) -> None:
+        """After a roster of these members, of which an empty one ends the job without `missing`."""
+        self.over = not members
+        self.missing = () if members else tuple(rack for rack in missing if rack != WITNESS)
+
+    def _seat(self, members: frozenset[Member], why: str = "") -> None:
+        self.removed |= dict.fromkeys(self.members - members, why)
         stay = {member.rack for member in members & self.members}
         self.mitigations = {r: one for r, one in self.mitigations.items() if r in stay}
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))
 
     def _begin_anew(self, record: Lineage) -> None:
         """Undo the commits whose bytes only dead racks had; this rack does not train on them."""
-        self._seat(frozenset(seat.member for seat in record.members))
+        self._seat(frozenset(seat.member for seat in record.members), record.reason)
         for panel, version, digests in zip(
             self.panels, record.versions, record.digests, strict=True
         ):
@@ -331,10 +370,25 @@ class PublishedState:
             if isinstance(self.failure, JobLost):
                 self.failure = None
 
-    def finish(self) -> None:
+    def finish(self, member: Member | None = None) -> None:
+        """`member`, this rack, has no seat any more. That takes the place of the live racks and of
+        the reasons why rounds wait, which no coordinator sends it from now on."""
         with self.changed:
             self.finished = True
+            self.live, self.slow, self.opened = (), (), {}
+            self.why = (self.why_out(member),) if member is not None else ()
             self.changed.notify_all()
+
+    def lost_seat(self, member: Member) -> bool:
+        """Whether the job goes on without this member, which had a seat."""
+        return self.finished and not self.over and member in self.removed
+
+    def why_out(self, member: Member) -> str:
+        """Why a member that had a seat has none, in words."""
+        if self.over:
+            return "the job is over: every rack that was heard has left"
+        why = self.removed.get(member) or "the other racks went on while it was silent"
+        return f"rack {member.rack} has lost its seat: {why}"
 
     # -------------------------------------------------------------- training thread
 

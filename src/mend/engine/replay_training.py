@@ -23,7 +23,7 @@ from mend.engine.replay_comparison import (
     StateFiles,
 )
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_cuts import POLL_NS
+from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import GaveUp, ReplayDiffers, TapeError
 from mend.trace.replay_script import (

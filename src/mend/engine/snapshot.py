@@ -66,7 +66,7 @@ def view_of_rank(
 ) -> JobStatus:  # fmt: skip
     """The status as a rack's leader knows it."""
     hosts = coordinator if coordinator is not None and coordinator.proposer.leading else None
-    log, orders = leader.log, leader.orders
+    log, orders = leader.log, None if leader.left() else leader.orders
     known = Knowledge(log.committed, log.decided, orders, hosts, leader, now_ns)
     state: State = "running"
     detail = ""
@@ -75,6 +75,8 @@ def view_of_rank(
         detail = "" if orders is not None else "no answer from the coordinator yet"
     elif leader.reports.aggregate.leaving:
         state = "leaving"
+    if training.published.finished and not ended:
+        detail = "; ".join(training.published.why)
     failure = str(training.published.failure or "")
     return _view(
         known,

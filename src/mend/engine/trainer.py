@@ -1,24 +1,20 @@
-"""How a training loop begins, drains, makes checkpoints and leaves the job.
+"""How a training loop begins and makes checkpoints.
 
-`trainer_rounds` has the work after each step. The methods are generators, as there.
+`trainer_rounds` has the work after each step, `trainer_end` the end. The methods are generators, as
+there.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mend.coordination.events import (
     Applied,
     Captured,
-    Idle,
-    Leaving,
     RackStateLoaded,
     StillOpen,
     Wanting,
@@ -38,14 +34,12 @@ from mend.engine.fragment_state import (
     Wait,
 )
 from mend.engine.numerics import Anchor
-from mend.engine.outcome import Outcome, late_steps
-from mend.engine.pulls import Patience
-from mend.engine.trainer_cuts import POLL_NS, SAY_NS, TrainerCuts
+from mend.engine.trainer_cuts import TrainerCuts
+from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
 from mend.engine.vectors import PORTION_NUMEL
 from mend.errors import (
     CheckpointError,
-    GaveUp,
     JobLost,
     StartTimeout,
     StateRefused,
@@ -57,201 +51,12 @@ MIRROR_NS = 20 * SECOND
 """How long a joining rack waits for the others to list their mirrors of it. The transfer of one has
 no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
-LEAVE_NS = 5 * SECOND
-"""How long a rack waits for the end of the job after it has asked to leave at once."""
-
 
 class Trainer(TrainerCuts):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
-    _late_steps = 0
-    """Most steps of a fragment that were made on an old version, and are in the last offer."""
     compares = False
     """Whether to say how far the weights were from those that the job begins with."""
-    _missed_first = False
-    """Whether a rank of this rack, which founded the job, has missed its first versions."""
-    troubles: Callable[[], list[str]] = list
-    """In words: the lanes over which no pull succeeds."""
-
-    def open_tokens(self) -> int:
-        """Tokens trained and not merged yet, summed over fragments."""
-        return sum(self.tokens - track.tokens_mark for track in self.weights)
-
-    def drain(self, limit_ns: int) -> Doing:
-        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
-        yield from self._drain(self._patience(limit_ns, stall_ns=0))
-
-    def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
-        return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
-
-    def _arrived(self) -> list[int]:
-        """The bytes that a wait goes by. A rack that joins waits for no other rack."""
-        return self.published.arrived(of_all=not self._joins() or self.published.trains)
-
-    def _at_the_end(self) -> Patience:
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
-        return self._patience(limit_ns, stall_ns=self.options.stall_ns)
-
-    def _drain(self, patience: Patience) -> Doing:
-        everything = list(range(len(self.tracks)))
-        for fragment, track in enumerate(self.tracks):
-            if track.offer is not None:
-                self._post(StillOpen(fragment, track.anchor.version))
-        while True:
-            versions = self.versions()
-            open_ = any(track.offer is not None for track in self.tracks)
-            pairs = zip(self.published.panels, versions, strict=True)
-            done = not open_ and all(panel.decided <= version for panel, version in pairs)
-            late, over = patience.over(self._now_ns()), self.published.finished
-            values = [int(done), -int(late), -int(over)]
-            done_everywhere, any_late, any_over = yield from self._agree_and_apply(
-                everything, values
-            )
-            if done_everywhere:
-                return
-            if any_late or any_over:
-                why = f"after {patience}"
-                if any_over:
-                    why = "the job is over for this rack"
-                count = sum(track.offer is not None for track in self.tracks)
-                raise GaveUp(f"drain: {count} offers are still open: {why} ({self._why()})")
-            for fragment, track in enumerate(self.tracks):
-                if track.offer is not None and track.anchor.version > versions[fragment]:
-                    self._post(StillOpen(fragment, track.anchor.version))
-            yield Wait(self._news, POLL_NS)
-
-    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
-        """Merge the tail of every fragment, leave the job, and put the anchor into the model.
-
-        It leaves together with the other racks, or alone after shutdown_timeout_s, unless bytes of
-        the last exchange still arrive then. A rack that has
-        to leave with unmerged work keeps its own weights instead: the anchor does not have that
-        work, and overwriting the weights would lose it. So does a rack whose weights may not be
-        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
-        numbers.
-        """
-        patience = self._at_the_end()
-        refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
-        kept = self.local_weights() if refused[0] else []
-        if refused[0]:
-            self._carry_from_here()
-        else:
-            if not self.policy.lockstep:
-                # At once, so that the racks' tails meet in one round; open offers go first.
-                self._capture_tails()
-                self._post(Leaving())
-            with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
-                yield from self._drain(patience)
-            self._capture_tails()
-        yield from self._try_drain(patience)
-        self._post(Leaving())
-        yield from self._leave(patience)
-        if refused[0]:
-            # To be told that they are its own: a merge applied meanwhile does not belong in there.
-            self.put_back(kept)
-            self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
-            self._stand()
-            return
-        yield from self._end(keep_local)
-
-    def _carry_from_here(self) -> None:
-        """From now on an apply keeps everything that the weights hold, whatever the alignment."""
-        self.options = replace(self.options, alignment="carry")
-        if self.beside is not None:
-            self.beside.alignment = "carry"
-
-    def _end(self, keep_local: bool) -> Doing:
-        """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        unsound = [self._unsound(track) for track in self.weights]
-        sound = yield from self._agree_and_apply([], [int(not why) for why in unsound])
-        if not all(sound):
-            fragment = sound.index(0)
-            raise self._diverged(fragment, unsound[fragment])
-        unmerged = self.open_tokens()
-        idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
-        (minus_most,) = yield from self._agree_and_apply([], [-unmerged - idle])
-        if not self.published.finished:
-            why = list(self.published.why)
-            self._note("left-alone", {"why": why, "open_tokens": unmerged})
-        if minus_most:
-            reason = "unmerged work is only in these weights"
-            self._note("kept-local", {"open_tokens": unmerged, "reason": reason})
-            idly = f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
-            why = [idly] if idle else [*self.published.why, *self.troubles()]
-            self.outcome = Outcome("kept-local", "; ".join(why))
-        else:
-            if not keep_local:
-                yield from self.publish_anchor()
-            self.outcome = self._outcome_of_leaving()
-        self._stand()
-
-    def _outcome_of_leaving(self) -> Outcome:
-        """The outcome of a rack whose work is all merged."""
-        if not self.tracks:
-            return Outcome("local")
-        if not self.published.finished:
-            return Outcome("left-alone", "; ".join(self.published.why))
-        others = sorted(member.rack for member in self.published.members - {self.member})
-        if others and self.member not in self.published.members:
-            return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
-        with self.published.changed:
-            alone = self.published.last_rounds.in_words()
-        late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
-        if late:
-            self._note("late-steps", {"steps": self._late_steps, "reason": late})
-        return Outcome("merged", "; ".join(filter(None, (self._without(), alone, late))))
-
-    def _without(self) -> str:
-        """The racks whose newest work may be missing in the merged weights."""
-        if not self.published.missing:
-            return ""
-        racks = ", ".join(f"rack {rack}" for rack in self.published.missing)
-        return f"without {racks}, silent or gone at the end: what it had not merged is missing here"
-
-    def _capture_tails(self) -> None:
-        """Capture the steps since the last capture, of what has no open offer."""
-        for fragment, track in self.of_model:
-            if track.offer is None:
-                self._capture(fragment, closing=True)
-        behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
-        self._late_steps = max([self._late_steps, *behind])
-
-    def _leave(self, patience: Patience) -> Doing:
-        """Apply what is still decided, until the log says that this rack has left.
-
-        Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
-        """
-        hurried, posted, said_ns = False, None, self._now_ns()
-        patience.deadline_ns = max(patience.deadline_ns, said_ns)
-        everything = list(range(len(self.tracks)))
-        while True:
-            values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
-            finished, late = yield from self._agree_and_apply(everything, values)
-            if finished or (late and hurried):
-                return
-            if late:
-                # An offer that is still open now forbids leaving in order; it had its time.
-                grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
-                hurried, patience = True, self._patience(grace_ns, stall_ns=0)
-                self._post(Leaving(now=True))
-            if (versions := self.versions()) != posted:
-                posted = versions
-                self._post(Idle(versions))
-            if self._now_ns() - said_ns > SAY_NS:
-                said_ns = self._now_ns()
-                left_s = max(0, patience.deadline_ns - said_ns) // SECOND
-                self._note("leaving", {"for": "the other racks to finish", "at_most_s": left_s})
-            yield Wait(self._news, POLL_NS)
-
-    def _try_drain(self, patience: Patience) -> Doing:
-        """Drain, but go on with the shutdown if offers cannot be merged; see `close`."""
-        try:
-            yield from self._drain(patience)
-        except GaveUp as error:
-            self._note("drain-gave-up", {"detail": str(error), "open_tokens": self.open_tokens()})
-
-    def _news(self) -> bool:
-        return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
     def begin(self, limit_ns: int) -> Doing:
         """Wait until every rack holds the first versions of the job, and train on them.
@@ -563,11 +368,6 @@ class Trainer(TrainerCuts):
         with self.published.changed:
             return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
 
-    def _joins(self) -> bool:
-        """Whether the job already ran when this rack said hello, or when it could begin."""
-        founds = self.member in self.published.founders and not self._missed_first
-        return self.published.begun and not founds
-
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
         that is the newest of another, so look again."""
@@ -584,24 +384,6 @@ class Trainer(TrainerCuts):
             if not all((yield AgreeMin([int(version in anchors) for version, anchors in pairs]))):
                 return []
         return [anchors[version] for version, anchors in zip(newest, held, strict=True)]
-
-    def publish_anchor(self) -> Doing:
-        """Write the anchor into the model."""
-        for fragment, track in self.of_model:
-            yield from self._write(track, fragment, track.anchor.values)
-
-    def local_weights(self) -> list[Tensor]:
-        """A copy on the host of this rank's part of the live model, in its dtypes."""
-        return [live.to("cpu", copy=True) for live in self._held()]
-
-    @torch.no_grad()
-    def put_back(self, weights: list[Tensor]) -> None:
-        """Write what `local_weights` returned."""
-        for live, kept in zip(self._held(), weights, strict=True):
-            live.copy_(kept)
-
-    def _held(self) -> list[Tensor]:
-        return [live for _, track in self.of_model for live in track.view.held()]
 
 
 def _feed(digest: StateDigest, pieces: Pieces) -> None:

@@ -8,22 +8,13 @@ from typing import Any
 from mend.consensus.records import Mark
 from mend.coordination.events import Cutting
 from mend.engine.fragment_state import Doing, OpenOffer, Wait
-from mend.engine.trainer_rounds import TrainerRounds
+from mend.engine.trainer_end import POLL_NS, SAY_NS, TrainerEnd
 from mend.errors import CheckpointError
-from mend.types import MS, SECOND
-
-POLL_NS = 50 * MS
-"""How often a draining rank looks again; what is published wakes it at once."""
-
-SAY_NS = 5 * SECOND
-"""How often a rack that waits for the others says so."""
+from mend.types import SECOND
 
 
-class TrainerCuts(TrainerRounds):
+class TrainerCuts(TrainerEnd):
     """The part of `Trainer` that stops for a checkpoint."""
-
-    def versions(self) -> tuple[int, ...]:
-        return tuple(track.anchor.version for track in self.tracks)
 
     def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
         """Stop at the record of the log where all racks make this checkpoint: apply what is decided

@@ -360,8 +360,11 @@ class TrainerRounds:
         done = self._mitigation()
         evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes())
         values = [*flags, *(-v for v in flags), *life, *needs]
-        values += [done.batch_pct, -done.batch_pct, int(evicted)]
-        *agreed, least_pct, minus_pct, leaves = yield from self._agree_and_apply(eligible, values)
+        lost = self.published.lost_seat(self.member)
+        values += [done.batch_pct, -done.batch_pct, int(evicted), int(lost)]
+        answer = yield from self._agree_and_apply(eligible, values)
+        *agreed, least_pct, minus_pct, leaves, gone = answer
+        self.life.lost = bool(gone)
         if least_pct == -minus_pct != self.batch_pct:
             self._set_batch(done.batch_pct, done.reason)
         if leaves:
@@ -458,7 +461,8 @@ class TrainerRounds:
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
-        wait = Wait(lambda: all(self._resolved(p) for p in waiting), limit_ns)
+        over = self.published  # once it is finished, nothing more is merged
+        wait = Wait(lambda: over.finished or all(map(self._resolved, waiting)), limit_ns)
         started_ns = begun_ns = self._now_ns()
         ready = yield wait
         late_ns = self._now_ns() - begun_ns - limit_ns

@@ -209,6 +209,14 @@ class Agreement:
                     self._compare(process, replica.owner.log, 1, replica.owner.log.decided)
         self.check_survivors()
 
+    def ended_versions(self) -> list[int] | None:
+        """The versions that were decided before the end of the job; None: it is not over."""
+        folded = LogState()
+        for record in self.records[1:]:
+            assert record is not None
+            folded.take(record)
+        return folded.versions if folded.over else None
+
     # -------------------------------------------------------------- one list
 
     def _follow(self, process: Process, replica: Replica, log: Log) -> None:

@@ -19,7 +19,7 @@ from mend.consensus.weights import part_of
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_cuts import POLL_NS
+from mend.engine.trainer_end import POLL_NS
 from mend.engine.vectors import first_unsound
 from mend.fragment.ledger import VectorLedger
 from mend.sim import liveness
@@ -272,6 +272,7 @@ class Checkers:
                 self._check_vectors(watched)
                 self._check_stalls(watched)
                 self._check_numbers(watched)
+                self._check_outcome(watched)
         for text in world.network.missed:
             self.problem(f"I1: {text}")
         for detail in liveness.verdict(world, finished):
@@ -333,6 +334,21 @@ class Checkers:
                 continue
             if any(ended.member == watched.process.member for ended in record.dropped):
                 self.problem(f"I8: {watched.me} ends in order, though {record.reason}")
+
+    def _check_outcome(self, watched: Watched) -> None:
+        """I10: a rank that says `merged` has the versions that were decided before the end, and all
+        its work is in them. One that keeps its own weights says why."""
+        trainer, outcome = watched.trainer, watched.trainer.outcome
+        if outcome.word == "kept-local" and not outcome.detail:
+            self.problem(f"I10: {watched.me} keeps its own weights, and does not say why")
+        if outcome.word != "merged":
+            return
+        versions = [track.anchor.version for track in trainer.tracks]
+        ended = self.agreement.ended_versions()
+        if versions != ended:
+            self.problem(f"I10: {watched.me} is merged at {versions}, the job ended at {ended}")
+        if trainer.open_tokens():
+            self.problem(f"I10: {watched.me} is merged, with {trainer.open_tokens()} open tokens")
 
     def _check_stalls(self, watched: Watched) -> None:
         """I5: between two applies the training thread waits at most stall_max_s for results in all,

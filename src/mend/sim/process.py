@@ -21,7 +21,7 @@ from mend.engine.fragment_state import AgreeMin, Doing, OpenOffer, Share, Spread
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_cuts import POLL_NS
+from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Given, TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.moments import Moment

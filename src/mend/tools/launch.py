@@ -446,7 +446,7 @@ class Launch:
             again = rack is not None and self._may_restart(rack)
             if rack is not None and again:
                 self._restarts[rack] += 1
-                self._evictions[rack] += self._was_evicted(rack)
+                self._evictions[rack] += bool(self._put_out(rack))
             self._report(child, left, rack if again else None)
             if rack is not None and again:
                 self._start_again(rack)
@@ -463,14 +463,15 @@ class Launch:
         kept = told is not None and told.outcome in KEPT  # its weights are the only copy
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
-    def _was_evicted(self, rack: int) -> bool:
-        """Return whether its newest life was put out of the job, to be started again."""
-        told = [ended for ended in read_ended(self._outcomes) if ended.rack == rack]
-        return any(ended.outcome == "evicted" for ended in told)
+    def _put_out(self, rack: int) -> str:
+        """Return how its newest life was put out of the job, to be started again: evicted, as it
+        was slow, or seat-lost, as it was silent for too long. Empty: it was not."""
+        told = [ended.outcome for ended in read_ended(self._outcomes) if ended.rack == rack]
+        return next((word for word in told if word in ("evicted", "seat-lost")), "")
 
     def _has_lives(self, rack: int) -> bool:
         """Return whether a rack that ended so is started again, if others are left."""
-        if self._was_evicted(rack):
+        if self._put_out(rack):
             return self._evictions[rack] < EVICTIONS_MAX
         tries = self._restarts[rack] - self._evictions[rack]
         return self._has_failed(rack) and tries < self.job.max_restarts
@@ -493,8 +494,9 @@ class Launch:
                 notes.append(f"signal={signal.Signals(-code).name}")
         if orphans_killed:
             notes.append(f"orphans_killed={orphans_killed}")
-        if again is not None and self._was_evicted(again):
-            notes.append(f"restart=evicted {self._evictions[again]}/{EVICTIONS_MAX}")
+        if again is not None and self._put_out(again):
+            restarts = f"{self._evictions[again]}/{EVICTIONS_MAX}"
+            notes.append(f"restart={self._put_out(again)} {restarts}")
         elif again is not None:
             tries = self._restarts[again] - self._evictions[again]
             notes.append(f"restart={tries}/{self.job.max_restarts}")

@@ -101,6 +101,17 @@ def test_every_fact_of_the_settings_names_settings() -> None:
         assert set(re.findall(r"\w+", NAMES_OF_FACTS.get(name, name))) & SETTINGS, name
 
 
+def test_settings_that_may_starve_a_rack_are_warned_of() -> None:
+    addresses = tuple(f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
+    options: dict[str, Any] = {"rack": 0, "max_age": 0, "grace_window_ms": 0}
+    three = {"racks": 3, "sideband_peers": addresses}
+    with pytest.warns(UserWarning, match=r"max_age=0 with grace_window_ms=0 and racks=3: .*Set "):
+        settings_of(MendConfig(**options, **three), None)
+    settings_of(MendConfig(**options, racks=2, sideband_peers=addresses[:2]), None)
+    settings_of(MendConfig(**options, **three, lockstep=True), None)
+    settings_of(MendConfig(**{**options, "max_age": 1}, **three), None)
+
+
 def test_a_rank_adds_what_it_finds() -> None:
     model = nn.Linear(2, 3)
     optimizers, periods = [torch.optim.AdamW(model.parameters())], {1: 384, 2: 768}

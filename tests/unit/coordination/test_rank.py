@@ -16,7 +16,7 @@ from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import LINGER_NS, RankOptions
 from mend.coordination.messages import Gather, Held, Message, Partial, RankReport, Total
-from mend.coordination.rank import RankMachine
+from mend.coordination.rank import ENDED_NS, RankMachine
 from mend.types import SECOND, Peer
 from tests.unit.coordination.nouns import (
     FIRST,
@@ -743,12 +743,32 @@ def test_idle_is_said_only_for_the_newest_versions_and_with_nothing_open() -> No
 def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason() -> None:
     rack = Rack().begun()
     rack(ev.Leaving())
-    effects = rack.told(finish=True)
+    assert of(ev.Finished, rack.told(finish=True)) == [], "it has not read the end yet"
+    effects = rack.told(roster(2, ()))
     assert of(ev.Finished, effects) == [ev.Finished()]
     assert notes(effects, "expelled") == []
     assert of(ev.Finished, rack.told()) == []
     slept = Rack().begun()
-    assert len(notes(slept.told(finish=True), "expelled")) == 1
+    assert len(notes(slept.told(roster(2, ()), finish=True), "expelled")) == 1
+    lost = Rack().begun()
+    effects = lost.told(roster(2, [OTHER]), finish=True)
+    assert of(ev.Finished, effects) == [ev.Finished()]
+    assert notes(effects, "expelled") == [], "the job is not over"
+
+
+def test_what_was_decided_before_the_end_is_copied_from_the_last_racks() -> None:
+    """The roster of the end has no racks, and so no addresses."""
+    rack = Rack().begun()
+    rack(ev.Leaving())
+    effects = rack.told(commit(1, [offer(OTHER)]), roster(2, ()), finish=True)
+    (copy,) = of(ev.Copy, effects)
+    assert (copy.version, copy.holders) == (1, Rack().begun().machine.folded.rail(rack.me))
+    assert copy.holders
+    assert of(ev.Copy, rack(ev.Copied(0, 1, error="gone"))) == []
+    assert len(of(ev.Copy, rack.tick(RETRY_NS_MIN))) == 1
+    rack.tick(ENDED_NS)
+    rack(ev.Copied(0, 1, error="gone"))
+    assert of(ev.Copy, rack.tick(RETRY_NS_MAX)) == [], "nobody is left to serve it"
 
 
 def test_what_stops_the_rack_reaches_every_rank_but_the_leader_that_said_it() -> None:

@@ -117,7 +117,18 @@ def named(version: int, *racks: int) -> Commit:
 
 def test_a_rack_that_was_named_lately_weighs_as_it_did_then() -> None:
     log = log_of(genesis(3, fragments=2), named(1, 0, 1), named(2, 1))
-    assert seen(log) == {0: Absent(0, 10, 2), 1: Absent(1, 11, 2)}, "rack 2 was never named"
+    (captured,) = {each.capture_step for each in named(2, 1).members}
+    found = seen(log, step=captured + 1)
+    assert found[1] == Absent(1, 11, 2)
+    assert sorted(found) == [0, 1], "rack 2 was never named"
+
+
+def test_a_rack_that_has_trained_more_since_it_was_named_weighs_as_all_of_that() -> None:
+    """Its next offer was of 192 steps, and it weighed as its last one, of 8: what was merged
+    meanwhile counted as two thirds of a round in place of half, and was added."""
+    log = log_of(genesis(3, fragments=2), named(1, 0, 1))
+    (captured,) = {each.capture_step for each in named(1, 1).members}
+    assert seen(log, step=captured + 20)[1] == Absent(1, 110, 20)
 
 
 @pytest.mark.parametrize("changes", [{"step": 16}, {"leaving": True}])

@@ -13,7 +13,7 @@ def test_a_host_without_an_address_is_named_with_the_remedy() -> None:
     notes: list[tuple[str, dict[str, object]]] = []
     peers = ("tcp://127.0.0.1:21900", "tcp://no..host:21901", "tcp://no..host:21902", "")
     loop: Any = SimpleNamespace(
-        options=SimpleNamespace(peers=peers),
+        options=SimpleNamespace(peers=peers, socks_proxy=""),
         note=lambda kind, fields: notes.append((kind, fields)),
         _closing=False,
     )

@@ -28,8 +28,8 @@ from mend.coordination.events import (
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
 from mend.engine.pulls import LOOK_NS
-from mend.engine.trainer import LEAVE_NS, MIRROR_NS
-from mend.engine.trainer_cuts import POLL_NS, SAY_NS
+from mend.engine.trainer import MIRROR_NS
+from mend.engine.trainer_end import LEAVE_NS, POLL_NS, SAY_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -653,7 +653,7 @@ def test_one_rank_with_unmerged_work_makes_all_ranks_keep_theirs() -> None:
     """Else the ranks of one rack would end with different models."""
     hand = Hand(ranks=2)
     hand.published.finish()
-    hand.agree = lambda values: [-5] if hand.posted(Leaving) and len(values) == 1 else values
+    hand.agree = lambda values: [-5, 0] if hand.posted(Leaving) and values == [0, 0] else values
     with torch.no_grad():
         hand.model[0].fill_(7.0)
     hand.run(hand.trainer.close())

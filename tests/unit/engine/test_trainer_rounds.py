@@ -422,7 +422,7 @@ def test_a_version_that_another_rank_lacks_is_not_applied() -> None:
     hand = Hand(ranks=2)
     hand.step(4)
     hand.decide(0.75, names=True)
-    hand.agree = lambda values: [*values[:3], 0, 0, 0]  # newest 0, oldest 0
+    hand.agree = lambda values: [*values[:4], 0, 0, 0]  # newest 0, oldest 0
     hand.step(2)
     assert hand.noted("applied") == []
     assert hand.theta() == 1.5
@@ -436,7 +436,7 @@ def test_ranks_take_the_newest_version_that_all_of_them_have() -> None:
     hand.step(4)
     for to in (0.5, 0.75):
         hand.decide(to)
-    hand.agree = lambda values: [*values[:3], 1, -1, 0]  # the other has version 1 only
+    hand.agree = lambda values: [*values[:4], 1, -1, 0]  # the other has version 1 only
     hand.step(2)
     assert [fields["version"] for _, fields in hand.noted("applied")] == [1]
     assert hand.theta() == 0.5 + 1.5
@@ -448,9 +448,9 @@ def test_ranks_without_a_common_version_apply_nothing() -> None:
     hand.step(4)
     hand.decide(0.5, publish=False)
     hand.decide(0.75)
-    hand.agree = lambda values: [*values[:3], 1, -1, 0]
+    hand.agree = lambda values: [*values[:4], 1, -1, 0]
     hand.step(2)
-    assert hand.agreements == [[100, -100, 0, 2, -2, 0]]
+    assert hand.agreements == [[100, -100, 0, 0, 2, -2, 0]]
     assert hand.noted("applied") == []
     assert hand.theta() == 1.5
 

@@ -35,11 +35,14 @@ JOB = Job(command=("train.py", "--lr", "3"), racks=2, nproc_per_rack=2, job_id="
 PORTS = [5001, 5002, 5003]
 
 
-def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outcome", ["evicted", "seat-lost"])
+def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(
+    tmp_path: Path, outcome: str
+) -> None:
     """Whatever `max_restarts` is, which counts failures alone; and not for ever."""
     running = Launch(JOB, lambda who, line: None)
     running._outcomes = tmp_path
-    write_ended(tmp_path, Ended(1, 1, "evicted"))
+    write_ended(tmp_path, Ended(1, 1, outcome))
     for count in range(EVICTIONS_MAX):
         running._restarts[1] = running._evictions[1] = count
         assert running._has_lives(1)

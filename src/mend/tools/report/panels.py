@@ -29,7 +29,9 @@ SMOOTH_BINS = 40
 LOG_RANGE = 20
 """Least ratio of most to least at which positive values get a logarithmic axis."""
 REASONS_SHOWN = 7
-MARKED = frozenset({"rack-silent", "rack-back", "takes-over", "joined", "lineage", "expelled"})
+MARKED = frozenset(
+    {"rack-silent", "rack-back", "takes-over", "joined", "lineage", "expelled", "seat-lost"}
+)
 MARKS_MAX = 12
 
 PHASE_COLOURS = {

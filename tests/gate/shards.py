@@ -1,8 +1,8 @@
 """Which tests that are marked `slow` a run has: one shard of them, and those of changed rooms.
 
 A slow test belongs to one of N shards by its name. The shard of a run is the number of commits
-modulo N, so N commits run everything. `slow("engine", "codec")` names rooms of src/mend: a change
-to one of them runs the test whatever the shard. A change to the test's own file does so too.
+modulo N, so N commits run everything. A test of a changed room runs whatever the shard: ROOMS has
+the rooms of files, and `slow("engine")` names more. So does a change to the test's own file.
 """
 
 from __future__ import annotations
@@ -19,6 +19,28 @@ ROOT = Path(__file__).parents[2]
 SHARDS = 16
 ALL = "all"
 
+ROOMS: dict[str, tuple[str, ...]] = {
+    "tests/process/test_benchmarks.py": ("benchmarks",),
+    "tests/process/test_compression.py": ("codec", "kernels"),
+    "tests/process/test_deaths.py": ("consensus",),
+    "tests/process/test_equal_bits.py": ("determinism",),
+    "tests/process/test_free.py": ("codec",),
+    "tests/process/test_quality.py": ("benchmarks",),
+    "tests/process/test_radial.py": ("merge",),
+    "tests/process/test_replay.py": ("trace",),
+    "tests/process/test_sweep.py": ("benchmarks",),
+    "tests/sim/": ("consensus", "coordination", "sim"),
+}
+"""By the beginning of a path. A room is a folder of src/mend, `benchmarks` or `examples`."""
+
+SLOW = (
+    "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
+    "tests/process/test_benchmarks.py::test_a_step_with_equal_bits",
+    "tests/process/test_benchmarks.py::test_two_rows_are_measured",
+    "tests/process/test_sweep.py",
+)
+"""Benchmark rows: slow without a mark of their own."""
+
 
 class Selection(NamedTuple):
     """`shard` None: all."""
@@ -32,10 +54,11 @@ class Selection(NamedTuple):
 
     def wants(self, item: pytest.Item) -> bool:
         marks = list(item.iter_markers("slow"))
-        if self.shard is None or not marks:
+        if self.shard is None or not (marks or item.nodeid.startswith(SLOW)):
             return True
         path, *_ = item.nodeid.partition("::")
         about = {path, *(room for mark in marks for room in mark.args)}
+        about.update(*(rooms for begin, rooms in ROOMS.items() if path.startswith(begin)))
         return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about)
 
 
@@ -65,10 +88,10 @@ def from_git() -> Selection:
 
 def about(paths: list[str]) -> frozenset[str]:
     """Rooms and test files among changed paths."""
-    rooms = {
-        path.split("/")[2].removesuffix(".py") for path in paths if path.startswith("src/mend")
-    }
-    return frozenset(rooms.union(path for path in paths if path.startswith("tests/")))
+    parts = [path.split("/") for path in paths]
+    inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
+    beside = {part[0] for part in parts} & {"benchmarks", "examples"}
+    return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
 
 
 def base() -> str:

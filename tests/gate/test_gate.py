@@ -266,7 +266,18 @@ def test_every_slow_test_is_in_one_shard() -> None:
 
 def test_changed_paths_name_rooms_and_test_files() -> None:
     paths = ["src/mend/codec/int8.py", "src/mend/api.py", "tests/sim/bugs.py", "docs/faq.md"]
-    assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py"}
+    paths.append("benchmarks/merge.py")
+    assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
+
+
+def test_files_and_rooms_of_the_shards_are_there() -> None:
+    rooms = {path.stem for path in (ROOT / "src/mend").iterdir()} | {"benchmarks", "examples"}
+    for begin, named in shards.ROOMS.items():
+        assert (ROOT / begin).exists()
+        assert rooms.issuperset(named), begin
+    for begin in shards.SLOW:
+        path, _, name = begin.partition("::")
+        assert f"def {name}" in (ROOT / path).read_text()
 
 
 def test_selection_survives_the_way_to_workers() -> None:

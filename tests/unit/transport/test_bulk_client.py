@@ -427,9 +427,9 @@ async def test_flood_of_connections_is_admitted_at_a_limited_rate(
     """Slowness can only make it take less: the count is held against the time that there was.
     Without the limit the flood is rejected at once."""
     admit_ns, connections = SECOND // 20, 4
+    holder = lane()  # whose queue is long, so that the flood waits in it
     monkeypatch.setattr(bulk_server, "ADMIT_NS", admit_ns)
     monkeypatch.setattr(bulk_server, "CONNECTIONS_MAX", connections)
-    holder = lane()
     holder.serve(KEY, memoryview(b"four"))
     since_ns = time.monotonic_ns()
     with contextlib.ExitStack() as opened:

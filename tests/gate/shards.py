@@ -90,7 +90,8 @@ def about(paths: list[str]) -> frozenset[str]:
     """Rooms and test files among changed paths."""
     parts = [path.split("/") for path in paths]
     inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
-    beside = {part[0] for part in parts} & {"benchmarks", "examples"}
+    code = {part[0] for part in parts if part[-1].endswith(".py")}
+    beside = code & {"benchmarks", "examples"}
     return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
 
 

@@ -266,6 +266,7 @@ def test_every_slow_test_is_in_one_shard() -> None:
 
 def test_changed_paths_name_rooms_and_test_files() -> None:
     paths = ["src/mend/codec/int8.py", "src/mend/api.py", "tests/sim/bugs.py", "docs/faq.md"]
+    assert "benchmarks" not in shards.about(["benchmarks/results/gate.md"]), "no row of a run"
     paths.append("benchmarks/merge.py")
     assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
 

@@ -7,7 +7,7 @@ STAMP := $(VENV)/stamp
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-processes test-rest test-all check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -15,26 +15,19 @@ help: ## say what there is
 demo: $(STAMP) ## two racks of this machine train a small GPT over a slow link; ARGS="--nproc-per-rack 2 --parallel fsdp2"
 	$(BIN)/mend demo $(ARGS)
 
-PROCESS := tests/process tests/storm/test_storm.py
-CLOCK := tests/process/test_failslow.py tests/process/test_evicted.py tests/process/test_causes.py
+SHARD := auto
 ALONE := tests/process/test_neighbours.py
-WHICH := not slow
-PROCESS_WORKERS := $(if $(CI),2,3) # on a server a rack that gets no processor for two seconds counts as silent
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
-test: $(STAMP) ## run the tests but those marked slow, five at a time
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-processes test-rest
-	$(PYTEST) -m "$(WHICH)" $(CLOCK) --durations=10 # which rack is slow, by the clock: beside others any may be
-
-test-processes: # they wait for each other half of the time, in which the rest computes
-	$(PYTEST) -n $(PROCESS_WORKERS) --dist worksteal -m "$(WHICH)" $(PROCESS) $(CLOCK:%=--ignore=%) $(ALONE:%=--ignore=%) --durations=30
-
-test-rest: # nice, as a rack that gets no processor in time is taken for silent
-	WORKERS_BEFORE=3 nice -n 5 $(PYTEST) -n 2 --dist worksteal -m "$(WHICH)" $(PROCESS:%=--ignore=%) --durations=30
+test: $(STAMP) ## run the tests; of those marked slow one shard, and those of changed rooms
+	$(PYTEST) -q -n 4 --dist loadscope --shard $(SHARD) --tb=no --ignore $(ALONE)
 
 test-all: ## run all tests, also those that take long
-	@$(MAKE) --no-print-directory test WHICH="slow or not slow"
+	@$(MAKE) --no-print-directory test SHARD=all
 	$(PYTEST) $(ALONE)
+
+gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
+	$(PYTHON) -m tests.gate $(ARGS)
 
 check: $(STAMP) ## format, lint, types, and who may import what
 	$(BIN)/ruff format --check .

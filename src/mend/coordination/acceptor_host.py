@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import NUMBER_MAX, number_of, owner_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import Seat, Snapshot
+from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.events import Connect, Effect, Event, Heard, Note, Send
 from mend.coordination.messages import Orders, Prepare, Vote
-from mend.types import WITNESS, Member, Peer
+from mend.types import SECOND, WITNESS, Member, Peer
 
 
 @dataclass
@@ -32,6 +33,13 @@ class Follower:
     """Epoch promised to a candidate, before this voter knew of any decision."""
     heard: tuple[int, int] = (0, 0)
     """(epoch, serial) of the newest orders."""
+
+    def discount(self, slept_ns: int) -> None:
+        """This member slept for so long, in which it could hear nobody."""
+        if self.orders_ns is not None:
+            self.orders_ns += slept_ns
+        if self.lives_ns is not None:
+            self.lives_ns += slept_ns
 
     def addressed(self, peer: Peer, orders: Orders) -> bool:
         """Whether the orders are for this member, of this job, and from the owner of their
@@ -172,11 +180,14 @@ class WitnessFollower:
     """The machine of a voter that leads no rack."""
 
     follower: Follower
+    sleep: Sleep = field(default_factory=lambda: Sleep(AwakeClock(SECOND)))
     ways: tuple[Seat, ...] = ()
     """Racks whose leaders it can send to."""
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
+        if slept_ns := self.sleep.take(now_ns):
+            self.follower.discount(slept_ns)
         match event:
             case Heard(peer, incarnation, Orders() as orders) if self.follower.addressed(
                 peer, orders

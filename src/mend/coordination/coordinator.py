@@ -7,7 +7,7 @@ the log and by what the racks report, and never sees a tensor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.epochs import epoch_of, number_of
@@ -20,6 +20,7 @@ from mend.coordination.admission import (
     first_record,
     first_to_begin,
 )
+from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
@@ -85,15 +86,13 @@ class Coordinator:
     """When collected reports are acted on at the latest; None: none are waiting."""
     beat_due_ns: int | None = None
     """When the next orders are due, while it leads."""
-    moved_ns: int = 0
-    """When it last ran. A gap was its own sleep, not the silence of others."""
-    awake_ns: int = 0
-    """When it began to lead without such a gap."""
-    gave_up: str = ""
-    """The job that it has given up, in words."""
+    leads_since_ns: int = 0
+    clock: InitVar[AwakeClock | None] = None
+    gave_up: str = ""  # the job that it has given up, in words
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, clock: AwakeClock | None) -> None:
         options = self.options
+        self.sleep = Sleep(clock or AwakeClock(options.heartbeat_ns))
         self.admission = Admission(options.racks, self.job, options.detect_ns)
         self.ending = Ending(self.me.rack)
         self.election = Election(
@@ -113,6 +112,7 @@ class Coordinator:
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
+        self._discount_sleep(now_ns)
         if isinstance(event, Heard):
             if self._is_beat(event, now_ns):
                 return effects
@@ -144,9 +144,16 @@ class Coordinator:
     def deadline_ns(self) -> int | None:
         if not self.proposer.leading:
             due_ns = self._founds_ns() if self._homeless() else self.election.due_ns()
-            return due_ns if due_ns is not None else self.ending.due_ns
+            return self.ending.due_ns if due_ns is None else self.sleep.clock.awake_ns(due_ns)
         dues = [due for due in (self.beat_due_ns, self.batch_due_ns) if due is not None]
         return min([*dues, *self.round_dues], default=None)
+
+    def _discount_sleep(self, now_ns: int) -> None:
+        if slept_ns := self.sleep.take(now_ns):
+            self.leads_since_ns += slept_ns
+            self.election.discount(slept_ns)
+            for view in self.views.values():
+                view.discount(slept_ns)
 
     # -------------------------------------------------------------- what is said
 
@@ -322,7 +329,7 @@ class Coordinator:
         number = max(self.election.seen, number_of(self.acceptor.promised)) + 1
         self.election.see(number)
         self.proposer.found(epoch_of(number, *self.member))
-        self.votes, self.moved_ns, self.awake_ns = {}, now_ns, now_ns
+        self.votes, self.leads_since_ns = {}, now_ns
         for view in self.views.values():
             view.report = view.sent = None
             view.flow = Flow()
@@ -432,7 +439,7 @@ class Coordinator:
         if former in self.views and former != self.me.rack:
             self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
         self.offers, self.round_dues, self.votes = {}, [], {}
-        self.awake_ns, self.returned = now_ns, None
+        self.leads_since_ns, self.returned = now_ns, None
         self._new_rounds(log.policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
@@ -448,13 +455,10 @@ class Coordinator:
         """Whether those that were heard in the last two detection times could decide anything.
 
         Who leads and hears no quorum is in the way: others wait for its orders, and those that are
-        left cannot begin anew. Its own sleep does not count as their silence.
+        left cannot begin anew.
         """
         limit_ns = 2 * self.options.detect_ns
-        if now_ns - self.moved_ns >= self.options.detect_ns:
-            self.awake_ns = now_ns
-        self.moved_ns = now_ns
-        if now_ns - self.awake_ns < limit_ns or self.log.committed.over:
+        if now_ns - self.leads_since_ns < limit_ns or self.log.committed.over:
             return True
         views = self.views.values()
         return self.proposer.may_decide(
@@ -472,11 +476,11 @@ class Coordinator:
 
     def _is_done(self, now_ns: int) -> bool:
         """Whether a member that does not lead may stop: the log is over, or its seat is lost."""
-        committed = self.acceptor.log.committed
+        committed, done = self.acceptor.log.committed, False
         if self.me.rack == WITNESS:
             done = committed.over
         elif committed.member(self.me.rack) == self.member:
-            self.seated, done = True, False
+            self.seated = True
         else:
             done = self.seated or (committed.over and self.member in committed.former)
         return done and self.ending.may_go(committed, now_ns, confirmed=True)
@@ -582,8 +586,8 @@ class Coordinator:
         return {rack: view.report for rack, view in self.views.items()}
 
     def _live(self, now_ns: int) -> frozenset[int]:
-        detect_ns = self.options.detect_ns
-        return frozenset([r for r, view in self.views.items() if view.live(now_ns, detect_ns)])
+        views, detect_ns = self.views, self.options.detect_ns
+        return frozenset([rack for rack in views if views[rack].live(now_ns, detect_ns)])
 
     def _compare_paces(self, now_ns: int, effects: list[Effect]) -> None:
         """Compare the paces of all racks, once per heartbeat."""

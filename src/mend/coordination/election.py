@@ -51,6 +51,11 @@ class Election:
     version since. Not those of the first record: their hellos are under way when it is written."""
     asked_ns: int = 0
 
+    def discount(self, slept_ns: int) -> None:
+        """This member slept for so long, in which it could hear nobody."""
+        if self.heard_ns is not None:
+            self.heard_ns += slept_ns
+
     def heard(self, orders: Orders, now_ns: int) -> bool:
         """Orders of another coordinator. Whether this member must stop standing or leading."""
         number = number_of(orders.epoch)

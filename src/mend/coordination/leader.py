@@ -14,6 +14,7 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import Log
 from mend.consensus.records import Lineage
 from mend.coordination.acceptor_host import Follower, ways_to_leaders
+from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
 from mend.coordination.flow import Again, Flow, Portion, batch_ns
@@ -103,10 +104,12 @@ class Leader:
     """When news that waits for more of it is reported."""
     beat_ns: int = 0
     """Before this no rank waits for a heartbeat."""
+    clock: InitVar[AwakeClock | None] = None
 
-    def __post_init__(self, coordinator: Peer) -> None:
+    def __post_init__(self, coordinator: Peer, clock: AwakeClock | None) -> None:
         self.follower = Follower(self.member, self.acceptor, coordinator, self.options.detect_ns)
         self.founder = coordinator
+        self.sleep = Sleep(clock or AwakeClock(self.options.heartbeat_ns))
         self.ranks_configured = len(self.hello.seat.lanes)
         self.reports = RankReports(self.member, self.ranks_configured, self.hello.policy.fragments)
         self._again = Again(self.options.detect_ns, self.options.detect_ns)
@@ -121,6 +124,7 @@ class Leader:
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
+        self._discount_sleep(now_ns)
         if isinstance(event, Heard):
             self._on_heard(event, now_ns, effects)
         elif isinstance(event, Summed):
@@ -138,6 +142,11 @@ class Leader:
         dues_ns = [self._report_due_ns(answers=False)] if self.reported else []
         dues_ns += [self.batch_due_ns] if self.batch_due_ns is not None else []
         return min([beat_ns, *dues_ns])
+
+    def _discount_sleep(self, now_ns: int) -> None:
+        if slept_ns := self.sleep.take(now_ns):
+            self.follower.discount(slept_ns)
+            self.reports.discount(slept_ns)
 
     def left(self) -> bool:
         """Whether this rack is no member any more: its log says so, or one that is newer."""

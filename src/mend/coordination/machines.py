@@ -13,6 +13,7 @@ from mend.consensus.log import RECORDS_KEPT, Log
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import Record
 from mend.coordination.acceptor_host import Follower, WitnessFollower
+from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Machine
 from mend.coordination.fragment_replica import RankOptions
@@ -116,20 +117,33 @@ class Machines:
 def machines_of(parts: Parts) -> Machines:
     """Builds the machines of one process."""
     me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
-    rank_machine = leader = coordinator = follower = None
+    rank_machine = leader = coordinator = follower = clock = None
     if (of := parts.rank_machine) is not None:
         rank_machine = RankMachine(me, member, of.options, of.own_digests, of.own_versions)
     if (by := parts.leader) is not None:
         at = by.coordinator_address
-        leader = Leader(by.hello, by.coordinator, by.options, by.started_ns, at, acceptor)
+        clock = AwakeClock(by.options.heartbeat_ns)
+        leader = Leader(
+            by.hello, by.coordinator, by.options, by.started_ns, at, acceptor, clock=clock
+        )
     if (it := parts.coordinator) is not None:
+        clock = clock or AwakeClock(it.options.heartbeat_ns)
         coordinator = (
-            ReplayCoordinator(me, member, it.job, it.options, acceptor, script=it.script)
+            ReplayCoordinator(
+                me, member, it.job, it.options, acceptor, script=it.script, clock=clock
+            )
             if it.scripted
             else Coordinator(
-                me, member, it.job, it.options, acceptor, Proposer(Log(parts.records_kept))
+                me,
+                member,
+                it.job,
+                it.options,
+                acceptor,
+                Proposer(Log(parts.records_kept)),
+                clock=clock,
             )
         )
         if leader is None:
-            follower = WitnessFollower(Follower(member, acceptor, me, it.options.detect_ns))
+            voter = Follower(member, acceptor, me, it.options.detect_ns)
+            follower = WitnessFollower(voter, Sleep(clock))
     return Machines(rank_machine, leader, coordinator, follower)

@@ -36,6 +36,11 @@ class MemberView:
         fresh = self.report is None or self.report.fresh
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
 
+    def discount(self, slept_ns: int) -> None:
+        """The reader slept for so long, in which it could hear nobody."""
+        self.heard_ns += slept_ns
+        self.lively_ns += slept_ns
+
     def hears(self, report: Report, epoch: int) -> None:
         """Its newest report; most repeat what the one before them held. Which orders have come
         counts for those of `epoch`."""

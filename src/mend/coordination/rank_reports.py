@@ -124,6 +124,10 @@ class RankReports:
             if known is None or report.partials or _is_restated(known, report):
                 self.news += 1
 
+    def discount(self, slept_ns: int) -> None:
+        """The leader slept for so long, in which it could hear nobody."""
+        self.heard_ns = {rank: heard_ns + slept_ns for rank, heard_ns in self.heard_ns.items()}
+
     def _count(self, before: set[Hashable], after: set[Hashable]) -> None:
         """Notice facts that the first or the last rank reports, or takes back."""
         turns, changed = (0, self.configured), False

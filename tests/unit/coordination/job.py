@@ -79,7 +79,15 @@ class Job:
         self.now_ns += after_ns
         return self._give(Tick())
 
-    def _give(self, event: Heard | Tick) -> list[Effect]:
+    def sleep(self, for_ns: int) -> list[Effect]:
+        """The process gets no processor for so long, and then runs."""
+        self.now_ns += for_ns
+        return self._give(Tick(), awake=False)
+
+    def _give(self, event: Heard | Tick, *, awake: bool = True) -> list[Effect]:
+        """`awake`: it ran until now, though nothing came."""
+        if awake:
+            self.machine.sleep.clock.ran_ns = self.now_ns
         effects = self.machine.handle(event, self.now_ns)
         if self.machine.me.rack == WITNESS:
             effects += self._own_vote()

@@ -105,11 +105,17 @@ class Rack:
         self.now_ns += after_ns
         return self._give(Tick())
 
+    def sleep(self, for_ns: int) -> list[Effect]:
+        """The process gets no processor for so long, and then runs."""
+        self.now_ns += for_ns
+        return self.machine.handle(Tick(), self.now_ns)
+
     def summed(self, *facts: Any) -> list[Effect]:
         """A worker is done with what the machine asked for."""
         return self._give(Summed(*facts))
 
     def _give(self, event: Heard | Tick | Summed) -> list[Effect]:
+        self.machine.sleep.clock.ran_ns = self.now_ns  # awake, however long nothing came
         effects = self.machine.handle(event, self.now_ns)
         self.last |= {
             e.to: e.body

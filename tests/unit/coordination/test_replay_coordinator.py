@@ -56,7 +56,7 @@ def test_members_are_those_of_the_script_whoever_else_is_there() -> None:
 def test_it_waits_for_what_is_named_and_for_all_results() -> None:
     job = scripted(commit(1, [then(0), then(1)]))
     job.offered(offer(0))
-    job.tick(60 * DETECT_NS)
+    job.sleep(60 * DETECT_NS)
     assert job.orders[0].gathers == (), "no grace, no K: it waits for rack 1"
     job.offered(offer(0), offer(1))
     assert job.orders[0].gathers != ()

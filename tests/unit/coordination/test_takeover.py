@@ -97,8 +97,16 @@ class Cabinet:
         self.now_ns += after_ns
         return self.give(Tick())
 
-    def give(self, event: Heard | Tick) -> list[Effect]:
-        """And what follows from it, as far as voters can be reached."""
+    def sleep(self, for_ns: int) -> list[Effect]:
+        """The process gets no processor for so long, and then runs."""
+        self.now_ns += for_ns
+        return self.give(Tick(), awake=False)
+
+    def give(self, event: Heard | Tick, *, awake: bool = True) -> list[Effect]:
+        """And what follows from it, as far as voters can be reached. `awake`: it ran until now,
+        though nothing came."""
+        if awake:
+            self.machine.sleep.clock.ran_ns = self.now_ns
         effects = self.machine.handle(event, self.now_ns)
         for effect in list(effects):
             if isinstance(effect, Send) and effect.to.rack in self.reach:
@@ -188,7 +196,7 @@ def test_who_is_alone_stands_and_never_leads() -> None:
 def test_it_waits_for_its_turn() -> None:
     cabinet = Cabinet()
     cabinet.hear(0, orders(1, [BEGIN]))
-    due_ns = cabinet.machine.deadline_ns()
+    due_ns = cabinet.machine.election.due_ns()
     assert due_ns == cabinet.now_ns + DETECT_NS, "the first behind the silent one"
     assert cabinet.tick(DETECT_NS - 1) == []
     assert notes(cabinet.tick(1), "stands")
@@ -209,7 +217,7 @@ def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
     cabinet.accepting = False
     cabinet.takes_over()
     cabinet.offered(offer(1), offer(2))
-    cabinet.tick(20 * SECOND)
+    cabinet.sleep(20 * SECOND)
     cabinet.offered(offer(1), offer(2))
     assert cabinet.gathers == ()
     cabinet.say(2, leaving=True, idle=True, hurry=True)
@@ -219,7 +227,7 @@ def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
     cabinet.tick(HEARTBEAT_NS)
     assert cabinet.machine.proposer.open
     cabinet.offered(offer(1), offer(2))
-    cabinet.tick(20 * SECOND)
+    cabinet.sleep(20 * SECOND)
     assert [gather.version for gather in cabinet.gathers] == [1]
 
 
@@ -228,7 +236,7 @@ def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
     cabinet = Cabinet()
     cabinet.takes_over()
     cabinet.offered(offer(0), offer(1), offer(2))
-    cabinet.tick(20 * SECOND)
+    cabinet.sleep(20 * SECOND)
     cabinet.offered(offer(1), offer(2))
     (gather,) = cabinet.gathers
     assert (gather.attempt >> 8, count_of(gather.attempt)) == (MINE, 1)
@@ -444,7 +452,7 @@ def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win(
     """The others still follow the old one, so that standing at once would beat the rival again."""
     cabinet = Cabinet()
     cabinet.takes_over()
-    cabinet.tick(100 * DETECT_NS)
+    cabinet.sleep(100 * DETECT_NS)
     effects = by_ones_own_vote(cabinet, epoch_of(9, 2))
     effects += cabinet.tick(DETECT_NS - 1)
     assert notes(effects, "deposed")
@@ -592,8 +600,30 @@ def test_a_coordinator_that_slept_hears_the_others_first() -> None:
     cabinet = Cabinet()
     cabinet.takes_over()
     cabinet.reach = set()
-    assert not notes(cabinet.tick(100 * DETECT_NS), "no-quorum")
+    assert not notes(cabinet.sleep(100 * DETECT_NS), "no-quorum")
     assert cabinet.machine.proposer.leading
+
+
+def test_voter_that_slept_does_not_stand() -> None:
+    """The orders of the coordinator wait in its inbox. They are what it must read first."""
+    cabinet = Cabinet()
+    cabinet.tick()
+    slept = cabinet.sleep(100 * DETECT_NS)
+    assert not notes(slept, "stands")
+    assert notes(cabinet.takes_over(), "stands"), "awake, it hears nobody"
+
+
+def test_coordinator_that_slept_calls_no_rack_silent() -> None:
+    cabinet = Cabinet()
+    cabinet.takes_over()
+    heard = cabinet.orders[2].live
+    assert 2 in heard
+    cabinet.sleep(100 * DETECT_NS)
+    assert cabinet.orders[2].live == heard
+    assert not [record for record in cabinet.records if isinstance(record, Roster)]
+    cabinet.reach = {1, 2}
+    cabinet.machine.views[2].heard_ns = cabinet.now_ns - DETECT_NS
+    assert not cabinet.machine.views[2].live(cabinet.now_ns, DETECT_NS), "awake, it would be"
 
 
 def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> None:

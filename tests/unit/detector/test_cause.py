@@ -16,6 +16,7 @@ from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN, Cause, cause_of
         (3.0, 1.0, 0.6, {}, Cause(INPUT)),
         (3.0, 1.0, 0.4, {}, Cause(UNKNOWN)),
         (3.0, 0.0, 0.0, {0: 1.1, 2: 4.0, 3: 8.0}, Cause(LINK, 3)),
+        (3.0, 0.0, 0.0, {3: 4.0, 2: 4.0}, Cause(LINK, 2)),  # of two as slow, on every rank one
         (3.0, 1.0, 0.0, {0: 1.9}, Cause(UNKNOWN)),
         (3.0, 2.5, 0.9, {0: 9.0}, Cause(INPUT)),
         (3.0, 2.5, 0.1, {0: 9.0}, Cause(COMPUTE)),

@@ -46,3 +46,15 @@ def test_long_runs_are_lumped_and_few_lengths_are_kept() -> None:
 def test_a_sample_that_no_run_explains_begins_a_new_one() -> None:
     points = after([*noise(300), 1e200])
     assert points.lengths == [1]
+
+
+def test_run_of_full_length_forgets_the_spread_of_its_oldest_samples() -> None:
+    """A run that stays as long as is told apart must not count the squares of all its samples: it
+    would take every change for noise in the end."""
+    points = ChangePoints(hazard=1e-9, length_max=16)
+    spread = []
+    for turn in range(40):
+        for x in noise(16, seed=turn):
+            points.observe(x, 0.0)
+        spread.append(points.betas[points.lengths.index(16)])
+    assert max(spread[20:]) < 2 * max(spread[:20])

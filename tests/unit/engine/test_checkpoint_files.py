@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -197,3 +198,19 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy() -> None:
     said = r"folder='/proc/ck': cannot be made \(No such file or directory\)\. Give checkpoint\(\)"
     with pytest.raises(CheckpointError, match=said):
         begin_part(Path("/proc/ck/.rack-0.part"))
+
+
+def test_rank_file_is_on_disk_whole_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without fsync a power cut leaves a complete checkpoint with an empty file."""
+    synced: list[tuple[int, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "rank"
+    write_rank(path, STATE, {"a": torch.ones(1000)})
+    assert synced == [(path.stat().st_ino, path.stat().st_size)]

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -148,3 +149,18 @@ def test_a_line_that_a_page_does_not_take_is_cut(caplog: pytest.LogCaptureFixtur
     lines.close()
     (record,) = caplog.records
     assert record.getMessage() == "x" * LINE_CHARS_MAX + " ... (7 characters more)"
+
+
+def test_line_that_is_taken_extends_the_wait_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow reader gets all lines, as long as it takes one within STUCK_S."""
+    lines = LogLines("rack=1 rank=0")
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 50.0))
+    monkeypatch.setattr(lines, "_takes", lambda descriptor: True)
+    record = logging.LogRecord("mend", logging.DEBUG, "", 0, "a line", None, None)
+    assert lines._handle(record)
+    assert lines._give_up_s is None, "nobody waits for the end yet"
+    lines._give_up_s = 50.5
+    assert lines._handle(record)
+    assert lines._give_up_s == 50.0 + module.STUCK_S
+    monkeypatch.undo()
+    lines.close()

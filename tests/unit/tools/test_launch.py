@@ -50,6 +50,14 @@ def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(
     assert not running._has_lives(1)
 
 
+def test_first_rank_of_a_rack_says_why_its_work_is_not_merged(tmp_path: Path) -> None:
+    running = Launch(JOB, lambda who, line: None)
+    running._outcomes = tmp_path
+    for rank in (2, 0, 1):
+        write_ended(tmp_path, Ended(1, rank, "aborted", f"rank {rank}"))
+    assert {rack: told.rank for rack, told in running._find_unmerged().items()} == {1: 0}
+
+
 def test_every_rack_learns_its_number_and_everybodys_address() -> None:
     first, second = rack_environments(JOB, {"PATH": "/bin"}, PORTS, [])
     assert (first["MEND_RACK"], second["MEND_RACK"]) == ("0", "1")

@@ -28,7 +28,6 @@ from mend.errors import (
 )
 from mend.transport import bulk_server
 from mend.transport.bulk_client import STREAMS, THIN_MAX, WIDE_MAX, BulkLane, checksum_of
-from mend.transport.bulk_server import ADMIT_NS, CONNECTIONS_MAX
 from mend.transport.bulk_transfer import AHEAD, LENGTH_FIRST
 from mend.transport.bulk_wire import (
     GONE,
@@ -450,18 +449,24 @@ async def test_garbage_closes_its_connection_and_no_other(
     assert holder.rejected == 1
 
 
-async def test_a_flood_of_connections_is_no_flood_of_threads(lane: Callable[..., BulkLane]) -> None:
-    """Slowness can only make it take less: the count is held against the time that there was."""
-    holder = lane()
+async def test_flood_of_connections_is_admitted_at_a_limited_rate(
+    lane: Callable[..., BulkLane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slowness can only make it take less: the count is held against the time that there was.
+    Without the limit the flood is rejected at once."""
+    admit_ns, connections = SECOND // 20, 4
+    holder = lane()  # whose queue is long, so that the flood waits in it
+    monkeypatch.setattr(bulk_server, "ADMIT_NS", admit_ns)
+    monkeypatch.setattr(bulk_server, "CONNECTIONS_MAX", connections)
     holder.serve(KEY, memoryview(b"four"))
     since_ns = time.monotonic_ns()
     with contextlib.ExitStack() as opened:
-        for _ in range(4 * CONNECTIONS_MAX):
+        for _ in range(10 * connections):
             sock = opened.enter_context(socket.socket())
             sock.setblocking(False)
             sock.connect_ex(holder.address)
         assert await pulled(lane(), [holder.address], b"four") == b"four"
-        assert holder.rejected <= CONNECTIONS_MAX + (time.monotonic_ns() - since_ns) // ADMIT_NS
+        assert holder.rejected <= connections + (time.monotonic_ns() - since_ns) // admit_ns
 
 
 async def test_drop_takes_effect_at_the_next_chunk(lane: Callable[..., BulkLane]) -> None:

@@ -1,0 +1,70 @@
+"""What each process test costs: live processes at once, and seconds of CPU. costs.txt has what was
+measured; a test that is not in it gets the default.
+
+`python -m tests.gate.costs` takes the figures of the last runs (runs/gate) over into costs.txt.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+TABLE = Path(__file__).with_name("costs.txt")
+RUNS = Path(__file__).parents[2] / "runs" / "gate"
+
+
+class Cost(NamedTuple):
+    processes: int
+    cpu_s: float
+
+
+UNKNOWN = Cost(3, 2.0)
+"""Two racks, and a witness or a launcher."""
+
+MORE = {"tests/process/test_equal_bits.py": 4, "tests/process/test_attacks.py": 2}
+"""Least number of processes by file, where processes of the tests fork others."""
+
+
+def function_of(nodeid: str) -> str:
+    """The test without its parameters."""
+    return nodeid.partition("[")[0]
+
+
+def read() -> dict[str, Cost]:
+    """By test function; its CPU time is that of one case, on average."""
+    found = {}
+    for line in TABLE.read_text().splitlines():
+        name, processes, cpu_s = line.rsplit(maxsplit=2)
+        least = MORE.get(name.partition("::")[0], 1)
+        found[name] = Cost(max(least, int(processes)), float(cpu_s))
+    return found
+
+
+def measured() -> dict[str, Cost]:
+    """From the recorded runs, the newest of each test last."""
+    cases: dict[str, Cost] = {}
+    for path in sorted(RUNS.glob("*/tests.jsonl")):
+        for line in path.read_text().splitlines():
+            test = json.loads(line)
+            if test["outcome"] == "passed" and test["processes"]:
+                cases[test["test"]] = Cost(test["processes"], test["cpu_s"])
+    functions: dict[str, list[Cost]] = {}
+    for nodeid, cost in cases.items():
+        functions.setdefault(function_of(nodeid), []).append(cost)
+    return {
+        name: Cost(
+            max(cost.processes for cost in costs), sum(cost.cpu_s for cost in costs) / len(costs)
+        )
+        for name, costs in functions.items()
+    }
+
+
+def main() -> None:
+    found = {**read(), **measured()}
+    lines = [f"{name} {cost.processes} {cost.cpu_s:.1f}\n" for name, cost in sorted(found.items())]
+    TABLE.write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Which tests that are marked `slow` a run has: one shard of them, and those of changed rooms.
+
+A slow test belongs to one of N shards by its name. The shard of a run is the number of commits
+modulo N, so N commits run everything. A test of a changed room runs whatever the shard: ROOMS has
+the rooms of files, and `slow("engine")` names more. So does a change to the test's own file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SHARDS = 16
+ALL = "all"
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "tests/process/test_benchmarks.py": ("benchmarks",),
+    "tests/process/test_compression.py": ("codec", "kernels"),
+    "tests/process/test_deaths.py": ("consensus",),
+    "tests/process/test_equal_bits.py": ("determinism",),
+    "tests/process/test_free.py": ("codec",),
+    "tests/process/test_quality.py": ("benchmarks",),
+    "tests/process/test_radial.py": ("merge",),
+    "tests/process/test_replay.py": ("trace",),
+    "tests/process/test_sweep.py": ("benchmarks",),
+    "tests/sim/": ("consensus", "coordination", "sim"),
+}
+"""By the beginning of a path. A room is a folder of src/mend, `benchmarks` or `examples`."""
+
+SLOW = (
+    "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
+    "tests/process/test_benchmarks.py::test_a_step_with_equal_bits",
+    "tests/process/test_benchmarks.py::test_two_rows_are_measured",
+    "tests/process/test_sweep.py",
+)
+"""Benchmark rows: slow without a mark of their own."""
+
+
+class Selection(NamedTuple):
+    """`shard` None: all."""
+
+    shard: int | None
+    changed: frozenset[str]
+    """Rooms and paths of test files."""
+
+    def text(self) -> str:
+        return ALL if self.shard is None else f"{self.shard}:{','.join(sorted(self.changed))}"
+
+    def wants(self, item: pytest.Item) -> bool:
+        marks = list(item.iter_markers("slow"))
+        if self.shard is None or not (marks or item.nodeid.startswith(SLOW)):
+            return True
+        path, *_ = item.nodeid.partition("::")
+        about = {path, *(room for mark in marks for room in mark.args)}
+        about.update(*(rooms for begin, rooms in ROOMS.items() if path.startswith(begin)))
+        return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about)
+
+
+def shard_of(nodeid: str) -> int:
+    return zlib.crc32(nodeid.encode()) % SHARDS
+
+
+def parse(text: str) -> Selection:
+    """`all`; `auto`: by git; or what `Selection.text` gives."""
+    if text == ALL:
+        return Selection(None, frozenset())
+    if text == "auto":
+        return from_git()
+    shard, _, changed = text.partition(":")
+    return Selection(int(shard) % SHARDS, frozenset(filter(None, changed.split(","))))
+
+
+def from_git() -> Selection:
+    """Everything where there is no git."""
+    count = git("rev-list", "--count", "HEAD")
+    if count is None:
+        return Selection(None, frozenset())
+    lines = [git("diff", "--name-only", base()), git("ls-files", "--others", "--exclude-standard")]
+    paths = [path for text in lines for path in (text or "").splitlines()]
+    return Selection(int(count) % SHARDS, about(paths))
+
+
+def about(paths: list[str]) -> frozenset[str]:
+    """Rooms and test files among changed paths."""
+    parts = [path.split("/") for path in paths]
+    inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
+    code = {part[0] for part in parts if part[-1].endswith(".py")}
+    beside = code & {"benchmarks", "examples"}
+    return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
+
+
+def base() -> str:
+    """The commit that the change starts from: where it left the main branch, or, on that branch,
+    the commit before. GATE_BASE overrides it."""
+    if given := os.environ.get("GATE_BASE"):
+        return given
+    head = git("rev-parse", "HEAD")
+    for main in ("origin/main", "main"):
+        fork = git("merge-base", "HEAD", main)
+        if fork is not None and fork != head:
+            return fork
+    return "HEAD^" if git("rev-parse", "--verify", "--quiet", "HEAD^") else "HEAD"
+
+
+def git(*arguments: str) -> str | None:
+    """The output, or None if git is missing or the command fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,286 @@
+"""The gate's own rules, shown on small test suites that it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.gate import machine, record, shards
+from tests.gate.machine import Sentinel, Tokens
+
+ROOT = Path(__file__).parents[2]
+
+CONFTEST = """
+from pathlib import Path
+import pytest
+from tests.gate import record
+from tests.gate.plugin import Gate, Runner
+
+record.RUNS = Path(__file__).parent / "runs"
+
+def pytest_addoption(parser):
+    parser.addoption("--shard", default="auto")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow")
+    config.option.shard = "0"
+    gate = Gate(config)
+    config.pluginmanager.register(gate, "gate")
+    config.pluginmanager.register(Runner(gate))
+
+@pytest.fixture
+def late(request):
+    \"\"\"Stop the sentinel for so long that the test looks delayed.\"\"\"
+    import os, signal, time
+    gate = request.config.pluginmanager.get_plugin("gate")
+    os.kill(gate.sentinel._process.pid, signal.SIGSTOP)
+    while gate.sentinel.delay_ms() <= 300:
+        time.sleep(0.01)
+    yield
+    os.kill(gate.sentinel._process.pid, signal.SIGCONT)
+
+TRIES = {}
+
+@pytest.fixture(scope="module")
+def tries():
+    return TRIES
+"""
+
+FAILS_ONCE = """
+    tries["{name}"] = tries.get("{name}", 0) + 1
+    assert tries["{name}"] == 2, "the first try fails"
+"""
+
+
+class Suite:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "conftest.py").write_text(CONFTEST)
+
+    def run(self, text: str, *arguments: str) -> tuple[int, str]:
+        (self.folder / "test_it.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+        env |= {"PYTHONPATH": str(ROOT)}
+        env.pop("GATE_RUN", None)
+        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def tests(self) -> list[dict[str, object]]:
+        (*_, newest) = sorted((self.folder / "runs").glob("2*/tests.jsonl"))
+        return [json.loads(line) for line in newest.read_text().splitlines()]
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Suite:
+    return Suite(tmp_path)
+
+
+def failing_once(*names: str) -> str:
+    return "".join(
+        f"def test_{name}(late, tries):{FAILS_ONCE.format(name=name)}\n" for name in names
+    )
+
+
+def test_failure_without_delay_is_final(suite: Suite) -> None:
+    code, output = suite.run(failing_once("it").replace("late, ", ""))
+    assert code == 1, output
+    assert [(test["outcome"], test["retried"]) for test in suite.tests()] == [("failed", False)]
+
+
+def test_failure_under_delay_runs_again_and_is_listed(suite: Suite) -> None:
+    code, output = suite.run(failing_once("it"))
+    assert code == 0, output
+    assert "1 passed" in output
+    assert "RETRIED test_it.py::test_it" in output
+    assert [(test["outcome"], test["retried"]) for test in suite.tests()] == [("passed", True)]
+    (failures,) = suite.folder.glob("runs/2*/failures.txt")
+    assert "the first try fails" in failures.read_text()
+
+
+def test_second_failure_under_delay_is_final(suite: Suite) -> None:
+    code, output = suite.run("def test_it(late):\n    raise ValueError('always')\n")
+    assert code == 1, output
+    assert "1 failed" in output
+
+
+def test_retried_test_sets_up_module_fixtures_anew(suite: Suite) -> None:
+    code, output = suite.run("""
+import pytest
+@pytest.fixture(scope="module")
+def shared(tries):
+    tries["made"] = tries.get("made", 0) + 1
+    return tries["made"]
+def test_it(late, shared):
+    assert shared == 2
+""")
+    assert code == 0, output
+
+
+def test_three_retries_fail_a_run_whose_tests_pass(suite: Suite) -> None:
+    code, output = suite.run(failing_once("a", "b", "c"))
+    assert code == 1, output
+    assert "3 passed" in output
+    assert "3 tests were retried, of which 2 are allowed" in output
+
+
+def test_test_retried_in_two_runs_fails_the_second(suite: Suite) -> None:
+    assert suite.run(failing_once("it"))[0] == 0
+    code, output = suite.run(failing_once("it"))
+    assert code == 1, output
+    assert "test_it.py::test_it was also retried in one of the last 9 runs" in output
+
+
+def test_retry_older_than_the_window_is_forgotten() -> None:
+    empty: list[list[str]] = [[] for _ in range(8)]
+    assert record.judge(["a"], [["a"], *empty])
+    assert record.judge(["a"], [["a"], *empty, []]) == []
+
+
+def test_failure_is_on_disk_before_the_run_ends(suite: Suite) -> None:
+    code, output = suite.run("""
+from pathlib import Path
+def test_fails():
+    assert False, "the reason"
+def test_reads():
+    (path,) = Path(__file__).parent.glob("runs/2*/failures.txt")
+    assert "the reason" in path.read_text()
+""")
+    assert "1 failed, 1 passed" in output
+    assert code == 1
+
+
+LISTENS = """
+import socket, time
+from pathlib import Path
+def meet(name):
+    with socket.create_server(("127.0.0.1", 20123)):
+        (Path(__file__).parent / name).touch()
+        limit = time.monotonic() + 60
+        while not all((Path(__file__).parent / each).exists() for each in "ab"):
+            assert time.monotonic() < limit, "the other test never listened"
+            time.sleep(0.01)
+def test_a(): meet("a")
+def test_b(): meet("b")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
+def test_two_workers_listen_on_one_port(suite: Suite) -> None:
+    code, output = suite.run(LISTENS, "-n", "2", "--dist", "load")
+    assert code == 0, output
+
+
+TAKES_RANGE = """
+import sys
+from tests.gate.machine import take_port_range
+print(take_port_range(), flush=True)
+sys.stdin.read()
+"""
+
+
+def holder(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_live_processes_have_disjoint_port_ranges() -> None:
+    with holder(TAKES_RANGE) as one, holder(TAKES_RANGE) as other:
+        assert one.stdout is not None
+        assert other.stdout is not None
+        ranges = [one.stdout.readline().strip(), other.stdout.readline().strip()]
+        one.communicate()
+        other.communicate()
+    assert len(set(ranges)) == 2
+    assert all(int(end) - int(begin) + 1 == machine.PORTS
+               for begin, end in (each.split("-") for each in ranges))  # fmt: skip
+
+
+TAKES_TOKENS = """
+import sys
+from tests.gate.machine import Tokens
+with Tokens(3, sys.argv[1]).take(2):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_tokens_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
+    name = f"test-{os.getpid()}"
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES_TOKENS, name], cwd=ROOT, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "taken\n"
+        tokens = Tokens(3, name)
+        with tokens.take(1):
+            assert [tokens._locks.try_take(byte) for byte in range(3)].count(True) == 1
+            # the byte that this process itself holds counts as free to it
+        other.kill()
+        other.wait()
+        with tokens.take(3):
+            pass
+
+
+def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:
+    with Tokens(2, f"all-{os.getpid()}").take(99):
+        pass
+
+
+def test_stopped_sentinel_counts_as_delay_at_once() -> None:
+    sentinel = Sentinel()
+    try:
+        while sentinel.delay_ms() < 100:  # until it has ticked, and then a while
+            os.kill(sentinel._process.pid, signal.SIGSTOP)
+            time.sleep(0.01)
+        os.kill(sentinel._process.pid, signal.SIGCONT)
+    finally:
+        sentinel.close()
+
+
+def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room(suite: Suite) -> None:
+    text = "import pytest\n@pytest.mark.slow('codec')\ndef test_it(): pass\ndef test_fast(): pass\n"
+    own = shards.shard_of("test_it.py::test_it")
+    conftest = suite.folder / "conftest.py"
+    for shard, changed, runs in [(own, "", 2), (own + 1, "", 1), (own + 1, "codec", 2),
+                                 (own + 1, "test_it.py", 2), (own + 1, "merge", 1)]:  # fmt: skip
+        conftest.write_text(CONFTEST.replace('"0"', f'"{shard}:{changed}"'))
+        _, output = suite.run(text)
+        assert f"{runs} passed" in output, (shard, changed, output)
+
+
+def test_every_slow_test_is_in_one_shard() -> None:
+    names = [f"tests/sim/test_x.py::test_y[{seed}]" for seed in range(1000)]
+    assert {shards.shard_of(name) for name in names} == set(range(shards.SHARDS))
+
+
+def test_changed_paths_name_rooms_and_test_files() -> None:
+    paths = ["src/mend/codec/int8.py", "src/mend/api.py", "tests/sim/bugs.py", "docs/faq.md"]
+    assert "benchmarks" not in shards.about(["benchmarks/results/gate.md"]), "no row of a run"
+    paths.append("benchmarks/merge.py")
+    assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
+
+
+def test_files_and_rooms_of_the_shards_are_there() -> None:
+    rooms = {path.stem for path in (ROOT / "src/mend").iterdir()} | {"benchmarks", "examples"}
+    for begin, named in shards.ROOMS.items():
+        assert (ROOT / begin).exists()
+        assert rooms.issuperset(named), begin
+    for begin in shards.SLOW:
+        path, _, name = begin.partition("::")
+        assert f"def {name}" in (ROOT / path).read_text()
+
+
+def test_selection_survives_the_way_to_workers() -> None:
+    chosen = shards.Selection(3, frozenset({"codec", "engine"}))
+    assert shards.parse(chosen.text()) == chosen

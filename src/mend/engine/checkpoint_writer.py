@@ -33,6 +33,13 @@ CLOSE_S = 10.0
 Save = Callable[[Path], object]
 Rest = Callable[[], object]
 
+MOVED_REMEDY = (
+    "what other racks had merged was applied in this call, so a model that was saved before it has "
+    "other weights and cannot be resumed: save it in `save=`, or after this call. In a callback of "
+    "HF's Trainer call it in on_step_end when control.should_save is set, before the files are "
+    "written, not in on_save"
+)
+
 
 class PendingCheckpoint:
     """A checkpoint that is being written while the rack trains on. Any thread."""
@@ -195,9 +202,11 @@ class CheckpointWriter:
     # -------------------------------------------------------------- training thread
 
     def _begin(self, folder: Path, save: Save | None, limit_ns: int) -> PendingCheckpoint:
-        begun_ns = self._now_ns()
+        begun_ns, before = self._now_ns(), self._trainer.versions()
         mark: Mark = self._live(self._trainer.cut(folder.name, limit_ns))
         cut_ns = self._now_ns()
+        if save is None and self._trainer.versions() != before:
+            self._note("checkpoint-moved", {"folder": str(folder), "remedy": MOVED_REMEDY})
         part, rest = folder / f".rack-{self._rack}.part", None
         try:
             if self._beside is None:

@@ -28,7 +28,7 @@ LOUD = frozenset(
         "leaving", "kept-local", "ended-unmerged", "uncounted", "drain-gave-up", "frame-refused",
         "strangers", "tape-gap", "tape-no-base", "tape-stopped", "placed", "buffers-changed",
         "buffers-differ", "statistics-reset", "weights-replaced", "late-steps",
-        "rates-differ", "scheduler-refused", "same-data", "other-job",
+        "rates-differ", "scheduler-refused", "same-data", "other-job", "checkpoint-moved",
         "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
         "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
         "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mend.consensus.records import Mark
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError, GaveUp
+from mend.types import SECOND
 from tests.unit.engine.hand import Hand
 
 
@@ -116,4 +120,27 @@ def test_the_training_loop_knows_while_one_is_being_written() -> None:
     assert hand.trainer.life.writes()
     written.set_result(None)
     assert not hand.trainer.life.writes()
+    assert writer.close() == []
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_checkpoint_that_moves_the_weights_says_so_unless_it_saves_them(saves: bool) -> None:
+    """HF calls on_save after it has written the model. The cut then applied merged weights, and
+    the checkpoint could never be resumed, which only the next start noticed."""
+    hand, notes = Hand(), list[str]()
+
+    def applies(doing: Any) -> Mark:
+        doing.close()
+        track = hand.trainer.tracks[0]
+        track.anchor = dataclasses.replace(track.anchor, version=1)
+        return Mark(1, "step-1", "ab" * 32, (0,))
+
+    writer = CheckpointWriter(
+        RackGroup(None, 1.0), 0, (), hand.trainer, live=applies, post=hand.events.append,
+        note=lambda kind, _: notes.append(kind), now_ns=lambda: 0,
+    )  # fmt: skip
+    save = (lambda _: None) if saves else None
+    with pytest.raises(CheckpointError, match="cannot be made"):
+        writer.checkpoint(Path("/proc/nowhere/step-1"), save, SECOND, wait=True)
+    assert notes == ([] if saves else ["checkpoint-moved"])
     assert writer.close() == []

@@ -163,10 +163,8 @@ class RankMachine:
                 effects += self.replicas[p].on_merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
-            case ev.Copied(p):
-                effects += self.replicas[p].on_copied(event, now_ns)
-                if event.error and now_ns - self.ended_ns > ENDED_NS:
-                    self.before_end = None
+            case ev.Copied():
+                effects += self._on_copied(event, now_ns)
             case ev.Wanting(on):
                 self.copies.set_wanted(on)
             case ev.StateTaken():
@@ -197,6 +195,12 @@ class RankMachine:
                 self.idle_versions = versions
             case ev.Cutting():
                 self._on_cutting(event)
+
+    def _on_copied(self, event: ev.Copied, now_ns: int) -> list[ev.Effect]:
+        effects = self.replicas[event.fragment].on_copied(event, now_ns)
+        if event.error and now_ns - self.ended_ns > ENDED_NS:
+            self.before_end = None
+        return effects
 
     def _on_encoded(self, event: ev.Encoded) -> None:
         part = self.parts.get(event.fragment)

@@ -93,8 +93,8 @@ class PublishedState:
     missing: tuple[int, ...] = ()
     """Racks that were not heard when the job ended."""
 
-    over = False
-    """Whether the log says that the job has ended."""
+    begun = over = False
+    """Whether the log says that the job has begun, and that it has ended."""
 
     moment_bytes = 0
     """Of the payloads of moments so far."""
@@ -109,7 +109,6 @@ class PublishedState:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
-        self.begun = False
         self.trains = False
         """Whether the training thread is out of `begin`; written by it."""
         self.finished = False

@@ -461,15 +461,17 @@ class Log:
         ]
         return self._roster_of(changes[-1]) if changes else self.committed
 
-    def seat_of(self, member: Member) -> Seat | None:
-        """The newest seat of a member, also of one that has lost it; None where no record that is
-        kept names it."""
+    def removal_of(self, member: Member) -> tuple[Seat, str] | None:
+        """The last seat of a member that has lost it, and why; None where no record that is kept
+        names it."""
+        why = ""
         for index in range(self.last, self._first - 1, -1):
             record = self._records[index]
             if isinstance(record, Genesis | Roster | Lineage):
                 seats = record.roster if isinstance(record, Genesis) else record.members
                 if found := next((seat for seat in seats if seat.member == member), None):
-                    return found
+                    return found, why
+                why = "" if isinstance(record, Genesis) else record.reason
         return None
 
     def digests_of(self, fragment: int, version: int) -> tuple[str, ...] | None:

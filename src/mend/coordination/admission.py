@@ -175,14 +175,13 @@ class Admission:
         served = known is not None and known.member == sender
         if served or committed.over or sender not in committed.former:
             return
-        seat = log.seat_of(sender)
-        if seat is None:
+        removal = log.removal_of(sender)
+        if removal is None:
             return
-        taken = committed.member(sender.rack) is not None
-        why = f"rack {sender.rack} is back" if taken else f"rack {sender.rack} was silent"
+        seat, why = removal
         visitor = Peer(min(sender.rack, self.racks), VISITOR)
         effects.append(Connect(visitor, seat.address))
-        effects.append(Send(visitor, Refusal(sender.incarnation, "seat", why)))
+        effects.append(Send(visitor, Refusal(sender.incarnation, "seat", why or "it was silent")))
 
     def _contended_since_ns(self, member: Member, now_ns: int) -> int:
         since_ns = self.contended_ns.setdefault((member.rack, member.incarnation), now_ns)

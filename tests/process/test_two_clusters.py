@@ -19,7 +19,7 @@ from tests.process.racks import Job, Nursery, environment
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "lockstep": True,
 }  # fmt: skip
-PROXY_PORT = 1080
+PROXY_PORT, DATA_PORT = 1080, 22000
 needs_namespaces = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None,
     reason="needs root on Linux with ip",
@@ -87,7 +87,10 @@ def test_racks_of_two_clusters_meet_through_a_socks_proxy(
         )  # fmt: skip
         stack.callback(job.close)
         for rack, (_, _, border) in enumerate(sites):
-            env = {"MEND_SOCKS_PROXY": f"tcp://{border}:{PROXY_PORT}"}
+            env = {
+                "MEND_SOCKS_PROXY": f"tcp://{border}:{PROXY_PORT}",
+                "MEND_DATA_PORTS": f"{DATA_PORT}-{DATA_PORT}",
+            }
             job.start(rack, config=CONFIG, steps=16, env=env)
         for rack in range(2):
             job.ended(rack, code=0)
@@ -97,8 +100,9 @@ def test_racks_of_two_clusters_meet_through_a_socks_proxy(
             assert result.status["ledger"]["open"] == 0
             assert {len(commit["members"]) for commit in result.commits} == {2}
         for rack, log in enumerate(logs):
-            reached = {line.rpartition(":")[0] for line in log.read_text().splitlines()}
-            assert reached == {sites[1 - rack][1]}, "the own rack is reached directly"
+            other = sites[1 - rack][1]
+            reached = set(log.read_text().splitlines())
+            assert reached == {f"{other}:21900", f"{other}:{DATA_PORT}"}, "one port for all ranks"
 
 
 @needs_namespaces

@@ -317,7 +317,8 @@ class IoLoop:
         lane = (partial(DelayedLane, late) if late.mean_ns else BulkLane)(
             options.lane_host,
             options.ports,
-            token=_token(self.job),
+            token=_token(self.job, self.me.rank),
+            job=_token(self.job, 0),
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
             secrets=secrets,
@@ -500,6 +501,8 @@ def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
         raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")
 
 
-def _token(job: str) -> bytes:
-    """The first bytes of a lane connection. They keep jobs apart; they are no protection."""
-    return hashlib.sha256(b"mend lane " + job.encode()).digest()[:16]
+def _token(job: str, rank: int) -> bytes:
+    """In the first bytes of a lane connection, between the same ranks of two racks. It keeps jobs
+    apart, and ranks that share a port; it is no protection."""
+    of_rank = b" rank %d" % rank if rank else b""
+    return hashlib.sha256(b"mend lane " + job.encode() + of_rank).digest()[:16]

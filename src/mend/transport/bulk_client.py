@@ -70,7 +70,7 @@ class BulkLane:
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
     with another token is closed, which guards against mistakes, not against attackers. secrets:
     against those all connections are encrypted and authenticated, both ways.
-    socks_proxy: `tcp://host:port` through which holders are reached; empty: none.
+    job: see `Holder`. socks_proxy: `tcp://host:port` through which holders are reached; or empty.
     stall_ns: a holder that gives no verified byte for so long is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
@@ -86,6 +86,7 @@ class BulkLane:
         chunk_bytes: int = 4 << 20,
         secrets: Secrets | None = None,
         socks_proxy: str = "",
+        job: bytes = b"",
     ) -> None:
         if not 0 < chunk_bytes <= LENGTH_MAX:
             rule = f"must be 1..{LENGTH_MAX}"
@@ -98,7 +99,7 @@ class BulkLane:
         self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
         self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
         advertised(host, advertise, 0)  # before anything is open
-        self._holder = Holder(host, ports, token, stall_ns, secrets)
+        self._holder = Holder(host, ports, token, stall_ns, secrets, job)
         self.address: Address = advertised(host, advertise, self._holder.port)
         self.bytes_received = 0
         self._lock = threading.Lock()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from mend.errors import AddressInUse, ConfigError, TransportError
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
 from mend.transport.listeners import open_listener
 from mend.transport.security import Secrets
+from mend.transport.shared_port import SharedPort
 from mend.types import KEY_BYTES, MS, SECOND, Address
 
 CONNECTIONS_MAX = 64
@@ -85,12 +88,24 @@ class Holder:
         token: bytes,
         stall_ns: int,
         secrets: Secrets | None = None,
+        job: bytes = b"",
     ) -> None:
+        """`job`: with a single port, processes of one host that give the same share it, each with a
+        token of its own; empty: they do not."""
         hello_bytes(token)  # checked before anything is open
         self._token, self._secrets = token, secrets
         self._stall_ns = stall_ns
-        self._listener = listen(host, ports)
-        self.port: int = self._listener.getsockname()[1]
+        self._where = host, ports
+        self._shared: SharedPort | None = None
+        if job and ports is not None and ports[0] == ports[1]:
+            self._shared = SharedPort(ports[0], token, job)
+        try:
+            self._listener = self._first_listener()
+        except BaseException:
+            if self._shared is not None:
+                self._shared.close()
+            raise
+        self.port: int = self._shared.port if self._shared else _port_of(self._listener)
         self.bytes_sent = 0
         self.rejected = 0
         self._next_ns = 0
@@ -98,9 +113,40 @@ class Holder:
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._closed = threading.Event()
+        self._accepting: list[threading.Thread] = []
+        if self._listener is not None:
+            self._begin(self._accept)
+        if self._shared is not None:
+            self._begin(self._take_in)
+
+    def _first_listener(self) -> socket.socket | None:
+        try:
+            return self._listen()
+        except AddressInUse:
+            if self._shared is None or not self._shared.has_door():
+                raise
+            return None
+
+    def _listen(self) -> socket.socket:
+        listener = listen(*self._where)
+        if self._shared is not None:
+            try:
+                self._shared.open_door()
+            except AddressInUse:
+                listener.close()
+                raise
+        return listener
+
+    def _begin(self, work: Callable[[], None]) -> None:
         name = f"mend-lane-accept-{self.port}"
-        self._acceptor = threading.Thread(target=self._accept, name=name, daemon=True)
-        self._acceptor.start()
+        self._accepting.append(threading.Thread(target=work, name=name, daemon=True))
+        self._accepting[-1].start()
+
+    def _close_sockets(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        if self._shared is not None:
+            self._shared.close()
 
     @property
     def connections(self) -> int:
@@ -123,15 +169,30 @@ class Holder:
                 return
             self._closed.set()
             connections = dict(self._connections)
-        shut(self._listener)
+        if self._listener is not None:
+            shut(self._listener)
         for connection in connections:
             shut(connection.sock)
-        for thread in (self._acceptor, *connections.values()):
+        for thread in (*self._accepting, *connections.values()):
             thread.join(JOIN_SECONDS_MAX)
-        self._listener.close()
+        self._close_sockets()
         self._served.clear()
 
+    def _take_in(self) -> None:
+        """Serve the connections that the door hands over; be the door once there is none."""
+        assert self._shared is not None
+        while not self._closed.is_set():
+            sock = self._shared.take()
+            if sock is not None:
+                self._admit(sock, _host_of(sock))
+                self._rest()
+            elif self._listener is None and not self._shared.has_door():
+                with contextlib.suppress(TransportError):  # another one is faster, or it is dying
+                    self._listener = self._listen()
+                    self._begin(self._accept)
+
     def _accept(self) -> None:
+        assert self._listener is not None
         while not self._closed.is_set():
             try:
                 sock, where = self._listener.accept()
@@ -173,6 +234,11 @@ class Holder:
         sock, sane = connection.sock, False
         try:
             tune(sock, receive_ns=LOOK_NS, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
+            if self._listener is not None and self._shared is not None:
+                until_ns = time.monotonic_ns() + REQUEST_NS_MAX
+                if self._shared.is_for_another(sock, until_ns):
+                    sane = True
+                    return
             if connection.greet():
                 sane = self._answer_all(connection)
         except (EOFError, TimeoutError):
@@ -220,6 +286,17 @@ class Holder:
             self.bytes_sent += REPLY.size + length
         connection.give(len(view), key, offset, part)
         return True
+
+
+def _port_of(listener: socket.socket | None) -> int:
+    return int(listener.getsockname()[1]) if listener is not None else 0
+
+
+def _host_of(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except (OSError, IndexError):  # it has ended, or is no connection of TCP
+        return ""
 
 
 def _started(thread: threading.Thread) -> bool:

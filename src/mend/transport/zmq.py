@@ -32,9 +32,11 @@ import zmq
 
 from mend.errors import AddressInUse, ConfigError, TransportError
 from mend.transport.listeners import open_listener
+from mend.transport.probe import host_and_port
 from mend.transport.security import CurveKeys, Secrets
+from mend.transport.tunnel import Tunnel
 from mend.transport.zap import Strangers, Zap, peer_of, pin, protect
-from mend.types import Peer
+from mend.types import Address, Peer
 
 INBOX_FRAMES_MAX = 16
 """Per connection, before they are read. What comes after them waits in the kernel's buffers, which
@@ -145,7 +147,9 @@ class ZmqSideband:
         socks_proxy: str = "",
         direct: int = -1,
     ) -> None:
-        self._socks_proxy, self._direct = socks_proxy.removeprefix("tcp://"), direct
+        self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
+        self._direct = direct
+        self._tunnels: dict[Peer, Tunnel] = {}
         self._loop = asyncio.get_running_loop()
         self._frame_bytes_max = frame_bytes_max
         self._context = zmq.Context()  # of its own, so that close can wait for its thread and port
@@ -236,14 +240,21 @@ class ZmqSideband:
             return
         assert not self._closed, "connect after close"
         made: list[_Outgoing] = []
-        early = _Early()
+        early, tunnel = _Early(), cast(Tunnel | None, None)
         try:
-            made.extend(_Outgoing(self._way(peer, address, k), address, early) for k in self._ways)
+            if self._proxy is not None and peer.rack != self._direct:
+                tunnel = Tunnel(self._proxy, Address(*host_and_port(address)))
+            at = tunnel.address if tunnel is not None else address
+            made.extend(_Outgoing(self._way(peer, at, k), address, early) for k in self._ways)
         except BaseException:
+            if tunnel is not None:
+                tunnel.close()
             for out in made:
                 out.socket.close(linger=0)
             raise
         self._disconnect(peer)
+        if tunnel is not None:
+            self._tunnels[peer] = tunnel
         self._outgoing[peer] = tuple(made)
         for out in made:
             self._loop.add_reader(out.socket.fileno(), functools.partial(self._flush_early, out))
@@ -262,8 +273,6 @@ class ZmqSideband:
             ) from error
         if keys is not None:
             pin(outbox, *keys)
-        if self._socks_proxy and peer.rack != self._direct:
-            outbox.setsockopt_string(zmq.SOCKS_PROXY, self._socks_proxy)
         outbox.setsockopt(zmq.SNDHWM, OUTBOX_FRAMES_MAX)
         outbox.setsockopt(zmq.IMMEDIATE, 1)
         replacing = len(self._ways) > 1
@@ -284,6 +293,8 @@ class ZmqSideband:
         return outbox
 
     def _disconnect(self, peer: Peer) -> None:
+        if (tunnel := self._tunnels.pop(peer, None)) is not None:
+            self._loop.call_later(FAREWELL_MS / 1000, tunnel.close)
         for gone in self._outgoing.pop(peer, ()):
             if not gone.opened:
                 self._loop.remove_reader(gone.socket.fileno())
@@ -460,6 +471,8 @@ class ZmqSideband:
             self._resting.cancel()
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
+        tunnels = list(self._tunnels.values())
+        self._tunnels.clear()
         for peer in tuple(self._outgoing):
             self._disconnect(peer)
         if self._strangers is not None:
@@ -470,6 +483,8 @@ class ZmqSideband:
         if self._zap is not None:
             self._zap.close()
         self._context.term()
+        for tunnel in tunnels:  # only now: the last frames have left
+            tunnel.close()
 
 
 def readable(sock: zmq.Socket[bytes]) -> bool:

@@ -226,14 +226,14 @@ class Watch:
     def _wrap_fetch(self, host: Any) -> None:
         inner = host.fetch
 
-        def fetch(*args: Any) -> None:
-            start, done = time.perf_counter(), args[-1]
+        def fetch(*args: Any, **more: Any) -> None:
+            start, (*before, done), rest = time.perf_counter(), args[:5], args[5:]
 
             def timed(error: Exception | None) -> None:
                 self._add("exchange", start)
                 done(error)
 
-            inner(*args[:-1], timed)
+            inner(*before, timed, *rest, **more)
 
         host.fetch = fetch
 

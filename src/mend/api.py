@@ -30,6 +30,7 @@ from mend.engine.local_only import LocalOnlyRank
 from mend.engine.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.rack import refuse_ungrouped
+from mend.engine.replay_training import TapeEnded
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
@@ -203,7 +204,8 @@ def session(
         yield runtime
     except BaseException as error:
         runtime._leave(Outcome("aborted", type(error).__name__))
-        refuse_clean_exit(error, runtime.status())
+        if not isinstance(error, TapeEnded):
+            refuse_clean_exit(error, runtime.status())
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":

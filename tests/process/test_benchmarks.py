@@ -27,6 +27,11 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 """What `mend bench run --quick` gives them."""
 
 ELSEWHERE = {
+    "claims": "tests/unit/benchmarks/test_claims.py",
+    "determinism_gpu": "tests/gpu/test_determinism.py",
+    "loss": "tests/process/test_loss.py",
+    "small_problems": "tests/unit/test_small_problems.py",
+    "small_problems_rank": "tests/process/test_loss.py",
     "determinism": "tests/process/test_benchmarks.py",
     "device_encode": "tests/gpu/test_cuda.py",
     "encode": "tests/process/test_benchmarks.py",

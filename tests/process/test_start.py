@@ -167,7 +167,7 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
     refused(
         job, 1, "StartTimeout", "no answer from the coordinator", job.addresses[0], name="stranger"
     )
-    job.event(0, "frame-refused")
+    job.event(0, "other-job")
     job.start(1, config=CONFIG)
     Path(gate).touch()
     for rack in (0, 1):

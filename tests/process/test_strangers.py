@@ -198,7 +198,8 @@ def test_wrong_frames_and_bytes_change_nothing(
         reasons = " ".join(event["reason"] for event in result.kinds("frame-refused"))
         assert "do not begin like a mend frame" in reasons
         assert "wire version 99" in reasons
-        assert "job 'another'" in reasons
+        (another,) = result.kinds("other-job")
+        assert "job 'another'" in another["effect"]
         assert not result.kinds("rack-silent", "differs", "fault", "fetch-failed")
     assert_same(under_fire, left_alone(jobs))
 

@@ -125,7 +125,7 @@ def test_a_model_may_be_freed_on_any_of_mends_threads(
     monkeypatch.setattr(threading, "excepthook", raised.append)
     last = Last(alone(diagnostics_dir=tmp_path))
     on(last)
-    until(lambda: mend_threads() == [], "all threads end")
+    until(lambda: mend_threads() == [], lambda: f"all threads end: {mend_threads()}")
     assert last.dropped_by.startswith(name)
     assert raised == []
 

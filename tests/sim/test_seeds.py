@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -307,11 +307,13 @@ def test_a_rank_whose_mate_had_to_copy_does_not_wait_for_its_sums() -> None:
         checksum: str,
         into: memoryview,
         done: Callable[[Exception | None], None],
+        *more: Any,
+        **named: Any,
     ) -> None:
         if key.startswith(b"o"):
             cut_off.later(MS, lambda: done(PayloadGone("the test holds it back")))
         else:
-            fetch(holders, key, checksum, into, done)
+            fetch(holders, key, checksum, into, done, *more, **named)
 
     cut_off.fetch = only_states
     report = world.run()

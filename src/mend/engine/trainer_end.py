@@ -128,8 +128,8 @@ class TrainerEnd(TrainerRounds):
             # At once, so that the racks' tails meet in one round; open offers go first.
             self._capture_tails()
             self._post(Leaving())
-            with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
-                yield from self._drain(patience)
+        with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
+            yield from self._drain(patience)
         again = True
         while again:
             before = self.versions()

@@ -1,0 +1,36 @@
+"""benchmarks.loss and benchmarks.small_problems train real racks, and keep a line of each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.loss import table
+from benchmarks.small_problems import Cell, measure_processes
+
+ROOT = Path(__file__).parents[2]
+ARMS = ("alone", "data-parallel", "mend:sync_period_steps=16")
+
+
+def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) -> None:
+    out = tmp_path / "loss.jsonl"
+    words = ("--size", "tiny", "--steps", "48", "--arms", ",".join(ARMS), "--out", str(out))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for _ in range(2):
+        argv = [sys.executable, "-m", "benchmarks.loss", *words]
+        subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=100)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["arm"] for row in rows] == list(ARMS)
+    assert rows[2]["outcome"] == "merged"
+    assert rows[2]["bytes_sent"] > 0
+    assert "| +0.0 [+0.0, +0.0] |" in table(rows), (
+        "data parallel is what the others are compared to"
+    )
+
+
+def test_small_problem_is_merged_by_real_racks() -> None:
+    row = measure_processes(Cell("mlp", "adamw", 4), steps=60)
+    assert row.merged[0] < row.start

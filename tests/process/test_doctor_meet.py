@@ -38,7 +38,8 @@ class Doctors:
     def listens(self, rack: int) -> None:
         def heard() -> bool:
             assert self.running[rack].code is None, self.running[rack].log.read_text()
-            return "hears" in self.running[rack].log.read_text()
+            log = self.running[rack].log
+            return log.exists() and "hears" in log.read_text()
 
         until(heard, f"rack {rack} listens")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import mend
 from mend.tools.keys_command import create
-from tests.process.racks import Job, Nursery, Whole
+from tests.process.racks import Job, Nursery, Whole, until
 
 Jobs = Callable[..., Job]
 
@@ -78,7 +79,6 @@ def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
 
     Whatever the test did, no thread of mend is left behind it.
     """
-    before = mend_threads()  # a test of numerics alone leaves those of its pool to the collector
     sideband, lane = (f"{port}" for port in free_ports(2))
 
     def make(**more: Any) -> mend.MendConfig:
@@ -88,7 +88,7 @@ def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
         return mend.MendConfig(**{**rounds, **own, "data_ports": f"{lane}-{lane}", **more})
 
     yield make
-    assert mend_threads() in ([], before)
+    until(lambda: mend_threads() == [], lambda: f"all threads end: {mend_threads()}")
 
 
 @pytest.fixture
@@ -97,5 +97,17 @@ def warm(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", nursery.python)
 
 
+_older = weakref.WeakSet[threading.Thread]()
+"""Threads of tests before: one of numerics alone leaves those of its pool to the collector."""
+
+
+@pytest.fixture(autouse=True)
+def remember_older_threads() -> None:
+    _older.clear()
+    _older.update(threading.enumerate())
+
+
 def mend_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if "mend" in thread.name)
+    """Names of mend's threads that this test has started and that still run."""
+    threads = [each for each in threading.enumerate() if each not in _older]
+    return sorted(thread.name for thread in threads if "mend" in thread.name)

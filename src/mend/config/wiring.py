@@ -21,13 +21,16 @@ from mend.engine.io_loop import IoLoopOptions
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.saved_state import SavedState
-from mend.engine.witness import detect_ns
 from mend.engine.worker_pool import pool_threads
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.types import MS, SECOND
+
+HEARD_HEARTBEATS, HEARD_NS_MIN = 4, 2 * SECOND
+"""How much later a rack hears of the bytes that another one has pulled: they come with heartbeats,
+of which some may be lost."""
 
 
 def numerics_of(
@@ -89,9 +92,8 @@ def settings_of(
             blend_alpha=config.blend_alpha,
             give_up_ns=int(config.give_up_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
-            # What other racks pull is heard of with heartbeats.
             stall_ns=int(config.transfer_stall_s * SECOND)
-            + detect_ns(config.sideband_heartbeat_ms),
+            + max(HEARD_HEARTBEATS * config.sideband_heartbeat_ms * MS, HEARD_NS_MIN),
         ),
         detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,

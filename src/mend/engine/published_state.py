@@ -35,6 +35,9 @@ from mend.engine.turnout import LastRounds, Turnout
 from mend.errors import Evicted, JobLost, MendError
 from mend.types import WITNESS, Member
 
+OWN, TAKEN = -1, -2
+"""Keys of `arrived`: what this rank has pulled, and what others have of its rack."""
+
 
 @dataclass
 class PublishedFragment:
@@ -343,12 +346,12 @@ class PublishedState:
             self.transfers.take(moving, now_ns)
             self.taken = taken
 
-    def arrived(self, *, of_all: bool = True) -> list[int]:
-        """Verified bytes so far of what this rack waits for, in any order that stays; `of_all`:
-        also what other racks pull. Waits end when none of these numbers changes."""
+    def arrived(self, *, of_all: bool = True) -> dict[int, int]:
+        """Verified bytes so far of what this rack waits for, by rack; its own under OWN and TAKEN.
+        `of_all`: also what other racks pull. Waits end when none of these numbers grows."""
         with self.changed:
-            others = [each for p in self.transfers.moving for each in (p.rack, p.moved)]
-            return [self.pulled, self.taken, *(others if of_all else ())]
+            others = {p.rack: p.moved for p in self.transfers.moving} if of_all else {}
+            return {OWN: self.pulled, TAKEN: self.taken, **others}
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:

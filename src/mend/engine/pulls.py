@@ -7,7 +7,7 @@ arrives: a model of 28 GB takes four minutes over 1 Gbit/s, and nobody knows tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mend.coordination.messages import Pulled
@@ -109,14 +109,15 @@ def _mb(size: float) -> float:
 
 class Patience:
     """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
-    `stall_ns`. `moved` returns counts of verified bytes, any of which changes when some arrive."""
+    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that comes or
+    goes is no byte: pulls that fail and begin again would else keep a wait going for ever."""
 
     def __init__(
-        self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Sequence[int]]
+        self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Mapping[int, int]]
     ) -> None:
         self.deadline_ns = now_ns + limit_ns
         self._limit_ns, self._stall_ns, self._moved = limit_ns, stall_ns, moved
-        self._seen = tuple(moved())
+        self._seen = dict(moved())
 
     def __str__(self) -> str:
         more = f" and {self._stall_ns / SECOND:g} s without a byte" if self._stall_ns else ""
@@ -127,8 +128,9 @@ class Patience:
         return max(1, min(LOOK_NS, self.deadline_ns + 1 - now_ns))
 
     def over(self, now_ns: int) -> bool:
-        seen = tuple(self._moved())
-        if seen != self._seen:
-            self._seen = seen
+        found = self._moved()
+        grew = any(count > self._seen.get(key, 0) for key, count in found.items())
+        self._seen |= found
+        if grew:
             self.deadline_ns = max(self.deadline_ns, now_ns + self._stall_ns)
         return now_ns > self.deadline_ns

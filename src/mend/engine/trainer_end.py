@@ -52,7 +52,7 @@ class TrainerEnd(TrainerRounds):
     def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
         return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
 
-    def _arrived(self) -> list[int]:
+    def _arrived(self) -> dict[int, int]:
         """The bytes that a wait goes by. A rack that joins waits for no other rack."""
         return self.published.arrived(of_all=not self._joins() or self.published.trains)
 

@@ -9,7 +9,7 @@ from mend.types import MB, SECOND
 
 def test_a_wait_past_its_limit_goes_on_while_bytes_arrive() -> None:
     """28 GB of version 0 took 249 s over 1 Gbit/s, and the wait ended after 240."""
-    arrived = [0]
+    arrived = {0: 0}
     wait = Patience(240 * SECOND, 10 * SECOND, 0, lambda: arrived)
     for second in range(5, 600, 5):
         arrived[0] += 1
@@ -19,13 +19,32 @@ def test_a_wait_past_its_limit_goes_on_while_bytes_arrive() -> None:
 
 
 def test_a_wait_without_bytes_ends_at_its_limit() -> None:
-    wait = Patience(240 * SECOND, 10 * SECOND, 0, lambda: [7])
+    wait = Patience(240 * SECOND, 10 * SECOND, 0, lambda: {0: 7})
     assert not wait.over(240 * SECOND)
     assert wait.over(240 * SECOND + 1)
 
 
+def test_wait_pull_that_fails_again_and_again_ends_at_its_limit() -> None:
+    """A rack pulled from a dead one: each new try was taken for a byte, and it never left."""
+    pulls = [dict[int, int](), {3: 0}]
+    wait = Patience(SECOND, 10 * SECOND, 0, lambda: pulls[0])
+    for _ in range(9):
+        pulls.reverse()
+        assert not wait.over(SECOND)
+    assert wait.over(SECOND + 1)
+
+
+def test_wait_new_life_of_a_rack_goes_on_with_its_bytes() -> None:
+    moved = {3: 80}
+    wait = Patience(SECOND, 10 * SECOND, 0, lambda: moved)
+    moved[3] = 10
+    assert not wait.over(SECOND)
+    moved[3] = 20
+    assert not wait.over(SECOND + 1)
+
+
 def test_a_wait_does_not_end_early_for_want_of_bytes() -> None:
-    wait = Patience(240 * SECOND, 10 * SECOND, 0, lambda: [0])
+    wait = Patience(240 * SECOND, 10 * SECOND, 0, lambda: {0: 0})
     assert not wait.over(200 * SECOND)
 
 

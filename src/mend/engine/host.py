@@ -124,20 +124,29 @@ class OtherJobs:
     def __init__(self, host: HostInterface) -> None:
         self._edge = host
         self._said: dict[tuple[int, str], str] = {}
+        self._answered: dict[tuple[int, str], int] = {}
         self._answered_ns = 0
 
     def met(self, found: OtherJob) -> None:
         """Note each once, and answer a rack that asks to join: any frame of ours names our job."""
-        if (found.rack, found.job) not in self._said and len(self._said) < OTHER_JOBS_MAX:
-            self._said[found.rack, found.job] = str(found)
+        who = found.rack, found.job
+        if who not in self._said and len(self._said) < OTHER_JOBS_MAX:
+            self._said[who] = str(found)
             fields = {"from_rack": found.rack, "job": found.job, "effect": str(found)}
             self._edge.note("other-job", fields)
         now_ns = self._edge.now_ns()
-        if found.address and now_ns - self._answered_ns >= FOREIGN_GAP_NS:
-            self._answered_ns = now_ns
+        if found.address and who in self._said and self._has_turn(who, now_ns):
+            self._answered[who] = self._answered_ns = now_ns
             way = Peer(FOREIGN, VISITOR)
             self._edge.connect(way, found.address)
             self._edge.send(way, Refusal(0, "job", str(found)))
+
+    def _has_turn(self, who: tuple[int, str], now_ns: int) -> bool:
+        """Whether an answer is due. One that was answered waits for all others, which would else
+        never have a turn: racks say hello at the same time, in the same order."""
+        last_ns = self._answered.get(who)
+        waits = last_ns is not None and now_ns - last_ns < FOREIGN_GAP_NS * len(self._said)
+        return not waits and now_ns - self._answered_ns >= FOREIGN_GAP_NS
 
     @property
     def in_words(self) -> str:

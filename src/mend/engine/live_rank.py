@@ -76,6 +76,9 @@ SLICE_NS = 100 * MS
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LOOK_S = 1.0
+"""How often to look whether pulls are under way."""
+
 
 class LiveRank:
     """One running rank: the trainer on the caller's thread, everything else on the loop's."""
@@ -86,6 +89,8 @@ class LiveRank:
         self.numerics, self._ending = numerics, threading.RLock()
         self.tape: TapeWriter | None = None
         self._told = False
+        self._told_ns = dict[int, int]()
+        """When a rack's pull was noted last."""
         self._work: Driven[None] | None = None
         """The work after a step, until it is done."""
         self._waited: tuple[Wait | None, int] = (None, 0)
@@ -301,13 +306,19 @@ class LiveRank:
             return view_of_rank(job, leader, coordinator, training, now_ns, ended=ended)
 
         io_loop.every(NOTES_S, training.recent.note)
-        io_loop.every(SAY_NS / SECOND, self._tell_pulls)
+        io_loop.every(LOOK_S, self._tell_pulls)
         io_loop.observe(view)
 
     def _tell_pulls(self) -> None:
-        """Note how far the racks are with bytes that others wait for."""
-        for rack, about in self.published.look().transfers.notes():
-            self.recorder.note("pulling", {"peer": rack, **about})
+        """Note how far the racks are with bytes that others wait for: soon, and then now and
+        then."""
+        now_ns, notes = self.io_loop.now_ns(), self.published.look().transfers.notes()
+        told_ns = {rack: self._told_ns.get(rack, now_ns - SAY_NS) for rack, _ in notes}
+        for rack, about in notes:
+            if now_ns - told_ns[rack] >= SAY_NS:
+                told_ns[rack] = now_ns
+                self.recorder.note("pulling", {"peer": rack, **about})
+        self._told_ns = told_ns
 
     # -------------------------------------------------------------- training thread
 

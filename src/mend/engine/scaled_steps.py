@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 from torch.amp import GradScaler
@@ -34,6 +34,7 @@ def listen(listener: Listener) -> None:
     """Tell `listener` of skipped steps, until `leave` or until it is freed."""
     global _steps
     _listeners.add(listener)
+    finalize(listener, _unwrap_if_unused).atexit = False
     if GradScaler.step is not _steps[1]:
         _steps = GradScaler.step, _wrapped(GradScaler.step)
         GradScaler.step = _steps[1]  # type: ignore[method-assign]
@@ -42,7 +43,12 @@ def listen(listener: Listener) -> None:
 def leave(listener: Listener) -> None:
     """Idempotent. The last one takes the wrapper off, unless somebody has wrapped it again."""
     _listeners.discard(listener)
-    if not _listeners and GradScaler.step is _steps[1]:
+    _unwrap_if_unused()
+
+
+def _unwrap_if_unused() -> None:
+    """Iterates, as the length may still count a listener that is being freed."""
+    if not list(_listeners) and GradScaler.step is _steps[1]:
         GradScaler.step = _steps[0]  # type: ignore[method-assign]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
 from torch import nn
 
+from mend.engine import scaled_steps
 from mend.engine.step_hooks import Counting, StepHooks, optimizers_of
 from mend.errors import UsageError
 
@@ -152,3 +155,19 @@ def test_tokens_of_a_step_that_a_scaler_skips_are_dropped_unless_another_one_tra
     finite.step(parts[1])
     assert counted.tokens == [8], "it comes with the next step"
     assert counted.heard == []
+
+
+def test_scaler_after_its_last_listener_is_freed_is_torchs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Listener:
+        ends = 0
+
+    plain = inspect.unwrap(torch.amp.GradScaler.step)
+    monkeypatch.setattr(torch.amp.GradScaler, "step", plain)
+    monkeypatch.setattr(scaled_steps, "_listeners", WeakSet())
+    listener = Listener()
+    scaled_steps.listen(listener)
+    assert torch.amp.GradScaler.step is not plain
+    del listener
+    assert torch.amp.GradScaler.step is plain

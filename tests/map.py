@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sim": _BELOW_API,
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
+    "integrations": _PLAIN | {"api", "config", "status"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
     "__main__": frozenset({"tools"}),
@@ -55,6 +56,7 @@ _TENSORS = _NUMERIC | {
     "sim",
     "mesh",
     "api",
+    "integrations",
     "tools",
 }
 
@@ -77,6 +79,9 @@ OWNERS: dict[str, frozenset[str]] = {
     "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": frozenset({"tools"}),
     "jinja2": frozenset({"tools"}),
+    "accelerate": frozenset({"integrations"}),
+    "lightning": frozenset({"integrations"}),
+    "transformers": frozenset({"integrations"}),
     "rich": frozenset({"tools"}),
     "typer": frozenset({"tools"}),
     # the standard library, where it touches the world
@@ -90,7 +95,7 @@ OWNERS: dict[str, frozenset[str]] = {
         {"transport", "trace", "status", "hardware", "engine", "config", "tools", "determinism"}
     ),
     "pathlib": frozenset(
-        {"trace", "status", "hardware", "engine", "config", "sim", "api", "tools"}
+        {"trace", "status", "hardware", "engine", "config", "sim", "api", "integrations", "tools"}
     ),
     "pickle": frozenset(),
     "queue": frozenset({"trace", "engine"}),

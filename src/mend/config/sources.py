@@ -33,7 +33,8 @@ REPLAY = "MEND_REPLAY"
 REPLAY_SEAT = "MEND_REPLAY_SEAT"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
 OUTCOMES = "MEND_OUTCOMES"
-RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, REPLAY_SEAT, LAUNCH_PORTS, OUTCOMES})
+LIGHTNING = "MEND_LIGHTNING"
+RESERVED = frozenset({FILE, RANKS_PER_RACK, REPLAY, REPLAY_SEAT, LAUNCH_PORTS, OUTCOMES, LIGHTNING})
 """Valid names in the environment that are not settings."""
 
 _OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")
@@ -113,6 +114,12 @@ def from_toml(
         if name not in kinds:
             raise _unknown(name, value, f"the key {name} in {path} is", list(kinds))
     return {name: Named(value, f"{name} in {path}") for name, value in table.items()}
+
+
+def joins_from_lightning() -> bool:
+    """Whether a training with Lightning joins a job without a callback in its script."""
+    both = os.environ.get("MEND_RACK") and os.environ.get("MEND_RACKS")
+    return bool(both) and os.environ.get(LIGHTNING) != "0"
 
 
 def named_key_file() -> Path | None:

@@ -1,0 +1,93 @@
+"""What all integrations do: join the job, checkpoint beside the framework's files, and leave."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mend.api import Runtime, mend_init, mend_shutdown
+from mend.config import MendConfig
+from mend.errors import CheckpointError, ConfigError
+from mend.status.status import Status
+
+FOLDER = "mend"
+"""The job's part of a framework's checkpoint."""
+
+
+class Membership:
+    """This rack's place in a job, from the first step of a training to its last.
+
+    `config`: None: from MEND_* variables. `options`: further arguments of `mend_init`.
+    `checkpoints`: put the job's state into those of the framework.
+    Raises ConfigError, also where one torchrun spans several racks: the framework would wrap the
+    model for all of its ranks.
+    """
+
+    def __init__(
+        self, config: MendConfig | None, options: dict[str, Any], checkpoints: bool = True
+    ) -> None:
+        self.config = config if config is not None else MendConfig()
+        self.options, self.checkpoints = options, checkpoints
+        self.runtime: Runtime | None = None
+        """While this rack trains."""
+        self.status: Status | None = None
+        """The last one, after the end."""
+        if self.config.rack_aware:
+            raise ConfigError(
+                "rack_aware", True,
+                rule="a framework's loop needs a process group of one rack",
+                remedy="start one torchrun per rack, and leave MEND_RACK_AWARE out",
+            )  # fmt: skip
+
+    @property
+    def exchanges(self) -> bool:
+        return self.config.exchange and self.config.racks > 1
+
+    def folder_in(self, path: str | Path) -> Path:
+        """This rack's own folder for what its framework writes: racks may share a file system, and
+        frameworks name their files by the step alone."""
+        name = f"rack-{self.config.rack_number}"
+        return Path(path) if Path(path).name == name else Path(path) / name
+
+    def begin(self, model: nn.Module, optimizers: Sequence[Any], resume: Path | None) -> Runtime:
+        """Join. `resume`: the framework's checkpoint that the model was loaded from, if any.
+
+        Without the job's part in it a new job begins, with the weights of rack 0.
+        """
+        found = None if resume is None else resume / FOLDER
+        if resume is not None and not (found and found.is_dir()):
+            warnings.warn(
+                f"{resume} has no state of a job of mend (no folder '{FOLDER}'): a new job begins, "
+                "with the weights of rack 0. Every rack has to begin from the same checkpoint",
+                stacklevel=3,
+            )
+            found = None
+        self.status = None
+        self.runtime = mend_init(model, self.config, optimizers, resume=found, **self.options)
+        return self.runtime
+
+    def checkpoint(self, folder: Path) -> None:
+        """Put the job's state into a framework's checkpoint that is about to be written.
+
+        Waits for all racks to arrive at their own checkpoint of this name. Training goes on when
+        they do not, with a warning: the framework's files then have no state of the job.
+        """
+        if self.runtime is None or not (self.exchanges and self.checkpoints):
+            return
+        try:
+            self.runtime.checkpoint(folder / FOLDER, _write_nothing)
+        except CheckpointError as error:
+            warnings.warn(f"{folder} gets no state of the job: {error}", stacklevel=3)
+
+    def end(self, model: nn.Module) -> None:
+        """Merge what is open and leave; the model then holds the merged weights. Idempotent."""
+        if self.runtime is not None:
+            self.runtime, self.status = None, mend_shutdown(model)
+
+
+def _write_nothing(folder: Path) -> None:
+    """The framework saves the model, in `folder`'s parent, right after the call that leads here."""

@@ -1,0 +1,34 @@
+"""The callback in the real Trainer of Lightning, in jobs of two racks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.jobs import ends, launch
+
+pytest.importorskip("lightning")
+SCRIPT = "lightning_train.py"
+
+
+def test_fit_resumed_from_a_checkpoint_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
+    """With a schedule, accumulation, clipping, validation, and tokens as weights."""
+    whole = ends(SCRIPT, "--callback", "--folder", tmp_path)
+    assert whole[0]["global_step"] == whole[0]["step"] == 24
+    assert whole[0]["tokens"] == 24 * 2 * 16
+    saved = whole[0]["saved"]
+    assert "step=8.ckpt" in saved
+    again = ends(
+        SCRIPT, "--callback", "--folder", tmp_path, "--resume", "checkpoints/step=8.ckpt"
+    )  # fmt: skip
+    for key in ("step", "tokens", "digest", "weights", "loss", "rate"):
+        assert again[0][key] == whole[0][key], key
+
+
+def test_fit_without_a_callback_joins_by_the_entry_point(tmp_path: Path) -> None:
+    end = ends(SCRIPT, "--folder", tmp_path)
+    assert end[0]["step"] == 24
+    done = launch(SCRIPT, "--folder", tmp_path, MEND_LIGHTNING="0")
+    assert done.returncode != 0, "the script asks for the callback's status"
+    assert "StopIteration" in done.stdout + done.stderr

@@ -1,0 +1,46 @@
+"""The callback in the real Trainer of transformers, in jobs of two racks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.jobs import ends, launch
+
+pytest.importorskip("transformers")
+SCRIPT = "hf_train.py"
+
+
+def test_trainer_killed_and_resumed_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
+    """With evaluation, saving, a schedule, accumulation, clipping, and tokens as weights. Only the
+    tokens before the kill that no checkpoint holds are trained again."""
+    more = json.dumps({"gradient_accumulation_steps": 2})
+    whole = ends(SCRIPT, "--folder", tmp_path / "whole", "--more", more)
+    assert whole[0]["global_step"] == whole[0]["step"] == 24
+    assert whole[0]["tokens"] == 24 * 2 * 8 * 16
+    folder = tmp_path / "killed"
+    killed = launch(SCRIPT, "--folder", folder, "--more", more, "--die-in", 20)
+    assert killed.returncode != 0
+    saved = sorted(path.name for path in (folder / "rack-1").iterdir())
+    assert saved == ["checkpoint-16", "checkpoint-8"]
+    assert ends(SCRIPT, "--folder", folder, "--more", more, "--resume") == whole
+
+
+def test_trainer_that_loads_its_best_model_has_merged_before(tmp_path: Path) -> None:
+    """And it says that the racks end with different models."""
+    more = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    done = launch(SCRIPT, "--folder", tmp_path, "--more", json.dumps(more))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the racks end with different models" in done.stdout + done.stderr
+    assert done.stdout.count('"outcome": "merged"') == 2
+
+
+def test_trainer_with_save_strategy_best_is_refused(tmp_path: Path) -> None:
+    more = {"save_strategy": "best", "metric_for_best_model": "eval_loss"}
+    done = launch(SCRIPT, "--folder", tmp_path, "--more", json.dumps(more))
+    assert done.returncode != 0
+    assert "each rack would save at steps of its own" in done.stdout + done.stderr
+    alone = ["--no-checkpoints", "--folder", tmp_path, "--more", json.dumps(more)]
+    assert len(ends(SCRIPT, *alone)) == 2

@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
+FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -25,6 +26,9 @@ test: $(STAMP) ## run the tests; of those marked slow one shard, and those of ch
 test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test SHARD=all
 	$(PYTEST) $(ALONE)
+
+test-frameworks: $(FRAMEWORKS)/stamp ## run the tests of mend.integrations with the real libraries, in .venv-frameworks
+	$(FRAMEWORKS)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)
@@ -60,7 +64,7 @@ bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge
 	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(FRAMEWORKS) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -71,3 +75,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+$(FRAMEWORKS)/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install -c constraints.txt -e '.[frameworks]' \
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,14 @@ class Selection(NamedTuple):
 
     def text(self) -> str:
         return ALL if self.shard is None else f"{self.shard}:{','.join(sorted(self.changed))}"
+
+    def wants_suite(self, name: str, rooms: list[str]) -> bool:
+        """Whether to run a suite that has an environment of its own."""
+        return (
+            self.shard in (None, shard_of(name))
+            or not self.changed.isdisjoint(rooms)
+            or any(path.startswith(f"{name}/") for path in self.changed)
+        )
 
     def wants(self, item: pytest.Item) -> bool:
         marks = list(item.iter_markers("slow"))
@@ -115,3 +124,7 @@ def git(*arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+if __name__ == "__main__":  # SUITE ROOM...: status 0 if this run wants the suite
+    sys.exit(0 if from_git().wants_suite(sys.argv[1], sys.argv[2:]) else 1)

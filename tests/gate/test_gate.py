@@ -259,6 +259,17 @@ def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room(suite: Suite)
         assert f"{runs} passed" in output, (shard, changed, output)
 
 
+def test_suite_of_its_own_runs_in_its_shard_and_after_changes_of_its_room() -> None:
+    name, rooms = "tests/frameworks", ["integrations"]
+    own = shards.shard_of(name)
+    other = (own + 1) % shards.SHARDS
+    for shard, changed, wanted in (
+        (own, set(), True), (None, set(), True), (other, {"engine", "tests/unit/a.py"}, False),
+        (other, {"integrations"}, True), (other, {"tests/frameworks/jobs.py"}, True),
+    ):  # fmt: skip
+        assert shards.Selection(shard, frozenset(changed)).wants_suite(name, rooms) is wanted
+
+
 def test_every_slow_test_is_in_one_shard() -> None:
     names = [f"tests/sim/test_x.py::test_y[{seed}]" for seed in range(1000)]
     assert {shards.shard_of(name) for name in names} == set(range(shards.SHARDS))

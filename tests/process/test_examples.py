@@ -104,20 +104,6 @@ def test_a_time_limit_stops_all_racks_with_a_checkpoint_and_the_next_run_goes_on
     assert list(tmp_path.iterdir()) == [cut]
 
 
-def test_callbacks_stop_at_a_limit_and_go_on_in_the_other_style(
-    nursery: Nursery, tmp_path: Path
-) -> None:
-    """The checkpoint of one trainer is the beginning of the other."""
-    folder = ("--folder", str(tmp_path))
-    hf = ("--style", "hf", "--limit-s", "1")
-    first = launched(nursery.python, "callbacks.py", *hf, *folder, ranks=1)
-    (cut,) = tmp_path.iterdir()
-    steps = [json.loads((cut / f"rack-{r}/manifest.json").read_bytes())["step"] for r in (0, 1)]
-    assert [end.step for end in first] == steps
-    more = ("--style", "lightning", "--steps", str(max(steps) + 50))
-    agree(launched(nursery.python, "callbacks.py", *more, *folder, ranks=1), max(steps) + 50)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda each: each.name)
 def test_a_signal_to_all_racks_ends_with_a_checkpoint_and_a_merge(
     nursery: Nursery, tmp_path: Path, free_ports: FreePorts, number: signal.Signals

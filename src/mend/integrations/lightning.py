@@ -25,7 +25,7 @@ from mend.api import Runtime
 from mend.config import MendConfig
 from mend.config.sources import joins_from_lightning
 from mend.errors import UsageError
-from mend.integrations.membership import Membership
+from mend.integrations.membership import Membership, name_at
 from mend.status.status import Status
 
 KEY = "mend"
@@ -105,7 +105,7 @@ class MendCallback(pl.Callback):
         """After the Trainer has collected its own state, and before it writes it."""
         if self._member is None or self.runtime is None or not self._member.checkpoints:
             return
-        name = f"{KEY}-step-{trainer.global_step}"
+        name = name_at(trainer.global_step)
         self._member.checkpoint(Path(trainer.default_root_dir) / name)
         checkpoint[KEY] = name
         # The call may have applied merged weights.

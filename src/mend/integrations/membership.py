@@ -14,8 +14,10 @@ from mend.config import MendConfig
 from mend.errors import CheckpointError, ConfigError
 from mend.status.status import Status
 
-FOLDER = "mend"
-"""The job's part of a framework's checkpoint."""
+
+def name_at(step: int) -> str:
+    """Of the folder with the job's state at a step. Racks meet in a checkpoint by its name."""
+    return f"mend-step-{step}"
 
 
 class Membership:
@@ -54,32 +56,32 @@ class Membership:
         return Path(path) if Path(path).name == name else Path(path) / name
 
     def begin(self, model: nn.Module, optimizers: Sequence[Any], resume: Path | None) -> Runtime:
-        """Join. `resume`: the framework's checkpoint that the model was loaded from, if any.
+        """Join. `resume`: where the job's state of the framework's checkpoint is that the model was
+        loaded from; None: it was loaded from none.
 
-        Without the job's part in it a new job begins, with the weights of rack 0.
+        Where that folder is missing a new job begins, with the weights of rack 0.
         """
-        found = None if resume is None else resume / FOLDER
-        if resume is not None and not (found and found.is_dir()):
+        if resume is not None and not resume.is_dir():
             warnings.warn(
-                f"{resume} has no state of a job of mend (no folder '{FOLDER}'): a new job begins, "
-                "with the weights of rack 0. Every rack has to begin from the same checkpoint",
+                f"the checkpoint has no state of a job of mend ({resume} is missing): a new job "
+                "begins, with the weights of rack 0. Begin all racks from the same checkpoint",
                 stacklevel=3,
             )
-            found = None
+            resume = None
         self.status = None
-        self.runtime = mend_init(model, self.config, optimizers, resume=found, **self.options)
+        self.runtime = mend_init(model, self.config, optimizers, resume=resume, **self.options)
         return self.runtime
 
     def checkpoint(self, folder: Path) -> None:
-        """Put the job's state into a framework's checkpoint that is about to be written.
+        """Write the job's state into `folder`, right before the framework saves the model.
 
-        Waits for all racks to arrive at their own checkpoint of this name. Training goes on when
-        they do not, with a warning: the framework's files then have no state of the job.
+        Waits for all racks to arrive at their own folder of this name. Training goes on when they
+        do not, with a warning: the framework's checkpoint then has no state of the job.
         """
         if self.runtime is None or not (self.exchanges and self.checkpoints):
             return
         try:
-            self.runtime.checkpoint(folder / FOLDER, _write_nothing)
+            self.runtime.checkpoint(folder, _write_nothing)
         except CheckpointError as error:
             warnings.warn(f"{folder} gets no state of the job: {error}", stacklevel=3)
 

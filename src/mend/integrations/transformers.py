@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from mend.api import Runtime
 from mend.config import MendConfig
 from mend.errors import UsageError
-from mend.integrations.membership import Membership
+from mend.integrations.membership import Membership, name_at
 from mend.status.status import Status
 
 
@@ -42,7 +42,7 @@ class MendCallback(TrainerCallback):
     ) -> None:
         self._member = Membership(config, options, checkpoints)
         self._saved: Path | None = None
-        """The newest checkpoint of the Trainer with the job's state in it."""
+        """Of the newest checkpoint of the Trainer that has the job's state."""
         self._tokens = 0
 
     @property
@@ -76,11 +76,9 @@ class MendCallback(TrainerCallback):
                 "its own evaluation found best, so the racks end with different models",
                 stacklevel=2,
             )
-        resume = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        resume = _job_folder(args, state) if state.global_step else None
         self._tokens = state.num_input_tokens_seen
-        runtime = self._member.begin(
-            kwargs["model"], [kwargs["optimizer"]], resume if state.global_step else None
-        )
+        runtime = self._member.begin(kwargs["model"], [kwargs["optimizer"]], resume)
         # A rack that joins a running job takes its step, so that it ends with the others.
         state.global_step = max(state.global_step, runtime.status().step)
 
@@ -110,18 +108,18 @@ class MendCallback(TrainerCallback):
         if control.should_training_stop:
             self._member.end(model)
         elif control.should_save and self.runtime is not None:
-            self._saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            self._saved = _job_folder(args, state)
             self._member.checkpoint(self._saved)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = _job_folder(args, state)
         member = self._member
         if self.runtime and member.checkpoints and member.exchanges and self._saved != folder:
             warnings.warn(
-                f"{folder} has no state of the job, as another callback asked for it after "
-                f"MendCallback: give MendCallback last. A job cannot resume from it",
+                f"{folder.parent} has no state of the job, as a callback behind MendCallback asked "
+                "for it: give MendCallback last. The job cannot resume from this checkpoint",
                 stacklevel=2,
             )
 
@@ -140,3 +138,8 @@ class MendCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._member.end(kwargs["model"])
+
+
+def _job_folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Inside the Trainer's checkpoint of this step, which the Trainer deletes when it is old."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / name_at(state.global_step)

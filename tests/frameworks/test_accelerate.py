@@ -6,6 +6,7 @@ import pytest
 
 from tests.frameworks.jobs import ends
 
+pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a framework
 pytest.importorskip("accelerate")
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.frameworks.jobs import ends, launch
 
+pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a framework
 pytest.importorskip("lightning")
 SCRIPT = "lightning_train.py"
 

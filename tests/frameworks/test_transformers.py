@@ -9,6 +9,7 @@ import pytest
 
 from tests.frameworks.jobs import ends, launch
 
+pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a framework
 pytest.importorskip("transformers")
 SCRIPT = "hf_train.py"
 

@@ -1,7 +1,7 @@
 """A job's training once more, from its tapes: the same digests, or the first that is not the same.
 
-`mend replay TAPE... -- script` is run as a command where its words matter; else the racks are
-started by the nursery with MEND_REPLAY, which is all that the command adds.
+The command is run where its words matter; else the racks are started by the nursery, as the command
+starts them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mend.config.replaying import seat_environment
+from mend.config.replaying import REPLAY, seat_environment
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Merged, RecordCommitted
 from mend.engine.replay_comparison import Finding, file_name, findings_in
 from mend.fragment import build_plan
-from mend.tools.replay_training import describe_first, read_script
+from mend.tools.replay_training import CHILD, describe_first, read_script
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.reader import read_tape
@@ -76,8 +76,8 @@ class Replay:
         for seat, part in enumerate(parts):
             env = seat_environment(part.rack, part.config["racks"], seat, addresses)
             more = per[seat] if per else {}
-            env["MEND_REPLAY"] = str(self.path)
-            self.job.start(seat, env=env, **options, **more)
+            env[REPLAY] = str(self.path)
+            self.job.start(seat, env=env, through=(CHILD, "-m"), **options, **more)
 
     def findings(self, kind: str) -> list[Finding]:
         peers = [Peer(rack, rank) for rack in range(self.job.racks) for rank in range(self.ranks)]

@@ -1,23 +1,31 @@
 """Settings of a replay: those of the tape, whatever the script says.
 
-MEND_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py` writes. What
-belongs to this run only (rack number, addresses, folders) comes from the usual sources.
+MENDLAB_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py`
+writes. What belongs to this run only (rack number, addresses, folders) comes from the usual
+sources.
 
 Every life of a rack is a process of its own in a replay, and takes part as a rack whose number is
-its seat in the script. MEND_REPLAY_SEAT has this number and the addresses of all. To the training
-script it is the rack that it was.
+its seat in the script. MENDLAB_REPLAY_SEAT has this number and the addresses of all. To the
+training script it is the rack that it was.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from mend.config.sources import REPLAY, REPLAY_SEAT, Named
+from msgspec import structs
+
+from mend.config.sources import Named
+from mend.engine.rank_config import Settings
+from mend.engine.replay_training import ReplayFactory
 from mend.errors import ConfigError, TapeError
-from mend.trace.replay_script import decode_script
+from mend.trace.replay_script import ReplayScript, decode_script
+
+REPLAY, REPLAY_SEAT = "MENDLAB_REPLAY", "MENDLAB_REPLAY_SEAT"
 
 OWN = (
     "rack",
@@ -59,38 +67,44 @@ def seat_environment(rack: int, racks: int, seat: int, addresses: Sequence[str])
     }
 
 
-def replay_seat() -> ReplaySeat | None:
-    """The seat of this process. None: it is the rack number, or this is no replay."""
-    number, *addresses = os.environ.get(REPLAY_SEAT, "").split(",")
-    if not number or replay_path() is None:
-        return None
-    return ReplaySeat(int(number), tuple(addresses))
+class ReplaySettings:
+    """The `Override` of one process of a replay. `path`: its script. `seat` None: it is the rack
+    number. Raises ConfigError when the script cannot be read."""
 
+    def __init__(self, path: Path, seat: ReplaySeat | None) -> None:
+        self._path, self._seat = path, seat
+        try:
+            self._script: ReplayScript = decode_script(path.read_bytes())
+        except (OSError, TapeError) as error:
+            remedy = "Start it as `mend replay TAPE... -- train.py`."
+            raise ConfigError(REPLAY, str(path), str(error), remedy) from error
 
-def replay_path() -> Path | None:
-    """The script of the replay that this process is part of; None: it is not."""
-    named = os.environ.get(REPLAY, "")
-    return Path(named) if named else None
+    @classmethod
+    def from_environment(cls) -> ReplaySettings:
+        number, *addresses = os.environ.get(REPLAY_SEAT, "").split(",")
+        seat = ReplaySeat(int(number), tuple(addresses)) if number else None
+        return cls(Path(os.environ.get(REPLAY, "")), seat)
 
+    def named(
+        self, names: Collection[str], environment: Mapping[str, Named], given: Mapping[str, Named]
+    ) -> dict[str, Named]:
+        """The settings on the tape of this life, or of the first if this one is not known."""
+        own = {name: environment[name] for name in OWN if name in environment}
+        rack, seat = {**given, **own}.get("rack"), self._seat
+        number = seat.number if seat is not None else rack.value if rack is not None else None
+        part = self._script.part(number) if isinstance(number, int) else None
+        taped = (part or self._script.parts[0]).config
+        values = {name: taped[name] for name in names if name in taped and name not in OWN}
+        values |= {**PINNED, "diagnostics_dir": self._path.parent / "events"}
+        return {**{name: Named(value, "the tape") for name, value in values.items()}, **own}
 
-def from_replay(
-    names: Collection[str], environment: Mapping[str, Named], given: Mapping[str, Named]
-) -> dict[str, Named]:
-    """The settings on the tape of this life, or of the first if this one is not known. `given`:
-    those of all other sources. Raises ConfigError when MEND_REPLAY cannot be read."""
-    path = replay_path()
-    if path is None:
-        return {}
-    try:
-        script = decode_script(path.read_bytes())
-    except (OSError, TapeError) as error:
-        remedy = "Start it as `mend replay TAPE... -- train.py`."
-        raise ConfigError(REPLAY, str(path), str(error), remedy) from error
-    own = {name: environment[name] for name in OWN if name in environment}
-    rack, seat = {**given, **own}.get("rack"), replay_seat()
-    number = seat.number if seat is not None else rack.value if rack is not None else None
-    part = script.part(number) if isinstance(number, int) else None
-    taped = (part or script.parts[0]).config
-    values = {name: taped[name] for name in names if name in taped and name not in OWN}
-    values |= {**PINNED, "diagnostics_dir": path.parent / "events"}
-    return {**{name: Named(value, "the tape") for name, value in values.items()}, **own}
+    def settings(self, settings: Settings) -> Settings:
+        """Those of its seat. No launcher reads how it ends, and no slow rank is validated."""
+        factory = partial(ReplayFactory, self._script, self._path.parent)
+        detector = replace(settings.detector, validates=False)
+        made = replace(settings, factory=factory, detector=detector, outcomes=None)
+        if (seat := self._seat) is None:
+            return made
+        policy = structs.replace(settings.policy, racks=len(seat.addresses))
+        peers = dict(enumerate(seat.addresses))
+        return replace(made, rack=seat.number, policy=policy, peers=peers)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mend.coordination.events import Discarded, Event, Leaving
+from mend.coordination.machines import Machines, Parts, machines_of
+from mend.coordination.replay_coordinator import ReplayCoordinator
+from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import PublishedState
+from mend.engine.rack_state_mirror import RackStateMirrors
+from mend.engine.rank_factory import RankFactory
 from mend.engine.replay_comparison import (
     START,
     TRAINING,
@@ -25,7 +33,7 @@ from mend.engine.replay_comparison import (
 from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
-from mend.errors import GaveUp, ReplayDiffers, TapeError
+from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError
 from mend.trace.replay_script import (
     APPLIED,
     DISCARDED,
@@ -33,8 +41,8 @@ from mend.trace.replay_script import (
     GivenState,
     ReplayScript,
     act_of,
-    decode_script,
 )
+from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer
 
 _LABELS = ("base", "tokens", "steps")
@@ -64,45 +72,84 @@ class ReplayedState(PublishedState):
             super().forget(*each)
 
 
-class TapeEnded(SystemExit):
+class TapeEnded(LeftJob):
     """The tape of this rack is at its end, and so is the script."""
 
 
-class Again:
-    """The published state, the trainer and the tape of a rank in a replay.
+class NoCheckpoints(CheckpointWriter):
+    """Writes nothing: the recorded run wrote it."""
 
-    `path`: the script, in the folder for the findings. Raises TapeError.
-    """
+    def checkpoint(
+        self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
+    ) -> PendingCheckpoint:
+        written: Future[None] = Future()
+        written.set_result(None)
+        return PendingCheckpoint(folder, written)
 
-    def __init__(self, path: Path, me: Peer, plan: Sequence[Layout]) -> None:
-        self.script, self._me = decode_script(path.read_bytes()), me
-        part = self.script.part(me.rack)
+    def saved_state(self, limit_ns: int) -> dict[str, Any]:
+        return {}
+
+
+class ReplayFactory(RankFactory):
+    """Makes the parts of a rank in a replay. `folder`: for the findings. Raises TapeError."""
+
+    def __init__(
+        self, script: ReplayScript, folder: Path, me: Peer, layouts: Sequence[Layout]
+    ) -> None:
+        super().__init__(me, layouts)
+        self._script = script
+        part = script.part(me.rack)
         if part is None or me.rank >= len(part.acts):
             raise TapeError(f"there is no rank {me.rank} of rack {me.rack} on the tapes")
-        self._report, self._states = ReplayReport(path.parent, me), StateFiles(path.parent)
+        self._report, self._states = ReplayReport(folder, me), StateFiles(folder)
         acts = part.acts[me.rank]
         needed = {(act.fragment, act.number) for act in acts if act.kind == APPLIED}
         needed |= set(enumerate(part.first))
-        self.published = ReplayedState(len(plan), needed)
-        names = [[slot.name for slot in layout.slots] for layout in plan]
-        self.comparer = ReplayComparison(self.script, me, names, self._report, self.published.fail)
+        self._published = ReplayedState(len(layouts), needed)
+        names = [[slot.name for slot in layout.slots] for layout in layouts]
+        self._comparer = ReplayComparison(script, me, names, self._report, self._published.fail)
+
+    def published(self) -> PublishedState:
+        return self._published
 
     def trainer(self, *args: Any, **options: Any) -> Trainer:
-        """Make the trainer; takes the arguments of `Trainer`."""
         return ReplayTrainer(
-            *args, script=self.script, rank=self._me.rank, report=self._report,
-            comparer=self.comparer, states=self._states, **options,
+            *args, script=self._script, rank=self.me.rank, report=self._report,
+            comparer=self._comparer, states=self._states, **options,
         )  # fmt: skip
+
+    def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
+        return NoCheckpoints(*args, **options)
+
+    def machines(self, parts: Parts) -> Machines:
+        """The leader of rack 0 decides the records of the script again, and no process takes over.
+        Raises ReplayDiffers."""
+        if parts.leader is not None:
+            self.check(parts.leader.hello.facts)
+        machines, it = machines_of(replace(parts, coordinator=None)), parts.coordinator
+        if it is None or not it.options.first or (leader := machines.leader) is None:
+            return machines
+        coordinator = ReplayCoordinator(
+            self.me, parts.member, it.job, it.options, leader.acceptor,
+            script=self._script.records, clock=leader.sleep.clock,
+        )  # fmt: skip
+        return replace(machines, coordinator=coordinator)
+
+    def tape(self, tape: Tape | None) -> Tape | None:
+        return self._comparer
+
+    def mirrors(self, rank: ConcurrentOuterStep) -> RackStateMirrors | None:
+        """None: `ReplayTrainer` passes the state on in files."""
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
-        then, now = dict(self.script.facts), dict(facts)
+        then, now = dict(self._script.facts), dict(facts)
         free = {"mend version", "torch version", "encrypt_payloads"}
         for name in [*then, *now]:
             if name not in free and then.get(name) != now.get(name):
                 was, is_ = then.get(name, "absent"), now.get(name, "absent")
                 text = f"before the first step: {name} is {was} on the tape, {is_} now"
-                self.comparer.differs(text, START, (0, 0))
+                self._comparer.differs(text, START, (0, 0))
                 raise ReplayDiffers(text)
 
 
@@ -345,6 +392,7 @@ class ReplayTrainer(Trainer):
         """End the script of a rack whose tape ends here. Raises TapeEnded."""
         if self._next is None and not self._ends and not self._gives:
             yield from self._finish()
+            self.outcome = Outcome("abandoned", "its tape ends here")
             raise TapeEnded(0)
 
     def _finish(self) -> Doing:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import typer
 
-from mend.config.replaying import seat_environment
-from mend.config.sources import REPLAY
+from mend.config.replaying import REPLAY, seat_environment
 from mend.engine.replay_comparison import (
     MERGE,
     START,
@@ -33,6 +32,9 @@ from mend.trace.replay_script import ReplayScript, encode_script, recite, script
 from mend.types import WITNESS, Peer
 
 EQUAL, DIFFERENT = 0, 1
+
+CHILD = "mend.tools.replay_child"
+"""The module that runs a script as a part of a replay."""
 
 LAST_LINES = 20
 SAY_S = 2.0
@@ -113,7 +115,7 @@ class Rerun(Launch):
         if parts[0].threads:
             env["OMP_NUM_THREADS"] = parts[0].threads
         return Job(
-            command=tuple(command),
+            command=("-m", CHILD, *command),
             racks=len(parts),
             nproc_per_rack=len(parts[0].acts),
             witness=False,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from mend.config import MendConfig
-from mend.config.replaying import seat_environment
+from mend.config.override import overriding
+from mend.config.replaying import REPLAY, ReplaySettings, seat_environment
 from mend.config.wiring import settings_of
 from mend.errors import ConfigError
 from mend.trace.replay_script import Part, ReplayScript, decode_script, encode_script
@@ -27,14 +29,19 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = ReplayScript("then", (), genesis(), (), 0, parts, (), {}, ())
     path = tmp_path / "script"
     path.write_bytes(encode_script(made))
-    monkeypatch.setenv("MEND_REPLAY", str(path))
+    monkeypatch.setenv(REPLAY, str(path))
     return path
+
+
+def config_of(**given: Any) -> MendConfig:
+    with overriding(ReplaySettings.from_environment()):
+        return MendConfig(**given)
 
 
 def test_the_tape_wins_over_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEND_RACK", "1")
     monkeypatch.setenv("MEND_SIDEBAND_ADDR", "tcp://127.0.0.1:7001")
-    config = MendConfig(
+    config = config_of(
         fragments=8, racks=4, sideband_addr="tcp://127.0.0.1:1", diagnostics_dir="/mine"
     )
     assert (config.rack, config.racks, config.fragments, config.job_id) == (1, 2, 3, "then")
@@ -54,9 +61,10 @@ def test_a_later_life_is_its_rack_to_the_script_and_its_seat_to_the_job(
     addresses = ("tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002")
     for name, value in seat_environment(0, 2, 1, addresses).items():
         monkeypatch.setenv(name, value)
-    config = MendConfig()
+    with overriding(ReplaySettings.from_environment()):
+        config = MendConfig()
+        settings = settings_of(config, None)
     assert (config.rack, config.racks, config.stall_max_s) == (0, 2, 2.0)
-    settings = settings_of(config, None)
     assert (settings.rack, settings.policy.racks) == (1, 2)
     assert settings.peers == dict(enumerate(addresses))
     assert settings.io_loop.bind == addresses[1]
@@ -66,8 +74,12 @@ def test_a_script_that_cannot_be_read_is_named(
     script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match=r"MEND_REPLAY.*no script of a replay"):
-        MendConfig()
-    monkeypatch.setenv("MEND_REPLAY", str(script.parent / "gone"))
-    with pytest.raises(ConfigError, match="mend replay TAPE"):
-        MendConfig()
+    with pytest.raises(ConfigError, match=r"MENDLAB_REPLAY.*no script of a replay"):
+        ReplaySettings.from_environment()
+    monkeypatch.setenv(REPLAY, str(script.parent / "gone"))
+    with pytest.raises(ConfigError, match="replay TAPE"):
+        ReplaySettings.from_environment()
+
+
+def test_without_an_override_nothing_of_a_tape_is_in_force(script: Path) -> None:
+    assert MendConfig(racks=4, fragments=8).fragments == 8

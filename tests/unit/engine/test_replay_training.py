@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.events import Applied, Captured, Discarded, Leaving
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.leader import LeaderOptions
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.replay_coordinator import ReplayCoordinator
 from mend.engine.digest import digest_of_state
 from mend.engine.replay_comparison import (
     ReplayComparison,
@@ -19,12 +24,21 @@ from mend.engine.replay_comparison import (
     file_name,
     findings_in,
 )
-from mend.engine.replay_training import Again, ReplayedState, ReplayTrainer
+from mend.engine.replay_training import ReplayedState, ReplayFactory, ReplayTrainer
 from mend.engine.training_state import Received, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
-from mend.trace.replay_script import Act, GivenState, Part, ReplayScript, encode_script
+from mend.trace.replay_script import Act, GivenState, Part, ReplayScript
 from mend.types import Peer
-from tests.unit.coordination.nouns import commit, genesis, offer
+from tests.unit.coordination.nouns import (
+    DETECT_NS,
+    HEARTBEAT_NS,
+    commit,
+    digest,
+    genesis,
+    hello,
+    member,
+    offer,
+)
 from tests.unit.engine.hand import GIVE_UP_NS, MINE, MOVE, TOKENS, Hand
 
 ME = Peer(0, 0)
@@ -350,12 +364,37 @@ def test_the_board_keeps_what_is_still_to_be_applied() -> None:
 
 
 def test_another_model_is_told_before_the_first_step(tmp_path: Path) -> None:
-    path = tmp_path / "script"
-    path.write_bytes(encode_script(script_of(CAPTURE)))
-    again = Again(path, ME, [])
-    again.check([("model", "tiny"), ("mend version", "1")])
+    factory = ReplayFactory(script_of(CAPTURE), tmp_path, ME, [])
+    factory.check([("model", "tiny"), ("mend version", "1")])
     with pytest.raises(ReplayDiffers, match="model is tiny on the tape, large now"):
-        again.check([("model", "large")])
-    assert isinstance(again.published.failure, ReplayDiffers)
+        factory.check([("model", "large")])
+    assert isinstance(factory.published().failure, ReplayDiffers)
     with pytest.raises(TapeError, match="no rank 1 of rack 0"):
-        Again(path, Peer(0, 1), [])
+        ReplayFactory(script_of(CAPTURE), tmp_path, Peer(0, 1), [])
+
+
+def test_the_leader_of_rack_0_decides_the_script_again_and_no_other_process_coordinates(
+    tmp_path: Path,
+) -> None:
+    script = script_of(CAPTURE)
+    facts = script.facts
+    for rack in (0, 1):
+        part = msgspec.structs.replace(script.parts[0], rack=rack)
+        both = msgspec.structs.replace(script, parts=(script.parts[0], part))
+        parts = Parts(
+            Peer(rack, 0), member(rack), RankParts(RankOptions(HEARTBEAT_NS), (digest(0),)),
+            LeaderParts(
+                msgspec.structs.replace(hello(rack), facts=facts), Peer(0, 0),
+                LeaderOptions(HEARTBEAT_NS, DETECT_NS, DETECT_NS), 0,
+            ),
+            CoordinatorParts("job", CoordinatorOptions(2, HEARTBEAT_NS, DETECT_NS, rack == 0)),
+        )  # fmt: skip
+        machines = ReplayFactory(both, tmp_path, Peer(rack, 0), []).machines(parts)
+        assert machines.leader is not None
+        if rack:
+            assert machines.coordinator is None
+            continue
+        assert isinstance(machines.coordinator, ReplayCoordinator)
+        assert machines.coordinator.script == script.records
+        assert machines.coordinator.acceptor is machines.leader.acceptor, "one process, one vote"
+        assert machines.coordinator.sleep.clock is machines.leader.sleep.clock

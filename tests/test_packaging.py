@@ -147,7 +147,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_training_script_does_not_load_what_only_the_commands_need(seen: dict[str, Any]) -> None:
     assert "mend" in seen["modules"]
     assert not {"rich", "typer", "click", "numba"} & set(seen["modules"])
-    assert not [name for name in seen["rooms"] if name.startswith(("mend.tools", "mend.sim"))]
+    assert not [name for name in seen["rooms"] if name.startswith(("mend.tools", "mend_lab.sim"))]
 
 
 def test_the_command_and_the_witness_need_no_torch() -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from mend.sim import World
+from mend_lab.sim import World
 from tests.trace_kinds import numbered
 
 PINNED = Path(__file__).parent / "sim" / "traces.txt"

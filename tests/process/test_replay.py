@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mend.config.replaying import REPLAY, seat_environment
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Merged, RecordCommitted
-from mend.engine.replay_comparison import Finding, file_name, findings_in
 from mend.fragment import build_plan
-from mend.tools.replay_training import CHILD, describe_first, read_script
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.reader import read_tape
-from mend.trace.replay_script import APPLIED, CAPTURED, ReplayScript, encode_script, recite
 from mend.types import Peer
+from mend_lab.commands.replay import CHILD, describe_first, read_script
+from mend_lab.replay.comparison import Finding, file_name, findings_in
+from mend_lab.replay.script import APPLIED, CAPTURED, ReplayScript, encode_script, recite
+from mend_lab.replay.settings import REPLAY, seat_environment
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Nursery, environment, until

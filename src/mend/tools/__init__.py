@@ -281,8 +281,8 @@ def simulate_command(
 
       mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
     """
-    from mend.tools import goodput as cost_model
-    from mend.tools import simulate
+    from mend_lab.commands import goodput as cost_model
+    from mend_lab.commands import simulate
 
     console = Console()
     _refuse_options_of_the_other(context, goodput)
@@ -373,7 +373,7 @@ def explore_command(
 
       mend explore --founding --members 0,1 --crashes 2 --rounds 0
     """
-    from mend.tools.explore import bounds_of, explore, founding_of
+    from mend_lab.commands.explore import bounds_of, explore, founding_of
 
     if founding:
         numbers = {"crashes": crashes, "questions": questions, "epochs": epochs, "rounds": rounds}

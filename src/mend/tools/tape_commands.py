@@ -67,7 +67,7 @@ def replay_command(
       mend replay events -- -m my.training --steps 1000
     """
     from mend.tools.replay import replay_machines
-    from mend.tools.replay_training import replay_training
+    from mend_lab.commands.replay import replay_training
 
     if context.obj is None:
         raise typer.Exit(replay_machines(tapes))

@@ -1,0 +1,1 @@
+"""commands: what `python -m mend_lab` does."""

@@ -51,10 +51,10 @@ def recorded(jobs: Jobs) -> Job:
     return job
 
 
-def mend(python: str, *arguments: object) -> tuple[int, str]:
-    """Status and all that was said."""
+def command(python: str, *arguments: object) -> tuple[int, str]:
+    """Status and all that `python -m mend_lab replay` printed."""
     done = subprocess.run(
-        [python, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", "mend_lab", "replay", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=90, check=False,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def mend(python: str, *arguments: object) -> tuple[int, str]:
 
 
 class Replay:
-    """The racks of a script, started as `mend replay` starts them."""
+    """The racks of a script, started as the command starts them."""
 
     def __init__(self, jobs: Jobs, script: ReplayScript, ranks: int = 1) -> None:
         self.script, self.ranks = script, ranks
@@ -156,8 +156,8 @@ def test_training_is_replayed_to_the_same_digests(
 
     before = sorted(path.name for path in recorded.events_folder.iterdir())
     options = json.dumps({"out": str(tmp_path / "again-{rank}.json"), "steps": STEPS})
-    status, said = mend(
-        nursery.python, "replay", recorded.events_folder, "--", "-m", "tests.process.train", options
+    status, said = command(
+        nursery.python, recorded.events_folder, "--", "-m", "tests.process.train", options
     )
     assert status == 0, said
     rounds = len(commits)
@@ -324,6 +324,6 @@ def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -
 
 
 def test_tapes_that_are_not_there_are_told(tmp_path: Path) -> None:
-    status, said = mend(sys.executable, "replay", tmp_path, "--", "train.py")
+    status, said = command(sys.executable, tmp_path, "--", "train.py")
     assert status == 2
     assert "no tape in there" in said

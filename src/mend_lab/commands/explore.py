@@ -1,4 +1,4 @@
-"""`mend explore`: visits all states of a small job, within bounds, with the model checker."""
+"""`python -m mend_lab explore`: visits all states of a small job, within bounds."""
 
 from __future__ import annotations
 

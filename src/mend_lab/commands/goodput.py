@@ -1,4 +1,4 @@
-"""`mend simulate --goodput`: a cost model of what failures take from very large jobs. It runs no
+"""`python -m mend_lab goodput`: a cost model of what failures take from very large jobs. It runs no
 code of mend; it is arithmetic over a few assumed times.
 
 A *group* of chips runs in lock step: all of a data-parallel job, or one rack of several. While it

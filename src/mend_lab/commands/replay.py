@@ -1,5 +1,4 @@
-"""`mend replay TAPE... -- train.py`: trains again under the decisions of the tapes and compares
-digests."""
+"""`python -m mend_lab replay`: trains again under the decisions of tapes and compares digests."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from mend.errors import TapeError
+from mend.errors import ConfigError, TapeError
 from mend.tools import versions
 from mend.tools.launch import Job, Launch, Outcome
 from mend.tools.processes import Child, kill_orphans
@@ -53,6 +52,9 @@ HINTS = {
 
 def replay_training(tapes: Sequence[Path], command: Sequence[str], log_dir: Path | None) -> int:
     """Returns the exit status. Raises TapeError and ConfigError."""
+    if not command:
+        rule, remedy = "no script to train with", "Write it behind two dashes: TAPE... -- train.py"
+        raise ConfigError("script", "", rule, remedy)
     script = read_script(tapes)
     rounds = len(script.commits)
     ranks = len(script.parts[0].acts)
@@ -80,7 +82,7 @@ def read_script(paths: Sequence[Path]) -> ReplayScript:
         if tape.header.segment:
             raise TapeError(
                 f"{tape.path}: its beginning was deleted, as tape_mb_max says. Training is "
-                "replayed from its first step only; `mend replay` without a script replays the "
+                "replayed from its first step only; `mend replay` replays the "
                 "decisions that are left"
             )
         found.append(recite(tape.header, tape.whole and not tape.lost, tape.entries()))

@@ -1,4 +1,4 @@
-"""`mend simulate`: runs one simulated job per seed, and tells the story of each that fails."""
+"""`python -m mend_lab simulate`: runs one job per seed, and tells the story of each that fails."""
 
 from __future__ import annotations
 
@@ -298,7 +298,8 @@ def _summary(
     )
     if tally.failed:
         numbers = " ".join(str(outcome.seed) for outcome in tally.failed[:FAILURES_SHOWN])
-        say(console, f"for details: mend simulate --seed N --trace, with N one of {numbers}")
+        more = "for details: python -m mend_lab simulate --seed N --trace"
+        say(console, f"{more}, with N one of {numbers}")
 
 
 def trace(seed: int | None, console: Console, config: Path | None = None) -> int:

@@ -1,6 +1,6 @@
 """`python -m mend_lab.replay.child [-m] SCRIPT [ARGS]...` runs a script as `python SCRIPT` does.
 
-What it trains with mend is a replay. `mend replay` starts it so, once per rank.
+What it trains with mend is a replay. `python -m mend_lab replay` starts it so, once per rank.
 """
 
 from __future__ import annotations

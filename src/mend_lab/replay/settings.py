@@ -1,6 +1,6 @@
 """Settings of a replay: those of the tape, whatever the script says.
 
-MENDLAB_REPLAY names the script of a replay, which `mend replay TAPE... -- train.py`
+MENDLAB_REPLAY names the script of a replay, which `python -m mend_lab replay TAPE... -- train.py`
 writes. What belongs to this run only (rack number, addresses, folders) comes from the usual
 sources.
 
@@ -76,7 +76,7 @@ class ReplaySettings:
         try:
             self._script: ReplayScript = decode_script(path.read_bytes())
         except (OSError, TapeError) as error:
-            remedy = "Start it as `mend replay TAPE... -- train.py`."
+            remedy = "Start it as `python -m mend_lab replay TAPE... -- train.py`."
             raise ConfigError(REPLAY, str(path), str(error), remedy) from error
 
     @classmethod

@@ -1,4 +1,4 @@
-"""`mend explore`: says what was visited, and tells the shortest way to what is broken."""
+"""`python -m mend_lab explore`: what was visited, and the shortest way to what is broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
-from mend.tools import app
+from mend_lab.commands import app
 from mend_lab.commands.explore import bounds_of, explore, founding_of
 from mend_lab.sim.model_check import explore as explore_module
 from mend_lab.sim.model_check.state import Bounds

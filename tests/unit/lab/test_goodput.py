@@ -1,5 +1,5 @@
-"""`mend simulate --goodput`: the cost model holds the published table, and its formula is what an
-event-by-event account of the same assumptions comes to."""
+"""`python -m mend_lab goodput`: the cost model holds the published table, and its formula equals an
+event-by-event account of the same assumptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
-from mend.tools import app
+from mend_lab.commands import app
 from mend_lab.commands.goodput import (
     CHIPS,
     DATA_PARALLEL,
@@ -152,7 +152,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused(tmp_path: Path, name: str, wh
 
 
 def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path) -> None:
-    asked = ["simulate", "--goodput", "--assume", "restart_s=300"]
+    asked = ["goodput", "--assume", "restart_s=300"]
     shown = CliRunner().invoke(app, [*asked, "--plot", str(tmp_path / "a.svg")])
     assert shown.exit_code == 0, shown.output
     assert "cost model" in shown.output
@@ -176,16 +176,3 @@ def test_the_docs_have_the_figures_of_the_model() -> None:
         assert f"| {row.name} | {' | '.join(figures)} |" in page
     for field in fields(PLAIN):
         assert f"| `{field.name}` | {getattr(PLAIN, field.name):g} |" in page
-
-
-def test_options_of_runs_and_of_the_model_do_not_mix() -> None:
-    for asked in (
-        ["--goodput", "--minutes", "1"],
-        ["--goodput", "--seed", "0"],
-        ["--goodput", "--seeds", "5"],
-        ["--goodput", "--jobs", "1"],
-        ["--goodput", "--no-shrink"],
-        ["--plot", "a.svg"],
-        ["--assume", "a=1"],
-    ):
-        assert isinstance(CliRunner().invoke(app, ["simulate", *asked]).exception, ConfigError)

@@ -1,4 +1,4 @@
-"""`mend replay TAPE... -- script`: what is read of its arguments, and how its end is told."""
+"""`python -m mend_lab replay`: what is read of its arguments, and how it reports its end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from mend.tools import app
+from mend.errors import ConfigError
 from mend.tools.launch import Outcome
 from mend.types import Peer
+from mend_lab.commands import app
 from mend_lab.commands import replay as replay_command
 from mend_lab.commands.replay import Rerun
 from mend_lab.replay.comparison import TRAINING, Finding, ReplayReport
@@ -45,7 +46,7 @@ ROUND, DONE = [Finding("round", 1), Finding("round", 2)], Finding("done", ROUNDS
 def test_the_racks_are_started_as_then(made: Rerun, tmp_path: Path) -> None:
     job = made.job
     assert (job.racks, job.nproc_per_rack, job.witness, job.job_id) == (2, 1, False, "then")
-    assert job.command == ("-m", "train", "--lr", "1")
+    assert job.command == ("-m", replay_command.CHILD, "-m", "train", "--lr", "1")
     assert job.env["MEND_REPLAY"] == str(tmp_path / "script.mend-replay")
     assert job.env["OMP_NUM_THREADS"] == "3"
 
@@ -102,7 +103,14 @@ def test_what_follows_two_dashes_is_the_script(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [([Path("a"), Path("b")], ["t.py", "--log-dir", "d", "--", "-m"], Path("c"))]
 
 
-def test_help_teaches_both_levels() -> None:
+def test_a_training_without_a_script_is_refused(tmp_path: Path) -> None:
+    for line in (["replay", str(tmp_path)], ["replay", str(tmp_path), "--"]):
+        answer = CliRunner().invoke(app, line)
+        assert isinstance(answer.exception, ConfigError), answer.output
+        assert "-- train.py" in str(answer.exception)
+
+
+def test_help_teaches() -> None:
     said = CliRunner().invoke(app, ["replay", "--help"]).output
-    assert "Decisions." in said
-    assert "mend replay events -- train.py --lr 3e-4" in said
+    assert "mend replay" in said, "the decisions alone need no script"
+    assert "python -m mend_lab replay events -- train.py --lr 3e-4" in said

@@ -1,4 +1,5 @@
-"""`mend simulate`: seeds that hold are counted, one that does not is shrunk and told as a story."""
+"""`python -m mend_lab simulate`: seeds that hold are counted, one that does not is shrunk and
+told as a story."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
-from mend.tools import app, main
 from mend.types import SECOND
+from mend_lab.commands import app, main
 from mend_lab.commands import simulate as simulate_module
 from mend_lab.commands.simulate import FAILURES_SHOWN, Outcome, Wanted, run_seed, simulate, span_of
 from mend_lab.sim import Fault, Scenario, World, draw
@@ -60,7 +61,7 @@ def test_seeds_that_hold_are_one_line() -> None:
     failed, text = told(0, 2)
     assert failed == 0
     assert "2 seeds from 0: 0 broke an invariant" in text
-    assert "mend simulate --seed" not in text
+    assert "python -m mend_lab simulate --seed" not in text
 
 
 @pytest.mark.usefixtures("odd_seeds_break")
@@ -70,7 +71,7 @@ def test_a_seed_that_breaks_is_told_as_a_story() -> None:
     assert "seed 7 broke an invariant:" in text
     assert setup(draw(7)) in text
     assert "To have it again:" in text
-    assert "for details: mend simulate --seed N --trace, with N one of 7" in text
+    assert "for details: python -m mend_lab simulate --seed N --trace, with N one of 7" in text
 
 
 def test_it_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +185,7 @@ def test_a_trace_shows_what_broke_and_what_the_racks_noted() -> None:
 def test_a_trace_needs_one_seed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mend", "simulate", "--trace"])
+    monkeypatch.setattr(sys, "argv", ["mend_lab", "simulate", "--trace"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 2
@@ -194,5 +195,5 @@ def test_a_trace_needs_one_seed(
 def test_help_teaches() -> None:
     answer = CliRunner().invoke(app, ["simulate", "--help"])
     assert answer.exit_code == 0
-    assert "mend simulate --seed 17 --trace" in answer.output
-    assert "mend simulate --minutes 10 --jobs 2" in answer.output
+    assert "python -m mend_lab simulate --seed 17 --trace" in answer.output
+    assert "python -m mend_lab simulate --minutes 10 --jobs 2" in answer.output

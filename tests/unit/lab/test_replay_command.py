@@ -16,6 +16,7 @@ from mend_lab.commands import replay as replay_command
 from mend_lab.commands.replay import Rerun
 from mend_lab.replay.comparison import TRAINING, Finding, ReplayReport
 from mend_lab.replay.script import Part, ReplayScript
+from mend_lab.replay.settings import REPLAY
 from tests.unit.coordination.nouns import commit, genesis, offer
 
 ROUNDS = 2
@@ -47,7 +48,7 @@ def test_the_racks_are_started_as_then(made: Rerun, tmp_path: Path) -> None:
     job = made.job
     assert (job.racks, job.nproc_per_rack, job.witness, job.job_id) == (2, 1, False, "then")
     assert job.command == ("-m", replay_command.CHILD, "-m", "train", "--lr", "1")
-    assert job.env["MEND_REPLAY"] == str(tmp_path / "script.mend-replay")
+    assert job.env[REPLAY] == str(tmp_path / "script.mend-replay")
     assert job.env["OMP_NUM_THREADS"] == "3"
 
 

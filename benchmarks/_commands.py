@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks._run import ROWS, Wanted, listing, run
 from benchmarks.delay_sweep.command import HELP, delay_sweep_command
-from mend.tools.tape_commands import WithCommand
+from mend.tools.repro_command import WithCommand
 
 bench_app = typer.Typer(
     name="bench",

@@ -4,7 +4,7 @@ the same tokens in the same order.
 `alone`, `data-parallel` and `diloco` are plain loops of one process that use nothing of mend but
 the demo's model and text, so that mend is compared with something independent. `mend-*` runs mend:
 a process per rack, `mend_init`, sockets. `page-*` changes one setting of mend and runs it by
-`mend.reference`, the same rule in one process; it gives the results of mend in lockstep.
+`mend_lab.reference`, the same rule in one process; it gives the results of mend in lockstep.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 import mend
 from benchmarks._common import RackArgs, racks
-from mend import reference
 from mend.fragment.plan import build_plan
 from mend.tools.demo_corpus import Corpus
 from mend.tools.demo_model import ByteGPT, Size, Windows, held_out_loss, learning_rate, loss_of
+from mend_lab import reference
 
 CLIP_NORM = 1.0
 BETAS = (0.9, 0.99)

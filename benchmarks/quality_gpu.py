@@ -13,7 +13,7 @@ have the same start, the same windows in the same order per rack and the same in
 warm-up over a tenth of the steps, cosine to a tenth), so arms are compared in pairs by seed.
 
 The outer rule is mend's: fragments, schedule, delta from the rack's anchor, mean, Nesterov step,
-carry tau steps later. The CPU size is compared with mend.reference in tests/unit/test_quality_gpu.
+carry tau steps later. tests/unit/test_quality_gpu compares the CPU size with mend_lab.reference.
 
 --inner muon: the matrices of the blocks step by Muon (Jordan 2024; Nesterov 0.95, five
 Newton-Schulz steps, scaled to AdamW's size as in Liu et al. 2025, arXiv 2502.16982), the rest by

@@ -14,7 +14,8 @@ turns       racks are out of phase: each round merges one rack
 slow        the last rack makes a third of the steps
 jitter      a result comes up to a quarter of a period later
 
-The racks' steps and rounds run in the reference (mend.reference), which has the bits of real racks.
+The racks' steps and rounds run in the reference (mend_lab.reference), which has the bits of real
+racks.
 `--processes` trains a dozen cells on real racks instead, under `mend launch`.
 """
 
@@ -39,7 +40,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.config import MendConfig
-from mend.reference import (
+from mend_lab.reference import (
     Applied,
     Captured,
     Commit,

@@ -23,12 +23,12 @@ from pathlib import Path
 from benchmarks._common import Goal, limit, read_options, report
 from mend.coordination.events import Effect, Event, Tick
 from mend.coordination.machines import Parts, machines_of
-from mend.sim import World
-from mend.sim.scenario import Scenario
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.writer import TapeWriter, handled, header_of
 from mend.types import MB, Member, Peer
+from mend_lab.sim import World
+from mend_lab.sim.scenario import Scenario
 
 GOAL = Goal("< 20 us per event", 20.0, "us", digits=2)
 US = 1000

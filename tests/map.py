@@ -1,6 +1,8 @@
-"""The map of mend as data: which room may import which, and who owns what of the outside world.
+"""The map of both houses as data: which room may import which, and what each room may touch.
 
-A room is a folder of src/mend, or a module beside them. test_map.py holds every line of src to it.
+A room is a folder of src/mend or src/mend_lab, or a module beside them; those of mend_lab have its
+name before theirs. No room of mend imports one of mend_lab, which is not in the wheel. test_map.py
+holds every line of src to it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ FUNCTION_LINES_MAX = 60
 DOOR = "mend"
 """src/mend/__init__.py: public names only."""
 
+LAB = "mend_lab"
+
 _PLAIN = frozenset({"errors", "types"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
 _DECIDING = frozenset({"consensus", "coordination", "detector"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
 _BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
-_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "sim", DOOR}
+_BELOW_TOOLS = _BELOW_API | {"api", "mesh", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -36,24 +40,32 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "transport": _PLAIN,
     "engine": _BELOW_ENGINE | {"kernels"},
     "config": _BELOW_ENGINE | {"engine"},
-    "reference": frozenset(),
-    "sim": _BELOW_API,
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
     "integrations": _PLAIN | {"api", "config", "status"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
     "__main__": frozenset({"tools"}),
+    "mend_lab.reference": frozenset(),
+    "mend_lab.sim": _BELOW_API,
+    "mend_lab.replay": _BELOW_API | {"tools"},
+    "mend_lab.commands": _BELOW_TOOLS | {"tools", "mend_lab.sim", "mend_lab.replay"},
+    LAB: frozenset(),
+    "mend_lab.__main__": frozenset({"mend_lab.commands"}),
 }
-"""room -> the other rooms of mend that it may import."""
+"""room -> the other rooms that it may import."""
+
+_COMMANDS = frozenset({"tools", "mend_lab.commands"})
 
 _TENSORS = _NUMERIC | {
     "determinism",
     "hardware",
     "kernels",
     "engine",
-    "reference",
-    "sim",
+    "mend_lab.commands",
+    "mend_lab.reference",
+    "mend_lab.replay",
+    "mend_lab.sim",
     "mesh",
     "api",
     "integrations",
@@ -70,47 +82,47 @@ OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody
     "torch": _TENSORS,
     "numpy": _TENSORS,
-    "msgspec": _DECIDING | {"trace", "status", "engine", "config", "sim", "tools"},
-    "xxhash": _NUMERIC
-    | {"determinism", "coordination", "trace", "transport", "engine", "sim", "tools"},
+    "msgspec": _DECIDING
+    | {"trace", "status", "engine", "config", "tools", "mend_lab.sim", "mend_lab.replay"},
+    "xxhash": _NUMERIC | {"determinism", "coordination", "trace", "transport", "engine", "tools"},
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport"}),
     "numba": frozenset({"kernels"}),
     "triton": frozenset({"kernels", "determinism"}),
-    "matplotlib": frozenset({"tools"}),
+    "matplotlib": _COMMANDS,
     "jinja2": frozenset({"tools"}),
     "accelerate": frozenset({"integrations"}),
     "lightning": frozenset({"integrations"}),
     "transformers": frozenset({"integrations"}),
-    "rich": frozenset({"tools"}),
-    "typer": frozenset({"tools"}),
+    "rich": _COMMANDS,
+    "typer": _COMMANDS,
     # the standard library, where it touches the world
     "argparse": frozenset({"tools"}),
-    "asyncio": frozenset({"transport", "engine", "sim", "tools"}),
-    "concurrent": frozenset({"transport", "engine", "tools"}),
+    "asyncio": frozenset({"transport", "engine", "tools"}),
+    "concurrent": _COMMANDS | {"transport", "engine", "mend_lab.replay"},
     "datetime": frozenset({"status", "engine", "tools"}),
     "logging": frozenset({"status", "hardware", "engine"}),
-    "multiprocessing": frozenset({"tools"}),
-    "os": frozenset(
-        {"transport", "trace", "status", "hardware", "engine", "config", "tools", "determinism"}
-    ),
-    "pathlib": frozenset(
-        {"trace", "status", "hardware", "engine", "config", "sim", "api", "integrations", "tools"}
-    ),
+    "multiprocessing": _COMMANDS,
+    "os": _COMMANDS
+    | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}
+    | {"mend_lab.replay"},
+    "pathlib": _COMMANDS
+    | {"trace", "status", "hardware", "engine", "config", "api", "integrations"}
+    | {"mend_lab.sim", "mend_lab.replay"},
     "pickle": frozenset(),
     "queue": frozenset({"trace", "engine"}),
-    "random": frozenset({"sim", "determinism"}),
+    "random": frozenset({"determinism", "mend_lab.sim"}),
     "secrets": frozenset({"engine", "tools"}),
     "select": frozenset({"transport", "status", "engine"}),
     "selectors": frozenset({"transport"}),
     "shutil": frozenset({"trace", "engine", "tools"}),
-    "signal": frozenset({"engine", "tools"}),
+    "signal": _COMMANDS | {"engine"},
     "socket": frozenset({"transport"}),
     "ssl": frozenset({"transport"}),
     "subprocess": frozenset({"tools"}),
-    "tempfile": frozenset({"engine", "tools"}),
-    "threading": frozenset({"transport", "trace", "status", "engine", "tools"}),
-    "time": frozenset({"transport", "trace", "status", "engine", "tools"}),
+    "tempfile": _COMMANDS | {"engine"},
+    "threading": _COMMANDS | {"transport", "trace", "status", "engine", "mend_lab.replay"},
+    "time": _COMMANDS | {"transport", "trace", "status", "engine"},
     "tomllib": frozenset({"config"}),
     "uuid": frozenset({"engine"}),
 }
@@ -118,8 +130,8 @@ OWNERS: dict[str, frozenset[str]] = {
 
 NAME_OWNERS: dict[str, frozenset[str]] = {
     "open": frozenset({"trace", "hardware", "engine", "config", "tools"}),
-    "print": frozenset({"tools"}),
-    "os.environ": frozenset({"config", "tools", "determinism"}),
+    "print": _COMMANDS,
+    "os.environ": _COMMANDS | {"config", "determinism", "mend_lab.replay"},
     "os.getenv": frozenset({"config", "tools"}),
     "os.environb": frozenset({"config", "tools"}),
     "os.putenv": frozenset(),

@@ -538,10 +538,10 @@ MUTANTS = (
     ),
     Mutant(
         "replayed-by-grid: a replay looks at every step, not at those of its tape",
-        "engine.replay_training:ReplayTrainer.stepped",
+        "mend_lab.replay.training:ReplayTrainer.stepped",
         "due.step <= self.step if due is not None else not self._ends or self._merged()",
         "self.step >= self.calendar.next_step",
-        ("tests/unit/engine/test_replay_training.py",),
+        ("tests/unit/lab/test_replay_training.py",),
     ),
 )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from mend.sim import draw, loop, problems_of
+from mend_lab.sim import draw, loop, problems_of
 from tests.sim.bugs import BUGS, ELSEWHERE, NOT_HERE, Bug, planted
 
 RESULT = Path(__file__).parent.parent / "benchmarks/results/mutation_table.md"

@@ -27,7 +27,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """`function`: a module below mend and the name in it, as `consensus.proposer:Proposer.decide`.
+    """`function`: a module and the name in it, as `consensus.proposer:Proposer.decide`. Modules are
+    below mend, or have their whole name, as `mend_lab.sim.world`.
     `old`: an expression or statements that are in it exactly once; `new` takes their place."""
 
     function: str
@@ -36,8 +37,14 @@ class Edit:
 
     @property
     def file(self) -> str:
-        """Below src/mend."""
-        return self.function.partition(":")[0].replace(".", "/") + ".py"
+        """Relative to src/mend."""
+        path = self.function.partition(":")[0].replace(".", "/") + ".py"
+        return f"../{path}" if path.startswith("mend_lab/") else path
+
+    @property
+    def module(self) -> str:
+        named = self.function.partition(":")[0]
+        return named if named.startswith("mend_lab.") else f"mend.{named}"
 
     @property
     def name(self) -> str:
@@ -133,7 +140,7 @@ def codes(edits: Sequence[Edit]) -> Iterator[tuple[FunctionType, CodeType]]:
     """Every function that is edited, and its new code."""
     for file in dict.fromkeys(edit.file for edit in edits):
         mine = [edit for edit in edits if edit.file == file]
-        module = importlib.import_module("mend." + mine[0].function.partition(":")[0])
+        module = importlib.import_module(mine[0].module)
         made = {code.co_qualname: code for code in _codes(compile(edited(mine), file, "exec"))}
         for name in dict.fromkeys(edit.name for edit in mine):
             found: Any = module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mend.reference import Commit, Named
+from mend_lab.reference import Commit, Named
 
 
 def commit_of(fields: dict[str, Any]) -> Commit:

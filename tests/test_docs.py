@@ -20,6 +20,7 @@ from mend.status.event_log import LOUD
 from mend.status.events_file import CUT
 from mend.status.status import Status
 from mend.tools import app
+from mend_lab.commands import app as lab_app
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mend"
@@ -28,6 +29,7 @@ COMMANDS = {
     **typer.main.get_command(app).commands,  # type: ignore[attr-defined]
     "bench": typer.main.get_command(bench_app),
 }
+LAB_COMMANDS = typer.main.get_command(lab_app).commands  # type: ignore[attr-defined]
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RESERVED}
@@ -76,11 +78,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_exist_with_their_options(page: Path) -> None:
     for line in commands(page):
         program, first, *rest = line.split("#")[0].split()
+        known_commands = COMMANDS
+        if rest[:1] == ["mend_lab"] and len(rest) > 1:  # python -m mend_lab COMMAND
+            program, first, known_commands = "mend", rest[1], LAB_COMMANDS
+            rest = rest[2:]
         if program == "make":
             assert first in TARGETS, f"{page.name}: {line}"
         elif program == "mend" and first != "witness":  # the witness's lines begin like that
-            assert first in COMMANDS, f"{page.name}: {line}"
-            command = COMMANDS[first]
+            assert first in known_commands, f"{page.name}: {line}"
+            command = known_commands[first]
             if rest and (subcommands := getattr(command, "commands", {})):
                 assert rest[0] in subcommands, f"{page.name}: {line}"
                 command = subcommands[rest.pop(0)]
@@ -149,9 +155,10 @@ def test_pictures_are_used_small_and_whole(picture: Path) -> None:
 
 @pages
 def test_source_files_exist(page: Path) -> None:
-    """`room/file.py`, as the pages name modules of src/mend."""
+    """`room/file.py`, as the pages name modules of src/mend and src/mend_lab."""
+    roots = (SOURCE, SOURCE.with_name("mend_lab"), ROOT)
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
-        assert (SOURCE / name).exists() or (ROOT / name).exists(), f"{page.name}: {name}"
+        assert any((root / name).exists() for root in roots), f"{page.name}: {name}"
 
 
 @pages

@@ -1,8 +1,9 @@
-"""Every line of src/mend stays in its room. A violation is a sentence: where, what, which rule."""
+"""Every line of src stays in its room. A violation is a sentence: where, what, which rule."""
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from tests.map import (
     DOOR,
     FUNCTION_LINES_MAX,
+    LAB,
     MAKERS,
     MAY_IMPORT,
     NAME_OWNERS,
@@ -19,21 +21,24 @@ from tests.map import (
     TENSORS_OF_MEND,
 )
 
-SOURCE = Path(__file__).parent.parent / "src" / "mend"
+SOURCE = Path(__file__).parent.parent / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def room_of(path: Path, root: Path) -> str:
-    first = path.relative_to(root).parts[0].removesuffix(".py")
-    return DOOR if first == "__init__" else first
+    house, first, *_ = path.relative_to(root).parts
+    name = first.removesuffix(".py")
+    if house == DOOR:
+        return DOOR if name == "__init__" else name
+    return house if name == "__init__" else f"{house}.{name}"
 
 
 def violations(path: Path, root: Path = SOURCE) -> list[str]:
     """All of one module, in the order of its lines."""
     room, text = room_of(path, root), path.read_text(encoding="utf-8")
-    here = f"src/mend/{path.relative_to(root)}"
+    here = f"src/{path.relative_to(root)}"
     if room not in MAY_IMPORT:
         return [f"{here}: {room!r} is no room; tests/map.py names them all"]
     tree = ast.parse(text)
@@ -70,10 +75,11 @@ def _of_a_node(room: str, node: ast.AST) -> Iterator[str]:
 def _of_a_from_import(room: str, node: ast.ImportFrom) -> Iterator[str]:
     if node.level > 0 or node.module is None:
         yield "relative import; write it in full, so that the room shows"
-    elif node.module == "mend":
+    elif node.module in (DOOR, LAB):
         for alias in node.names:  # a room, or a public name of the door
-            inside = f".{alias.name}" if alias.name in MAY_IMPORT else ""
-            yield from _of_an_import(room, f"mend{inside}")
+            name = alias.name if node.module == DOOR else f"{LAB}.{alias.name}"
+            inside = f".{alias.name}" if name in MAY_IMPORT else ""
+            yield from _of_an_import(room, f"{node.module}{inside}")
     else:
         yield from _of_an_import(room, node.module)
         for alias in node.names:
@@ -82,8 +88,9 @@ def _of_a_from_import(room: str, node: ast.ImportFrom) -> Iterator[str]:
 
 def _of_an_import(room: str, name: str) -> Iterator[str]:
     top, _, rest = name.partition(".")
-    if top == "mend":
-        target = rest.partition(".")[0] or DOOR
+    if top in (DOOR, LAB):
+        inside = rest.partition(".")[0]
+        target = inside or DOOR if top == DOOR else f"{LAB}.{inside}".rstrip(".")
         if target not in (room, *MAY_IMPORT[room]):
             may = ", ".join(sorted(MAY_IMPORT[room])) or "nothing of mend"
             yield f"{room!r} may not import {target!r} (it may: {may})"
@@ -128,6 +135,11 @@ def test_rooms_can_be_built_bottom_up() -> None:
             del left[room]
 
 
+def test_no_room_of_mend_may_import_the_lab() -> None:
+    for room, needs in MAY_IMPORT.items():
+        assert room.startswith(LAB) or not any(need.startswith(LAB) for need in needs), room
+
+
 def test_every_owner_is_a_room() -> None:
     named = set().union(*OWNERS.values(), *NAME_OWNERS.values(), *MAY_IMPORT.values())
     assert named <= MAY_IMPORT.keys()
@@ -147,27 +159,31 @@ BROKEN = {
     "fragment/view.py": ("data = open('x')", "may not use open"),
     "types.py": ("from . import errors", "relative import"),
     "api.py": ("import requests", "no room owns"),
-    "reference.py": ("from mend.types import Peer", "(it may: nothing of mend)"),
+    "../mend_lab/reference/bare.py": ("from mend.types import Peer", "(it may: nothing of mend)"),
+    "engine/seam.py": ("from mend_lab.replay import script", "may not import 'mend_lab.replay'"),
+    "tools/lab.py": ("from mend_lab import sim", "may not import 'mend_lab.sim'"),
+    "tools/all.py": ("import mend_lab", "may not import 'mend_lab'"),
+    "../mend_lab/sim/judge.py": ("import mend.tools.launch", "may not import 'tools'"),
     "engine/room.py": ('import torch\ntorch.empty(3, device="cpu")', "torch.empty without dtype"),
     "helpers/text.py": ("", "is no room"),
     "outer/tall.py": ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; at most 60"),
-    "sim/bare.py": (None, "does not begin with a docstring"),
+    "../mend_lab/sim/bare.py": (None, "does not begin with a docstring"),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_map_sees_what_is_in_the_wrong_room(name: str, tmp_path: Path) -> None:
     code, sentence = BROKEN[name]
-    path = tmp_path / name
+    path = Path(os.path.normpath(tmp_path / "mend" / name))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x = 1\n" if code is None else f'"""A room."""\n{code}\n'.rstrip() + "\n")
     found = violations(path, tmp_path)
     assert any(sentence in each for each in found), found
-    assert found[0].startswith(f"src/mend/{name}:")
+    assert found[0].startswith(f"src/{path.relative_to(tmp_path)}:")
 
 
 def test_the_map_lets_right_imports_pass(tmp_path: Path) -> None:
-    path = tmp_path / "coordination" / "round.py"
-    path.parent.mkdir()
+    path = tmp_path / "mend" / "coordination" / "round.py"
+    path.parent.mkdir(parents=True)
     path.write_text('"""A room."""\nimport struct\nimport msgspec\nfrom mend.types import Peer\n')
     assert violations(path, tmp_path) == []

@@ -30,7 +30,6 @@ from mend.engine.local_only import LocalOnlyRank
 from mend.engine.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.rack import refuse_ungrouped
-from mend.engine.replay_training import TapeEnded
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
 from mend.engine.training_state import Stateful, TrainingState
@@ -204,8 +203,7 @@ def session(
         yield runtime
     except BaseException as error:
         runtime._leave(Outcome("aborted", type(error).__name__))
-        if not isinstance(error, TapeEnded):
-            refuse_clean_exit(error, runtime.status())
+        refuse_clean_exit(error, runtime.status())
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":

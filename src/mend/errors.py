@@ -67,10 +67,14 @@ EVICTED_EXIT = 75
 """EX_TEMPFAIL of sysexits.h: the process should be started again."""
 
 
-class Evicted(SystemExit):
+class LeftJob(SystemExit):
+    """This rack has left the job in order before its script ended. Not a MendError, so that the
+    `except Exception` of a training loop does not swallow it."""
+
+
+class Evicted(LeftJob):
     """This rack was slow, and was put out of the job to be started again; all its work is merged.
-    Uncaught it ends the process with EVICTED_EXIT. Not a MendError, so that the `except Exception`
-    of a training loop does not swallow it."""
+    Uncaught it ends the process with EVICTED_EXIT."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

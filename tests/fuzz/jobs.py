@@ -18,8 +18,8 @@ from mend.coordination.events import Effect, Event, Heard
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Envelope
 from mend.coordination.rank import RankMachine
-from mend.sim import World
 from mend.types import Peer
+from mend_lab.sim import World
 
 MACHINES: tuple[type, ...] = (RankMachine, Leader, Coordinator, WitnessFollower)
 

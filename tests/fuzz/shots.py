@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mend.coordination import wire
 from mend.coordination.messages import Envelope
 from mend.errors import WireError
-from mend.sim import Scenario, World, draw
+from mend_lab.sim import Scenario, World, draw
 from tests.fuzz.jobs import lives
 from tests.fuzz.mutate import tree_mutated
 from tests.fuzz.shapes import frame_of, tree_in, tree_of

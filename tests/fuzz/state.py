@@ -21,8 +21,8 @@ from mend.engine.sums import Tensors, factors_in
 from mend.errors import ChecksumMismatch, PayloadGone, WireError
 from mend.merge import MERGES
 from mend.outer import OUTERS
-from mend.sim import World
 from mend.types import Address, Extent, Meter
+from mend_lab.sim import World
 from tests.fuzz.mutate import damaged, mutated
 
 T = TypeVar("T")

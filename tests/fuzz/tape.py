@@ -9,14 +9,14 @@ from pathlib import Path
 
 from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
-from mend.sim import World
-from mend.sim.process import MemoryTape
 from mend.trace import format as form
 from mend.trace.format import Entry, Packer
 from mend.trace.reader import part_to_replay, read_tape
 from mend.trace.state import decode_state, encode_state
 from mend.trace.writer import TapeWriter, header_of
 from mend.types import Member, Peer
+from mend_lab.sim import World
+from mend_lab.sim.process import MemoryTape
 from tests.fuzz.jobs import handled
 from tests.fuzz.mutate import damaged, mutated
 

@@ -28,11 +28,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_free.py": ("codec",),
     "tests/process/test_quality.py": ("benchmarks",),
     "tests/process/test_radial.py": ("merge",),
-    "tests/process/test_replay.py": ("trace",),
+    "tests/process/test_replay.py": ("trace", "mend_lab"),
     "tests/process/test_sweep.py": ("benchmarks",),
-    "tests/sim/": ("consensus", "coordination", "sim"),
+    "tests/sim/": ("consensus", "coordination", "mend_lab"),
 }
-"""By the beginning of a path. A room is a folder of src/mend, `benchmarks` or `examples`."""
+"""By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
+`examples`."""
 
 SLOW = (
     "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
@@ -99,8 +100,8 @@ def about(paths: list[str]) -> frozenset[str]:
     """Rooms and test files among changed paths."""
     parts = [path.split("/") for path in paths]
     inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
-    code = {part[0] for part in parts if part[-1].endswith(".py")}
-    beside = code & {"benchmarks", "examples"}
+    code = {part[part[0] == "src"] for part in parts if part[-1].endswith(".py")}
+    beside = code & {"benchmarks", "examples", "mend_lab"}
     return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
 
 

@@ -280,10 +280,12 @@ def test_changed_paths_name_rooms_and_test_files() -> None:
     assert "benchmarks" not in shards.about(["benchmarks/results/gate.md"]), "no row of a run"
     paths.append("benchmarks/merge.py")
     assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
+    assert shards.about(["src/mend_lab/sim/world.py"]) == {"mend_lab"}
 
 
 def test_files_and_rooms_of_the_shards_are_there() -> None:
-    rooms = {path.stem for path in (ROOT / "src/mend").iterdir()} | {"benchmarks", "examples"}
+    rooms = {path.stem for path in (ROOT / "src/mend").iterdir()}
+    rooms |= {"benchmarks", "examples", "mend_lab"}
     for begin, named in shards.ROOMS.items():
         assert (ROOT / begin).exists()
         assert rooms.issuperset(named), begin

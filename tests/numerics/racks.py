@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mend.reference import Rack
+from mend_lab.reference import Rack
 
 FRAGMENTS = ((0, 1), (2,), (3,))
 """Parameter indices of the model below, in three fragments."""

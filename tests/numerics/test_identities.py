@@ -17,8 +17,8 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.fragment import VectorLedger, realign
 from mend.merge import Average
 from mend.outer import Nesterov
-from mend.reference import Rack, Settings, lockstep
 from mend.types import Owned, Span
+from mend_lab.reference import Rack, Settings, lockstep
 from tests.numerics.racks import FRAGMENTS, flat, rack
 
 PERIOD, STEPS = 5, 60

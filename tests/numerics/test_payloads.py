@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mend.codec import CODECS
-from mend.reference.payloads import sent
+from mend_lab.reference.payloads import sent
 from tests.conformance.test_codecs import INPUTS
 
 

@@ -20,7 +20,7 @@ from mend.fragment import FragmentView, build_plan, exchanged_parameters, realig
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import Nesterov
-from mend.reference import (
+from mend_lab.reference import (
     Applied,
     Captured,
     Commit,
@@ -35,7 +35,7 @@ from mend.reference import (
     shares,
     stretch,
 )
-from mend.reference import part as part_there
+from mend_lab.reference import part as part_there
 from tests.numerics.racks import FRAGMENTS, build, flat, rack, trainer
 
 PLAIN = Settings(fragments=FRAGMENTS, period=6, overlap=2)

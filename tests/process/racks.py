@@ -363,12 +363,13 @@ class Job:
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
-        env: dict[str, str] | None = None, **options: Any,
+        env: dict[str, str] | None = None, through: Sequence[str] = (), **options: Any,
     ) -> Forked | Siblings | Torchrun:  # fmt: skip
-        """`options` of train.py. `name` tells two processes of one rack apart."""
+        """`options` of train.py. `name` tells two processes of one rack apart. `through`: the
+        module that runs the script, and its arguments before the script."""
         who = name or f"rack{rack}"
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
-        argv, log = [script, json.dumps(told)], self.folder / f"{who}.log"
+        argv, log = [*through, script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
         whole = frozenset(rank for rank in range(self.ranks) if (rack, rank) in self._whole)
         namespace = self._sites[rack][0]

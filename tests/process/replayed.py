@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mend.fragment import build_plan
-from mend.reference import (
+from mend_lab.reference import (
     Applied,
     Captured,
     Commit,

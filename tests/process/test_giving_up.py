@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mend.consensus.records import Commit
-from mend.tools.replay_training import read_script
 from mend.trace.reader import read_tape
-from mend.trace.replay_script import recite
+from mend_lab.commands.replay import read_script
+from mend_lab.replay.script import recite
 from tests.process.conftest import Jobs
 from tests.process.racks import LIMIT_S, Forked, Job, environment, until
 from tests.process.test_takeover import CONFIG, first_commits

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mend.reference.radial import fp32
+from mend_lab.reference.radial import fp32
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Result

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mend.tools.replay import replay_machines
-from mend.tools.replay_training import read_script
+from mend_lab.commands.replay import read_script
 from tests.process.conftest import Jobs
 from tests.process.racks import Result
 from tests.process.test_replay import Replay

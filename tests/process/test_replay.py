@@ -1,7 +1,7 @@
 """A job's training once more, from its tapes: the same digests, or the first that is not the same.
 
-`mend replay TAPE... -- script` is run as a command where its words matter; else the racks are
-started by the nursery with MEND_REPLAY, which is all that the command adds.
+The command is run where its words matter; else the racks are started by the nursery, as the command
+starts them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mend.config.replaying import seat_environment
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Merged, RecordCommitted
-from mend.engine.replay_comparison import Finding, file_name, findings_in
 from mend.fragment import build_plan
-from mend.tools.replay_training import describe_first, read_script
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.reader import read_tape
-from mend.trace.replay_script import APPLIED, CAPTURED, ReplayScript, encode_script, recite
 from mend.types import Peer
+from mend_lab.commands.replay import CHILD, describe_first, read_script
+from mend_lab.replay.comparison import Finding, file_name, findings_in
+from mend_lab.replay.script import APPLIED, CAPTURED, ReplayScript, encode_script, recite
+from mend_lab.replay.settings import REPLAY, seat_environment
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Nursery, environment, until
@@ -51,10 +51,10 @@ def recorded(jobs: Jobs) -> Job:
     return job
 
 
-def mend(python: str, *arguments: object) -> tuple[int, str]:
-    """Status and all that was said."""
+def command(python: str, *arguments: object) -> tuple[int, str]:
+    """Status and all that `python -m mend_lab replay` printed."""
     done = subprocess.run(
-        [python, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", "mend_lab", "replay", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=90, check=False,
     )  # fmt: skip
@@ -62,7 +62,7 @@ def mend(python: str, *arguments: object) -> tuple[int, str]:
 
 
 class Replay:
-    """The racks of a script, started as `mend replay` starts them."""
+    """The racks of a script, started as the command starts them."""
 
     def __init__(self, jobs: Jobs, script: ReplayScript, ranks: int = 1) -> None:
         self.script, self.ranks = script, ranks
@@ -76,8 +76,8 @@ class Replay:
         for seat, part in enumerate(parts):
             env = seat_environment(part.rack, part.config["racks"], seat, addresses)
             more = per[seat] if per else {}
-            env["MEND_REPLAY"] = str(self.path)
-            self.job.start(seat, env=env, **options, **more)
+            env[REPLAY] = str(self.path)
+            self.job.start(seat, env=env, through=(CHILD, "-m"), **options, **more)
 
     def findings(self, kind: str) -> list[Finding]:
         peers = [Peer(rack, rank) for rack in range(self.job.racks) for rank in range(self.ranks)]
@@ -156,8 +156,8 @@ def test_training_is_replayed_to_the_same_digests(
 
     before = sorted(path.name for path in recorded.events_folder.iterdir())
     options = json.dumps({"out": str(tmp_path / "again-{rank}.json"), "steps": STEPS})
-    status, said = mend(
-        nursery.python, "replay", recorded.events_folder, "--", "-m", "tests.process.train", options
+    status, said = command(
+        nursery.python, recorded.events_folder, "--", "-m", "tests.process.train", options
     )
     assert status == 0, said
     rounds = len(commits)
@@ -324,6 +324,6 @@ def test_lives_that_joined_are_replayed(jobs: Jobs, ranks: int, parallel: str) -
 
 
 def test_tapes_that_are_not_there_are_told(tmp_path: Path) -> None:
-    status, said = mend(sys.executable, "replay", tmp_path, "--", "train.py")
+    status, said = command(sys.executable, tmp_path, "--", "train.py")
     assert status == 2
     assert "no tape in there" in said

@@ -12,7 +12,7 @@ import pytest
 
 import mend
 from mend.tools.replay import replay_machines
-from mend.tools.replay_training import read_script
+from mend_lab.commands.replay import read_script
 from tests.process import train
 from tests.process.conftest import Jobs
 from tests.process.racks import Result, until

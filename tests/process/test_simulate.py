@@ -1,4 +1,4 @@
-"""`mend simulate` in several processes: what they share, and how they end."""
+"""`python -m mend_lab simulate` in several processes: what they share, and how they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.process.racks import ROOT, Nursery, environment, until
 
-WORDS = ["-m", "mend.tools", "simulate", "--jobs", "2"]
+WORDS = ["-m", "mend_lab", "simulate", "--jobs", "2"]
 WIDE = {"COLUMNS": "200"}
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
-from mend.tools.replay_training import read_script
-from mend.trace.replay_script import CAPTURED
+from mend_lab.commands.replay import read_script
+from mend_lab.replay.script import CAPTURED
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result
 from tests.process.replayed import anchor_bits, model_bits, replayed

@@ -363,7 +363,7 @@ class Acts:
 
     def spoil(self, value: float) -> None:
         """From here on the bytes of offers are this number, behind mend's own check of them."""
-        from mend.sim.numbers import Spoiler
+        from mend_lab.sim.numbers import Spoiler
 
         numerics = self.runtime._rank.numerics
         numerics.__class__, numerics._spoils = Spoiler, lambda: value

@@ -62,7 +62,7 @@ BUGS = (
     _bug(
         "4b",
         "a restarted rack has the incarnation of its former life",
-        ("sim.world:World._build_rack", "self.rng.getrandbits(62)", "1 + rack"),
+        ("mend_lab.sim.world:World._build_rack", "self.rng.getrandbits(62)", "1 + rack"),
     ),
     _bug(
         "5",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mend.sim import draw
+from mend_lab.sim import draw
 
 STEPS = 40
 """A job of more is long: a quarter of all, and three quarters of the time."""

@@ -8,10 +8,10 @@ import pytest
 
 from mend.consensus import proposer, quorum
 from mend.coordination import membership
-from mend.sim.model_check import world as model_world
-from mend.sim.model_check.state import Node, State
-from mend.sim.model_check.world import ModelWorld
 from mend.types import Member
+from mend_lab.sim.model_check import world as model_world
+from mend_lab.sim.model_check.state import Node, State
+from mend_lab.sim.model_check.world import ModelWorld
 from tests import planting
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mend.coordination.messages import FailSlow
-from mend.sim import World
-from mend.sim.process import Process
 from mend.trace.replay import replay
+from mend_lab.sim import World
+from mend_lab.sim.process import Process
 
 T = TypeVar("T")
 

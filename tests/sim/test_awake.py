@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mend.sim import WITNESS, World
-from mend.sim.world import DETECT_NS
 from mend.types import SECOND
 from mend.types import WITNESS as SEAT
+from mend_lab.sim import WITNESS, World
+from mend_lab.sim.world import DETECT_NS
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import assert_replays, noted
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from mend.consensus.records import Commit, Drop
 from mend.coordination import rank_reports
 from mend.coordination.rank_reports import Aggregate
-from mend.sim import World
-from mend.sim.agreement import Agreement, is_held, is_quorum
 from mend.types import MS, SECOND, WITNESS, Member, Peer
+from mend_lab.sim import World
+from mend_lab.sim.agreement import Agreement, is_held, is_quorum
 
 
 def problems(world: World) -> str:

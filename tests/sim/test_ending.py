@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mend.consensus.records import Drop, Ended
-from mend.sim import World
-from mend.sim.process import Training
 from mend.types import MS, SECOND, Member, Peer
+from mend_lab.sim import World
+from mend_lab.sim.process import Training
 
 
 def ends(world: World) -> dict[int, Training]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mend.sim import World
-from mend.sim.generate import draw
-from mend.sim.scenario import calm
 from mend.types import MS, SECOND
+from mend_lab.sim import World
+from mend_lab.sim.generate import draw
+from mend_lab.sim.scenario import calm
 
 GRACE_NS = 20 * SECOND
 """Nobody would wait so long."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from mend.sim.model_check import explore
-from mend.sim.model_check.explore import Explorer
-from mend.sim.model_check.state import Bounds, State
-from mend.sim.model_check.world import ModelWorld
+from mend_lab.sim.model_check import explore
+from mend_lab.sim.model_check.explore import Explorer
+from mend_lab.sim.model_check.state import Bounds, State
+from mend_lab.sim.model_check.world import ModelWorld
 from tests.sim.planted import PLANTS
 
 RACK_0, RACK_1, WITNESS = 0, 1, 2

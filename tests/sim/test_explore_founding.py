@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mend.coordination.acceptor_host import Follower
-from mend.sim.model_check import explore as search
-from mend.sim.model_check.founding import Bounds, ModelWorld, explore, play
+from mend_lab.sim.model_check import explore as search
+from mend_lab.sim.model_check.founding import Bounds, ModelWorld, explore, play
 from tests.sim.planted import Plant, replaced, rewritten
 
 BEGUN = (

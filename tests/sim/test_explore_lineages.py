@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mend.sim.model_check.founding import explore, play
-from mend.sim.model_check.lineages import Bounds, ModelWorld
+from mend_lab.sim.model_check.founding import explore, play
+from mend_lab.sim.model_check.lineages import Bounds, ModelWorld
 from tests.sim.bugs import NAMED, planted
 
 DEMOTED = (

@@ -7,9 +7,9 @@ from typing import Any
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
-from mend.sim import World
-from mend.sim.scenario import Fault, Scenario, calm
 from mend.types import MS, SECOND
+from mend_lab.sim import World
+from mend_lab.sim.scenario import Fault, Scenario, calm
 from tests.sim.runs import assert_replays, noted, run_with_verdicts
 
 STEP_NS = 50 * MS

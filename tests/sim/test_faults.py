@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mend.errors import Diverged
-from mend.sim import WITNESS, SimulationReport, World
-from mend.sim.faults import KINDS
-from mend.sim.process import Training
 from mend.types import MS, SECOND, Peer
+from mend_lab.sim import WITNESS, SimulationReport, World
+from mend_lab.sim.faults import KINDS
+from mend_lab.sim.process import Training
 
 LONG = {"steps": 36, "step_ns": 50 * MS, "shutdown_ns": 40 * SECOND}
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 from mend.coordination.flow import UNANSWERED_MAX
 from mend.coordination.messages import Envelope, Orders
-from mend.sim import World
-from mend.sim.scenario import Fault
 from mend.types import MS, SECOND, Peer
+from mend_lab.sim import World
+from mend_lab.sim.scenario import Fault
 
 LATE_NS = 600 * MS
 """One way: 24 rounds are decided until an answer is there."""

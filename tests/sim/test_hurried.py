@@ -11,9 +11,9 @@ import random
 from collections import defaultdict
 
 from mend.consensus.weights import WHOLE, part_of, stretch_of
-from mend.sim.scenario import Scenario, calm
-from mend.sim.world import World
 from mend.types import MS
+from mend_lab.sim.scenario import Scenario, calm
+from mend_lab.sim.world import World
 
 JOBS = 60
 FURTHER = 1.3

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from mend.sim import World, draw
-from mend.sim.story import setup
 from mend.types import SECOND
+from mend_lab.sim import World, draw
+from mend_lab.sim.story import setup
 from tests.sim.extent import is_long
 
 SEEDS = 24

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mend.consensus.records import AWAITED, EVICTED, NOT_AWAITED, SMALLER, Mitigation, Roster
-from mend.sim import World
-from mend.sim.generate import draw
-from mend.sim.scenario import Fault, Scenario, calm
-from mend.sim.scripted_faults import scripted, together, with_slow_rack
-from mend.sim.world import EVICT_NS
 from mend.types import MS, SECOND
+from mend_lab.sim import World
+from mend_lab.sim.generate import draw
+from mend_lab.sim.scenario import Fault, Scenario, calm
+from mend_lab.sim.scripted_faults import scripted, together, with_slow_rack
+from mend_lab.sim.world import EVICT_NS
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import assert_replays
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import pytest
 from torch import Tensor
 
-from mend.sim.scenario import Fault, Scenario, calm
-from mend.sim.world import World
 from mend.types import MS, SECOND
+from mend_lab.sim.scenario import Fault, Scenario, calm
+from mend_lab.sim.world import World
 
 STEPS = 100
 RATE = 0.05

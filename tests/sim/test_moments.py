@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mend.engine.numerics import Numerics
-from mend.sim import World, draw
-from mend.sim.scenario import Scenario
-from mend.sim.story import setup
+from mend_lab.sim import World, draw
+from mend_lab.sim.scenario import Scenario
+from mend_lab.sim.story import setup
 
 SEEDS = (2, 5, 6, 12, 14, 15)
 """Short ones of 2 to 4 racks, in lockstep and not, with faults of several kinds."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from mend.sim import World, draw, problems_of
+from mend_lab.sim import World, draw, problems_of
 from tests.planting import changes, codes
 from tests.sim.bugs import BUGS, ELSEWHERE, NAMED, planted
 from tests.sim.test_seeds import SEEDS

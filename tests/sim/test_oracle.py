@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mend import reference
 from mend.consensus.weights import WHOLE
 from mend.engine.digest import digest_of
-from mend.sim import Scenario, World, draw
-from mend.sim.scenario import OFFERS_BEFORE, python_of, rounds_before
-from mend.sim.world import plain_fragments
 from mend.types import Peer, owned_span
+from mend_lab import reference
+from mend_lab.sim import Scenario, World, draw
+from mend_lab.sim.scenario import OFFERS_BEFORE, python_of, rounds_before
+from mend_lab.sim.world import plain_fragments
 from tests.reference_commits import commit_of
 from tests.sim.extent import by_length
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.sim import Fault, Scenario, World, draw, tell
+from mend_lab.sim import Fault, Scenario, World, draw, tell
 
 LINES = (Path(__file__).parent / "regressions.txt").read_text(encoding="utf-8").splitlines()
 CASES = [line.rpartition("  # ") for line in LINES if line and not line.startswith("#")]

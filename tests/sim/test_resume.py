@@ -9,9 +9,9 @@ import pytest
 
 from mend.coordination import admission
 from mend.errors import CheckpointError
-from mend.sim.generate import draw
-from mend.sim.world import World
 from mend.types import MS, Peer
+from mend_lab.sim.generate import draw
+from mend_lab.sim.world import World
 from tests.sim.extent import is_long
 
 SEEDS = [seed for seed in range(12) if not is_long(seed)]

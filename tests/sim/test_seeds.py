@@ -1,8 +1,8 @@
 """225 whole jobs with faults, and what a seed promises: the same run, every time.
 
-Every run looks at I1..I6 while it goes (mend.sim.checkers). A failing seed prints its story; look
-closer with `mend simulate --seed N --trace`. The first 40 seeds are run in test_tapes; `make test`
-leaves out the long ones (tests/sim/extent.py).
+Every run looks at I1..I6 while it goes (mend_lab.sim.checkers). A failing seed prints its story;
+look closer with `python -m mend_lab simulate --seed N --trace`. The first 40 seeds are run in
+test_tapes; `make test` leaves out the long ones (tests/sim/extent.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mend.codec import CODECS
 from mend.consensus.log import RECORDS_KEPT
 from mend.coordination.messages import Message
 from mend.errors import Diverged, PayloadGone, StartTimeout
-from mend.sim import Fault, Scenario, SimulationReport, World, draw
-from mend.sim.faults import KINDS
-from mend.sim.scenario import SHUTDOWN_NS, calm
-from mend.sim.story import setup
 from mend.types import MS, SECOND, Address, Peer
+from mend_lab.sim import Fault, Scenario, SimulationReport, World, draw
+from mend_lab.sim.faults import KINDS
+from mend_lab.sim.scenario import SHUTDOWN_NS, calm
+from mend_lab.sim.story import setup
 from tests.sim.extent import blocks
 from tests.sim.test_tapes import TAPED
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mend.sim import World, draw, problems_of
-from mend.sim.faults import SPOILT
-from mend.sim.network import STREAMS_ONE_IN
-from mend.sim.scenario import FOR_EVER, Fault, calm
 from mend.types import MS, SECOND
+from mend_lab.sim import World, draw, problems_of
+from mend_lab.sim.faults import SPOILT
+from mend_lab.sim.network import STREAMS_ONE_IN
+from mend_lab.sim.scenario import FOR_EVER, Fault, calm
 from tests.sim.bugs import NAMED, planted
 
 RACKS = 4

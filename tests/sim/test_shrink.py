@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mend.consensus import log
-from mend.sim import Fault, Scenario, World, draw, problems_of, shrink
-from mend.sim.shrink import simpler
 from mend.types import MS, SECOND
+from mend_lab.sim import Fault, Scenario, World, draw, problems_of, shrink
+from mend_lab.sim.shrink import simpler
 
 BIG = next(
     scenario

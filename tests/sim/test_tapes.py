@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mend.coordination.machines import machines_of
-from mend.sim import World, tell
 from mend.trace.format import Entry
 from mend.trace.replay import replay
 from mend.trace.state import decode_state, encode_state
+from mend_lab.sim import World, tell
 from tests.sim.extent import by_length
 from tests.traces import HUNDRED, by_hundred, read_pinned, trace_of
 

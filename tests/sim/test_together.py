@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mend.sim import Scenario, World
-from mend.sim.scenario import calm
-from mend.sim.story import setup
 from mend.types import MS, SECOND
+from mend_lab.sim import Scenario, World
+from mend_lab.sim.scenario import calm
+from mend_lab.sim.story import setup
 from tests.sim.bugs import NAMED, planted
 
 STEP_NS = 20 * MS

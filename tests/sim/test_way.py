@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mend.sim import World
 from mend.types import MS, SECOND
+from mend_lab.sim import World
 
 STEPS, PERIOD = 200, 16
 LONGER_MAX = 1.05

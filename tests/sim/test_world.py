@@ -8,10 +8,10 @@ import pytest
 
 import mend.types
 from mend.errors import ConfigError
-from mend.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
-from mend.sim.faults import sentence
-from mend.sim.generate import PLOTS
 from mend.types import MS, SECOND
+from mend_lab.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
+from mend_lab.sim.faults import sentence
+from mend_lab.sim.generate import PLOTS
 
 
 def test_calls_chain_and_make_a_scenario() -> None:

@@ -22,7 +22,9 @@ from benchmarks.quality_gpu_model import EMBEDDINGS, SIZES, Size, Texts, leaves_
 from benchmarks.quality_gpu_outer import Outer, Pending, parse_arm
 from mend.codec import CODECS
 from mend.codec.powersgd import PowerSGD
-from mend.reference import (
+from mend.tools.demo_corpus import Corpus
+from mend.types import Owned, Span
+from mend_lab.reference import (
     Anchor,
     Applied,
     Captured,
@@ -37,8 +39,6 @@ from mend.reference import (
     outer_step,
     replay,
 )
-from mend.tools.demo_corpus import Corpus
-from mend.types import Owned, Span
 
 ROOT = Path(__file__).parent.parent.parent
 SIZE = Size(16, 4, 2, 16, 2)

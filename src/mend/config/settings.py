@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
 from mend.config.exchange_plan import is_sharded, unsharded
+from mend.config.override import override_in_force
 from mend.config.pair_warnings import momentum_by_period, warn_pairs
 from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
-from mend.config.replaying import from_replay
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
 from mend.types import MOMENT_PERIODS, RACKS_MAX
@@ -121,7 +121,8 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
         environment = from_environment(rules)
         named = {**from_toml(rules), **environment, **named}
         own = frozenset(named)
-        named |= from_replay(rules, environment, named)
+        if (override := override_in_force()) is not None:
+            named |= override.named(rules, environment, named)
     else:
         own = frozenset(named) if before is None else before
     values: dict[str, Any] = {f.name: f.default for f in fields(cls)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from mend.codec import codec_named
 from mend.codec.on_device import encoder_on
 from mend.config.keyfile import protection_of, secrets_of
-from mend.config.replaying import replay_path, replay_seat
+from mend.config.override import override_in_force
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy
@@ -70,16 +70,15 @@ def settings_of(
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
     `cores`: where worker threads stay; None: anywhere. `resume`: see `mend_init`."""
-    seat = replay_seat()
     if starves := starving(config):
         warnings.warn(starves, stacklevel=2)
-    return Settings(
-        rack=seat.number if seat else config.rack_number,
-        policy=policy_of(config, len(seat.addresses) if seat else config.racks),
+    settings = Settings(
+        rack=config.rack_number,
+        policy=policy_of(config, config.racks),
         job=config.job_id,
         facts=config.hyper_facts(),
         io_loop=_io_loop_options(config, cores),
-        peers=dict(enumerate(seat.addresses)) if seat else config.peer_addresses,
+        peers=config.peer_addresses,
         witness=config.witness_addr,
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),
@@ -98,10 +97,11 @@ def settings_of(
         detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
-        replay=replay_path(),
         resume=resume,
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
     )
+    override = override_in_force()
+    return override.settings(settings) if override is not None else settings
 
 
 def starving(config: MendConfig) -> str:

@@ -1,7 +1,7 @@
 """Builds all machines of one process from plain values.
 
-Live, simulated and replayed processes make theirs here and nowhere else, so that the `Parts` in a
-tape's header are everything that they were made from.
+Live and simulated processes make theirs here and nowhere else, so that the `Parts` in a tape's
+header are everything that they were made from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.log import RECORDS_KEPT, Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import Record
 from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
@@ -32,7 +31,6 @@ from mend.coordination.messages import (
     Vote,
 )
 from mend.coordination.rank import RankMachine
-from mend.coordination.replay_coordinator import ReplayCoordinator
 from mend.types import Member, Peer
 
 RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "follower"
@@ -58,12 +56,8 @@ class LeaderParts:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorParts:
-    """`scripted`: the records of `script` are decided again, and nothing else."""
-
     job: str
     options: CoordinatorOptions
-    script: tuple[Record, ...] = ()
-    scripted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,21 +122,8 @@ def machines_of(parts: Parts) -> Machines:
         )
     if (it := parts.coordinator) is not None:
         clock = clock or AwakeClock(it.options.heartbeat_ns)
-        coordinator = (
-            ReplayCoordinator(
-                me, member, it.job, it.options, acceptor, script=it.script, clock=clock
-            )
-            if it.scripted
-            else Coordinator(
-                me,
-                member,
-                it.job,
-                it.options,
-                acceptor,
-                Proposer(Log(parts.records_kept)),
-                clock=clock,
-            )
-        )
+        proposer = Proposer(Log(parts.records_kept))
+        coordinator = Coordinator(me, member, it.job, it.options, acceptor, proposer, clock=clock)
         if leader is None:
             voter = Follower(member, acceptor, me, it.options.detect_ns)
             follower = WitnessFollower(voter, Sleep(clock))

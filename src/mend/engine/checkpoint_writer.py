@@ -103,13 +103,6 @@ def _why(error: BaseException) -> str:
     return str(error) if isinstance(error, MendError) else f"{type(error).__name__}: {error}"
 
 
-def nothing_to_write(path: Path) -> PendingCheckpoint:
-    """The result of `checkpoint` in a replay, which writes none."""
-    written: Future[None] = Future()
-    written.set_result(None)
-    return PendingCheckpoint(path, written)
-
-
 def rest_of(saved: object) -> Rest:
     """The rest of a script's `save`, by its return value: a function to call, an object whose
     `result` is waited for, or nothing. Of torch's AsyncSaveResponse the copy is awaited here."""

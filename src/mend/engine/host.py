@@ -1,6 +1,6 @@
 """The host interface: everything that a rank needs from the outside world.
 
-`io_loop` implements it with threads, sockets and the monotonic clock, `mend.sim` with a virtual
+`io_loop` implements it with threads, sockets and the monotonic clock, `mend_lab.sim` with a virtual
 clock. The code that uses it is the same in both.
 """
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.coordination.events import Event
-from mend.coordination.machines import Machines, Parts, machines_of
+from mend.coordination.machines import Machines, Parts
 from mend.coordination.validation import plan_hash
 from mend.engine import signals
 from mend.engine.checkpoint import (
@@ -24,14 +24,9 @@ from mend.engine.checkpoint import (
     read_part,
     together,
 )
-from mend.engine.checkpoint_writer import (
-    CheckpointWriter,
-    PendingCheckpoint,
-    Save,
-    nothing_to_write,
-)
+from mend.engine.checkpoint_writer import PendingCheckpoint, Save
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.eviction import EvictableTrainer, startup_ns
+from mend.engine.eviction import startup_ns
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -48,19 +43,16 @@ from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_for
 from mend.engine.model_checks import BUFFERS_PAGE
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_begin, tell_end
-from mend.engine.published_state import PublishedState
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
-from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.replay_training import Again, TapeEnded
 from mend.engine.saved_state import SavedState
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
-from mend.errors import CheckpointError, Evicted, GaveUp
+from mend.errors import CheckpointError, GaveUp, LeftJob
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
@@ -127,10 +119,10 @@ class LiveRank:
             self._resumed = self._part(model)
             tracks = together(self.group, lambda: self._tracks(model))
             # The training thread's half and the loop thread's half
-            again = Again(settings.replay, self.me, plan.layouts) if settings.replay else None
-            self._make_trainer(model, tracks, again)
-            self._make_machines(model, tracks, again)
-            if settings.detector.validates and again is None:
+            self._factory = settings.factory(self.me, plan.layouts)
+            self._make_trainer(model, tracks)
+            self._make_machines(model, tracks)
+            if settings.detector.validates:
                 self._validate(plan.model)
         except BaseException:
             self.abort()
@@ -185,31 +177,26 @@ class LiveRank:
             _prepare(self.numerics, tracks)
         return tracks
 
-    def _make_trainer(
-        self, model: RackModel, tracks: list[FragmentState], again: Again | None
-    ) -> None:
+    def _make_trainer(self, model: RackModel, tracks: list[FragmentState]) -> None:
         """Make the training thread's half, which captures and applies between steps."""
         teams = [team for track in tracks for team in track.holding.teams]
         self.group.team_up(teams, cuda=self._side is not None)
-        self.published = again.published if again else PublishedState(len(tracks))
-        self.trainer = (again.trainer if again else EvictableTrainer)(
+        self.published = self._factory.published()
+        self.trainer = self._factory.trainer(
             self.member, self.settings.policy, self.settings.step, tracks, self.published,
             now_ns=self.io_loop.now_ns, post=self._post, note=self.recorder.note,
             own=lambda offer: self.io_loop.call(lambda: self.rank.own(offer)),
             numerics=self.numerics, side=self._side,
         )  # fmt: skip
         self.trainer.troubles = self.io_loop.pull_troubles.told
-        self.trainer.compares = again is None
         if self._resumed is not None:
             self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
-        self._checkpoints = CheckpointWriter(
+        self._checkpoints = self._factory.checkpoints(
             self.group, self.me.rack, model.facts, self.trainer, live=self.live, post=self._post,
             note=self.recorder.note, now_ns=self.io_loop.now_ns,
         )  # fmt: skip
 
-    def _make_machines(
-        self, model: RackModel, tracks: list[FragmentState], again: Again | None
-    ) -> None:
+    def _make_machines(self, model: RackModel, tracks: list[FragmentState]) -> None:
         """Make the loop thread's half, which agrees with the other racks, pulls and merges."""
         genesis, part = [track.anchor for track in tracks], self._resumed
         digests = tuple(anchor.digest for anchor in genesis)
@@ -218,17 +205,14 @@ class LiveRank:
         parts = parts_of(
             self.settings, self.me, self.member, ranks, model.facts,
             sums=self.numerics.measuring is not None, started_ns=self.io_loop.now_ns(),
-            script=again.script if again else None,
             resumed=(part.resume, part.manifest.step) if part else None,
             buffers=self._buffers_to_compare(model),
             part_lost=part is None and self.settings.resume is not None,
         )  # fmt: skip
-        if again and parts.leader:
-            again.check(parts.leader.hello.facts)
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
         machines = self._machines(parts, tuple(anchor.payload_bytes for anchor in genesis))
-        tape = again.comparer if again else self.tape
+        tape = self._factory.tape(self.tape)
         self.rank = ConcurrentOuterStep(
             self.me, self.member, machines, [track.owned for track in tracks], genesis,
             self.numerics, self.published, self.io_loop, model.plain, tape, self._moments,
@@ -251,7 +235,7 @@ class LiveRank:
 
     def _machines(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Machines:
         """Make the machines, and begin their tape if one is wanted."""
-        machines, settings = machines_of(parts), self.settings
+        machines, settings = self._factory.machines(parts), self.settings
         plan = plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
             member = list(self.member)
@@ -329,18 +313,17 @@ class LiveRank:
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
-        if self.settings.replay is None:
-            tell_begin(self.me, self.settings.outcomes)
+        tell_begin(self.me, self.settings.outcomes)
 
     def carry(self, state: TrainingState) -> None:
         """Take what the script trains with; call it before `begin`. If a checkpoint is resumed,
         `state` gets what was registered then. Raises CheckpointError."""
         rank, trainer, on_loop = self.rank, self.trainer, self._on_loop
         trainer.training_state, trainer.give = state, on_loop(rank.give_state)
-        if self.settings.replay is None:
-            trainer.reserve = on_loop(rank.reserve_state)
-        if state.mirrored and self.settings.replay is None:
-            rank.mirrors = mirrors = RackStateMirrors(rank)
+        trainer.reserve = on_loop(rank.reserve_state)
+        mirrors = self._factory.mirrors(rank) if state.mirrored else None
+        if mirrors is not None:
+            rank.mirrors = mirrors
             calls = (on_loop(mirrors.serve), on_loop(mirrors.seek), on_loop(mirrors.fetch))
             trainer.mirrors = MirrorCalls(*calls)
         ranks = self.group.ranks
@@ -355,7 +338,7 @@ class LiveRank:
         try:
             with signals.held():
                 return drive(doing, self._answer)
-        except (TapeEnded, Evicted):
+        except LeftJob:
             self.close()
             raise
 
@@ -374,7 +357,7 @@ class LiveRank:
             with signals.held():
                 work.run(self._answer)
                 self._work = None
-        except (TapeEnded, Evicted):
+        except LeftJob:
             self.close()
             raise
         finally:
@@ -411,14 +394,10 @@ class LiveRank:
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
         """See `Runtime.checkpoint`."""
-        if self.settings.replay is not None:
-            return nothing_to_write(folder)  # the recorded run wrote it
         return self._checkpoints.checkpoint(folder, save, limit_ns, wait=wait)
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
         """See `Runtime.state_dict`."""
-        if self.settings.replay is not None:
-            return {}
         return self._checkpoints.saved_state(limit_ns)
 
     def settle_checkpoint(self) -> CheckpointError | None:
@@ -482,7 +461,7 @@ class LiveRank:
             self.io_loop.close(self._farewell)
             if (published := getattr(self, "published", None)) is not None:
                 published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
-            if not self._told and hasattr(self, "trainer") and self.settings.replay is None:
+            if not self._told and hasattr(self, "trainer"):
                 self._told = True
                 tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
             if self._side is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
+from mend.engine.rank_factory import RankFactory
 from mend.engine.saved_state import SavedState
 from mend.engine.witness import detect_ns
 from mend.fragment.model_plan import ModelPlan
-from mend.trace.replay_script import ReplayScript
-from mend.types import MS, VERSION, WITNESS, Address, Member, Peer
+from mend.types import MS, VERSION, WITNESS, Address, Layout, Member, Peer
 
 TORCH = ".".join(str(torch.__version__).split(".")[:2])
 """Racks compare it, without the patch and the build: bits of merges and the layout of optimizers'
@@ -53,13 +53,13 @@ class Settings:
     """Maximum size of the tape in `diagnostics`; 0: no tape."""
     config: dict[str, object] = field(default_factory=dict)
     """The configuration as given, for the tape's header."""
-    replay: Path | None = None
-    """The script of a replay; None: this run is not a replay."""
     resume: Path | SavedState | None = None
     """A checkpoint to resume, a folder of checkpoints, or the state that DCP has loaded."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` reads how each rank ended."""
+    factory: Callable[[Peer, Sequence[Layout]], RankFactory] = RankFactory
+    """Makes what makes the parts of the rank."""
 
     def completed(self, ranks: int, plan: ModelPlan) -> Settings:
         """These settings for a rack of `ranks` ranks that trains the model of `plan`."""
@@ -90,7 +90,6 @@ def parts_of(
     *,
     sums: bool,
     started_ns: int,
-    script: ReplayScript | None = None,
     resumed: tuple[Resume, int] | None = None,
     buffers: tuple[tuple[str, str], ...] = (),
     part_lost: bool = False,
@@ -98,9 +97,9 @@ def parts_of(
     """The parts of one rank's machines.
 
     `settings`: completed. `ranks`: the introductions of all ranks of the rack, in rank order.
-    `facts`: see `RackModel`. `sums`: whether merges need sums over the ranks first. `script`: rack
-    0 decides its records again, and no process takes over. `resumed`: a checkpoint, and this rack's
-    step in it. `buffers`: see `digests_of_buffers`. `part_lost`: see `Hello`."""
+    `facts`: see `RackModel`. `sums`: whether merges need sums over the ranks first. `resumed`: a
+    checkpoint, and this rack's step in it. `buffers`: see `digests_of_buffers`. `part_lost`: see
+    `Hello`."""
     policy = settings.policy
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
     versions = resumed[0].versions if resumed else ()
@@ -124,8 +123,4 @@ def parts_of(
     address = settings.witness or settings.peers[0]
     leader = LeaderParts(hello, where, options, started_ns, address)
     options_c = CoordinatorOptions(policy.racks, heartbeat_ns, silence_ns, first=where == me)
-    coordinator: CoordinatorParts | None = CoordinatorParts(settings.job, options_c)
-    if script is not None:
-        scripted = CoordinatorParts(settings.job, options_c, script.records, scripted=True)
-        coordinator = scripted if where == me else None
-    return Parts(me, member, rank_machine, leader, coordinator)
+    return Parts(me, member, rank_machine, leader, CoordinatorParts(settings.job, options_c))

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from mend.errors import ConfigError, MendError
+from mend.errors import MendError
 from mend.tools.bench import PassedOn, bench_command
 from mend.tools.doctor.command import doctor_command
 from mend.tools.keys_command import keys_app
@@ -21,9 +20,9 @@ from mend.tools.plan_command import plan_command
 from mend.tools.prefixed_output import detach_broken_streams, open_closed_streams
 from mend.tools.report.command import report_command
 from mend.tools.repro_command import HELP as REPRO_HELP
-from mend.tools.repro_command import repro_command
+from mend.tools.repro_command import WithCommand, repro_command
 from mend.tools.retire_command import retire_command
-from mend.tools.tape_commands import WithCommand, explain_command, replay_command
+from mend.tools.tape_commands import explain_command, replay_command
 from mend.tools.top.command import top_command
 
 app = typer.Typer(
@@ -171,135 +170,9 @@ def demo_command(
     )
 
 
-_Seeds = Annotated[str, typer.Option(metavar="N|A:B", help="Seeds 0 to N-1, or A to B-1.")]
-_Minutes = Annotated[
-    float | None,
-    typer.Option(min=0.0, help="Run seeds for this many minutes, from the first seed on."),
-]
-_Trace = Annotated[
-    bool, typer.Option("--trace", help="With --seed: print every note of the racks.")
-]
-_Shrink = Annotated[bool, typer.Option(help="Shrink a failing scenario before printing it.")]
-_Settings = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Take racks, H, P, tau, K, grace and more from this mend.toml."
-    ),
-]
-_Regressions = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="Append failing scenarios to this file, as Python that rebuilds them."
-    ),
-]
-
-
-_Totals = Annotated[bool, typer.Option("--json", help="Print only the totals, as JSON.")]
-_Goodput = Annotated[
-    bool,
-    typer.Option(
-        "--goodput", help="Run nothing; print a cost model of failures in very large jobs."
-    ),
-]
-_Assume = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=NUMBER", help="With --goodput: change an assumption; may be repeated."
-    ),
-]
-_Quorum = Annotated[
-    int,
-    typer.Option(min=1, max=16, help="With --goodput: K, the racks that a round needs to close."),
-]
-_Plot = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="With --goodput: also draw it, as .svg, .png or .pdf."),
-]
-
-
-_OF_RUNS = ("seeds", "minutes", "jobs", "seed", "trace", "shrink", "config", "regressions")
-_OF_THE_COST_MODEL = ("assume", "quorum", "plot")
-"""Options of `mend simulate`, without --goodput and with it."""
-
-
-def _refuse_options_of_the_other(context: typer.Context, goodput: bool) -> None:
-    for name in _OF_RUNS if goodput else _OF_THE_COST_MODEL:
-        source = context.get_parameter_source(name)
-        if source is None or source.name == "DEFAULT":
-            continue
-        if goodput:
-            rule = "is an option of runs, and --goodput runs nothing"
-            raise ConfigError(name, context.params[name], rule, "Leave it out.")
-        rule = "--assume, --quorum and --plot are options of the cost model"
-        raise ConfigError("goodput", False, rule, "Add --goodput, or leave them out.")
-
-
-@app.command("simulate")
-def simulate_command(
-    context: typer.Context,
-    seeds: _Seeds = "300",
-    minutes: _Minutes = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that share the seeds.")] = 2,
-    seed: Annotated[int | None, typer.Option(min=0, help="Run only this seed.")] = None,
-    trace: _Trace = False,
-    shrink: _Shrink = True,
-    as_json: _Totals = False,
-    config: _Settings = None,
-    regressions: _Regressions = None,
-    goodput: _Goodput = False,
-    assume: _Assume = None,
-    quorum: _Quorum = 1,
-    plot: _Plot = None,
-) -> None:
-    """Simulate jobs with random faults and a virtual clock, and check the invariants.
-
-    Use it to test settings, or a change to mend. Each seed is one run: it draws a job (racks, H, P,
-    tau, K, speeds), a network and faults. Frames are lost, doubled, delayed or corrupted; racks are
-    cut off, freeze, slow down, crash and start again; clocks jump or drift. The code is that of a
-    real job: only sockets, threads and the clock are simulated.
-
-    After every event it checks that a quorum made one list of decisions, that no decision is undone
-    or lost, that all racks hold equal bits, and that every token is counted once. If a quorum is
-    alive once the faults are over, the job must end with all work merged.
-
-    A failing seed is shrunk to the smallest scenario that still fails, and printed as a story with
-    the Python that runs it again. Ctrl-C stops, and prints the totals so far.
-
-    Exit status 0: no invariant broke; 1: one did; 2: a wrong argument.
-
-    [bold]Examples[/bold]
-
-      mend simulate --minutes 10 --jobs 2
-
-      mend simulate --seeds 2000:4000 --json
-
-      mend simulate --seed 17 --trace
-
-      mend simulate --config mend.toml --minutes 1     [dim]# do my settings hold?[/dim]
-
-    --goodput prints a cost model of failures in jobs of 150k to 2.4M chips, and runs nothing.
-
-      mend simulate --goodput --assume mtbf_days=100 --assume restart_s=300 --plot goodput.svg
-    """
-    from mend.tools import goodput as cost_model
-    from mend.tools import simulate
-
-    console = Console()
-    _refuse_options_of_the_other(context, goodput)
-    if goodput:
-        return cost_model.report(assume or [], quorum, plot, as_json, console)
-    if trace:
-        raise typer.Exit(1 if simulate.trace(seed, console, config) else 0)
-    first, stop = simulate.span_of(seeds) if seed is None else (seed, seed + 1)
-    last = None if minutes is not None else stop
-    jobs = jobs if seed is None else 1
-    wanted = simulate.Wanted(first, last, minutes, jobs, shrink, as_json, config, regressions)
-    raise typer.Exit(1 if simulate.simulate(wanted, console) else 0)
-
-
 app.command("doctor")(doctor_command)
 app.command("plan")(plan_command)
-app.command("replay", cls=WithCommand)(replay_command)
+app.command("replay")(replay_command)
 app.command("explain")(explain_command)
 app.command("repro", cls=WithCommand, help=REPRO_HELP)(repro_command)
 app.command("report")(report_command)
@@ -309,99 +182,20 @@ app.add_typer(keys_app)
 app.command("bench", cls=PassedOn)(bench_command)
 
 
-_Demotions = Annotated[
-    bool, typer.Option(help="Take rosters from the rule for votes, whichever racks are silent.")
-]
-_Demoted = Annotated[
-    int, typer.Option(help="With --demotions: the rack that has just lost its vote; -1: none.")
-]
-_Candidate = Annotated[
-    int,
-    typer.Option(help="The only candidate (the witness has the number after the racks); -1: any."),
-]
-_Twins = Annotated[
-    int, typer.Option(help="Racks that are started again while their former process still runs.")
-]
-_Votes = Annotated[int, typer.Option(help="Members whose seat or vote one roster may change.")]
-
-
-_Founding = Annotated[bool, typer.Option(help="Check how a job begins, not how it goes on.")]
-_Questions = Annotated[
-    int, typer.Option(help="With --founding: repeated questions of a live founder.")
-]
-
-
-@app.command("explore")
-def explore_command(
-    members: Annotated[
-        str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
-    ] = "0,1,witness",
-    rounds: Annotated[int, typer.Option(help="Versions that can be committed.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Attempts to take over.")] = 1,
-    crashes: Annotated[int, typer.Option(help="Members that die.")] = 1,
-    rosters: Annotated[int, typer.Option(help="Changes of the roster.")] = 0,
-    attempts: Annotated[int, typer.Option(help="Merges requested per version and epoch.")] = 1,
-    twins: _Twins = 0,
-    votes: _Votes = 1,
-    demotions: _Demotions = False,
-    demoted: _Demoted = -1,
-    candidate: _Candidate = -1,
-    founding: _Founding = False,
-    questions: _Questions = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many states.")] = None,
-) -> None:
-    """Check a small job exhaustively: every order of votes, messages and crashes.
-
-    Use it after a change to votes, take-overs or rosters. It runs the same code as a live job,
-    without a clock. Any message can be lost, doubled, overtaken or delayed without limit. In every
-    state, no two members may decide differently at an index, and while a quorum is alive, a live
-    member must hold every decision. If a state breaks this, explore prints the shortest way to it.
-
-    With --founding, the job has not begun: --crashes counts processes that die and start again,
-    --epochs candidacies to decide the first record, and --rounds further records. In every state,
-    all live processes must know the same first record and the same list of decisions.
-
-    Exit status 0: all states visited; 1: an invariant broke; 2: stopped, or a wrong argument.
-
-    [bold]Examples[/bold]
-
-      mend explore --members 0,1 --rounds 2 --epochs 2
-
-      mend explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
-
-      mend explore --members 0,1,2,witness --rounds 0 --rosters 2 --demotions --demoted 0
-
-      mend explore --founding --members 0,1 --crashes 2 --rounds 0
-    """
-    from mend.tools.explore import bounds_of, explore, founding_of
-
-    if founding:
-        numbers = {"crashes": crashes, "questions": questions, "epochs": epochs, "rounds": rounds}
-        raise typer.Exit(explore(founding_of(members, **numbers), limit, Console()))
-    bounds = bounds_of(
-        members,
-        rounds=rounds,
-        epochs=epochs,
-        crashes=crashes,
-        rosters=rosters,
-        attempts=attempts,
-        twins=twins,
-        votes=votes,
-        demotions=demotions,
-        demoted=demoted,
-        candidate=candidate,
-    )
-    raise typer.Exit(explore(bounds, limit, Console()))
-
-
 def main() -> None:
-    """Entry point. An error that mend raised on purpose is one line, not a traceback."""
+    """Entry point."""
+    run(app, "mend")
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """Run the command that was typed. An error that mend raised on purpose is one line, not a
+    traceback."""
     open_closed_streams()
     try:
         app()
     except MendError as error:
         with suppress(OSError):  # nobody may read it; the status says it, too
-            typer.echo(f"mend: {type(error).__name__}: {error}", err=True)
+            typer.echo(f"{name}: {type(error).__name__}: {error}", err=True)
         sys.exit(2)
     finally:
         detach_broken_streams()

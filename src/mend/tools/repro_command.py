@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from mend.errors import UsageError
 from mend.tools.launch_command import pair_of
@@ -39,6 +40,17 @@ Exit status 0: equal; 1: different; 2: a run failed; 130: stopped by Ctrl-C, as 
 
   mend repro --record here --steps 50 -- train.py; mend repro here there
 """
+
+
+class WithCommand(TyperCommand):
+    """Takes what follows `--` as the command of a script, in `ctx.obj`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.obj, args = args[at + 1 :], args[:at]
+        return super().parse_args(ctx, args)
+
 
 _Folders = Annotated[
     list[Path] | None,

@@ -7,7 +7,6 @@ from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
-from mend.coordination.replay_coordinator import ReplayCoordinator
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.nouns import DETECT_NS, HEARTBEAT_NS, digest, hello, member
 
@@ -40,9 +39,3 @@ def test_a_witness_answers_with_a_booth_that_shares_its_coordinators_vote() -> N
 def test_other_ranks_only_learn() -> None:
     made = machines_of(Parts(Peer(1, 1), member(1), RANK_MACHINE))
     assert list(made.named()) == ["rank"]
-
-
-def test_a_script_makes_the_coordinator_one_that_follows_it() -> None:
-    scripted = CoordinatorParts("job", COORDINATOR.options, (), scripted=True)
-    made = machines_of(Parts(Peer(WITNESS, 0), member(WITNESS), coordinator=scripted))
-    assert type(made.coordinator) is ReplayCoordinator

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mend.consensus.records import MomentFragments
 from mend.coordination.schedule import Calendar, Schedule, gap_steps, overlap_at, poll_steps
-from mend.reference import Settings
+from mend_lab.reference import Settings
 
 
 @st.composite

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mend.merge import gram as module
 from mend.merge.gram import BIN_WRONG, BIN_ZERO, Gram, gram_of, nothing
-from mend.reference.radial import on_grid
+from mend_lab.reference.radial import on_grid
 
 
 def from_bits(bits: int) -> float:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mend.merge import MERGES, Measuring, Radial
 from mend.merge.gram import nothing
 from mend.merge.radial import DIRECTION_MIN
-from mend.reference.radial import fp32, radial
+from mend_lab.reference.radial import fp32, radial
 
 
 def factors(vectors: list[torch.Tensor], weights: list[float]) -> tuple[float, ...]:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import pytest
 
 from mend.errors import ConfigError
-from mend.sim import World
-from mend.sim.scenario import Fault, Scenario
 from mend.tools.explain import chosen, left_out, overview, sentences
 from mend.tools.trace_timeline import RoundFacts, Story, newest_job, story_of
 from mend.trace.format import Entry, Header
 from mend.types import MS, SECOND, WITNESS
+from mend_lab.sim import World
+from mend_lab.sim.scenario import Fault, Scenario
 
 CALM = Scenario(steps=(24, 24))
 SLOW = Scenario(steps=(36, 24), step_ns=(50 * MS, 75 * MS), grace_ns=0)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mend.sim import World
-from mend.sim.scenario import Scenario
 from mend.tools.report.rounds import PHASES, ROUNDS_SHOWN, Bar, Rounds, measure, rounds_of
 from mend.tools.trace_timeline import Story, story_of
 from mend.trace.format import Header
 from mend.types import MS, WITNESS
+from mend_lab.sim import World
+from mend_lab.sim.scenario import Scenario
 
 CALM = Scenario(steps=(60, 60))
 SLOW = Scenario(steps=(60, 60), step_ns=(50 * MS, 65 * MS))

@@ -1,0 +1,52 @@
+"""The parts of a live rank that a program outside mend may make otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mend.coordination.machines import Machines, Parts, machines_of
+from mend.engine.checkpoint_writer import CheckpointWriter
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.eviction import EvictableTrainer
+from mend.engine.published_state import PublishedState
+from mend.engine.rack_state_mirror import RackStateMirrors
+from mend.engine.trainer import Trainer
+from mend.trace.writer import Tape
+from mend.types import Layout, Peer
+
+
+class RankFactory:
+    """Makes the parts of a rank that trains in a job. `LiveRank` asks for each of them once.
+
+    A program that runs a training script, but not in a job, derives from this class and puts its
+    own into the settings (`mend.config.override`). `layouts`: of all fragments, by number.
+    """
+
+    def __init__(self, me: Peer, layouts: Sequence[Layout]) -> None:
+        self.me, self.layouts = me, layouts
+
+    def published(self) -> PublishedState:
+        return PublishedState(len(self.layouts))
+
+    def trainer(self, *args: Any, **options: Any) -> Trainer:
+        """Takes the arguments of `Trainer`."""
+        trainer = EvictableTrainer(*args, **options)
+        trainer.compares = True
+        return trainer
+
+    def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
+        """Takes the arguments of `CheckpointWriter`."""
+        return CheckpointWriter(*args, **options)
+
+    def machines(self, parts: Parts) -> Machines:
+        """Raises MendError where this rank must not start."""
+        return machines_of(parts)
+
+    def tape(self, tape: Tape | None) -> Tape | None:
+        """What gets the events and effects of the machines. `tape`: the one on disk, if any."""
+        return tape
+
+    def mirrors(self, rank: ConcurrentOuterStep) -> RackStateMirrors | None:
+        """Asked for where racks keep state of scope rack for each other. None: they do not."""
+        return RackStateMirrors(rank)

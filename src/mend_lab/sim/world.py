@@ -1,0 +1,527 @@
+"""Builds a job from a scenario, runs it to its end, and checks the invariants meanwhile.
+
+World(7).run()                                         the scenario of seed 7
+World(seed=7, racks=4).cut(0, 1, at=1.0, until=3.0).crash(2, at=5.0).heal(at=6.0).run()
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mend.codec import codec_named
+from mend.consensus.records import MomentFragments, Policy, Seat
+from mend.coordination.coordinator import CoordinatorOptions
+from mend.coordination.fragment_replica import RankOptions
+from mend.coordination.leader import LeaderOptions
+from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
+from mend.coordination.messages import Hello, Resume, Retire
+from mend.detector import DetectorOptions
+from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.eviction import EvictableTrainer
+from mend.engine.fragment_state import (
+    FragmentProgress,
+    FragmentState,
+    Progress,
+    StepOptions,
+    tracks_of,
+)
+from mend.engine.micro_benchmark import MicroBenchmark
+from mend.engine.numerics import Numerics, keeps_in_weights
+from mend.engine.witness import build_witness
+from mend.errors import Evicted, JobLost
+from mend.fragment.model_plan import ModelPlan
+from mend.fragment.shards import replicated
+from mend.merge import MERGES
+from mend.outer import OUTERS
+from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
+from mend_lab.sim.checkers import Checkers
+from mend_lab.sim.faults import Broken, Hands, target
+from mend_lab.sim.generate import draw
+from mend_lab.sim.loop import Loop
+from mend_lab.sim.moments import Adam, Moments
+from mend_lab.sim.network import Network
+from mend_lab.sim.numbers import Spoiler
+from mend_lab.sim.process import (
+    BYTES_NS,
+    START_NS,
+    THREAD_HOP_NS,
+    Collective,
+    MemoryTape,
+    Process,
+    Training,
+    WatchedState,
+)
+from mend_lab.sim.scenario import (
+    FOR_EVER,
+    OFFERS_BEFORE,
+    SHUTDOWN_NS,
+    Fault,
+    Scenario,
+    calm,
+    rounds_before,
+)
+from mend_lab.sim.scenario_builder import Writer
+
+HEARTBEAT_MS = 250
+"""Slower than live: quiet time costs events, and what is lost is repeated at this pace."""
+
+DETECT_NS = 2 * SECOND
+STALL_NS = 1 * SECOND
+GIVE_UP_NS = 60 * SECOND
+EVICT_NS = 8 * SECOND
+RETIRES_NS = 10 * SECOND
+"""How long `mend retire` repeats its message."""
+
+UPDATES = 64
+"""Different update vectors per rack; the steps go round them."""
+
+
+def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
+    """Fragments are one tensor each; under rda the third is merged by the mean, as an embedding."""
+    count = scenario.fragments * (1 + len(scenario.moment_periods))
+    return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
+
+
+def _progress(tracks: Sequence[FragmentState]) -> Progress:
+    """The progress in a checkpoint right after a merge of everything."""
+    fragments = tuple(
+        FragmentProgress(
+            t.anchor.version, t.anchor.rounds, t.anchor.digest, OFFERS_BEFORE, 0, 0, 0, -1, ""
+        )
+        for t in tracks
+    )
+    return Progress(0, 0, 0, 0, (), fragments)
+
+
+@dataclass
+class SimulationReport:
+    """The result of a run. `problems` is empty when every invariant held."""
+
+    scenario: Scenario
+    problems: list[str] = field(default_factory=list)
+    commits: int = 0
+    finished: bool = False
+    virtual_ns: int = 0
+    events: int = 0
+    trace: str = ""
+    felt: Counter[str] = field(default_factory=Counter)
+    """kind of fault -> how often it made a difference."""
+
+
+class World(Writer):
+    """One job, which depends on its scenario alone. `run()` returns the report.
+
+    `what`: a seed to draw the scenario from, or a scenario. Without it, `fields` of Scenario make a
+    calm job, to which the calls of `Writer` add faults.
+    """
+
+    def __init__(
+        self, what: Scenario | int | None = None, *, record: bool = False, **fields: Any
+    ) -> None:
+        """`record`: every process keeps a tape of its machines."""
+        self.record = record
+        if isinstance(what, int):
+            self.scenario = draw(what)
+        else:
+            self.scenario = what if what is not None else calm(**fields)
+        assert what is None or not fields, "a seed or a scenario, or the fields of one"
+        self.loop = Loop()
+        self.rng = random.Random(self.scenario.seed ^ 0x5EED)
+        self.broken = Broken(self.loop, self.rng)
+        self.network = Network(self.loop, self.scenario, self.rng, self.broken)
+        self.checkers = Checkers(self.scenario, STALL_NS)
+        self.trainings: dict[Peer, Training] = {}
+        """The ranks of every rack in its newest life."""
+        self.past: list[Process] = []
+        self.witness: Process | None = None
+        self.away: set[int] = set()
+        """Targets that died and are to be started again."""
+        self._founder = Peer(WITNESS if self.scenario.witness else 0, 0)
+        """The first coordinator."""
+        if self.scenario.witness:
+            self._build_witness()
+        for rack in range(self.scenario.racks):
+            self._build_rack(rack)
+
+    def run(self, *, first: bool = False) -> SimulationReport:
+        """To the end of every live training loop, then the verdict. `first`: or to the first
+        problem; a job with a bug may go on for long after it."""
+        scenario = self.scenario
+        self.checkers.scenario = scenario
+        self.broken.plan(
+            scenario,
+            Hands(self._crash, self._restart, self._freeze, self._change_clock, self._retire),
+        )
+        longest_fault_ns = max(
+            (scenario.end_of(f) for f in scenario.faults if f.end_ns < FOR_EVER), default=0
+        )
+        limit_ns = 20 * scenario.length_ns + longest_fault_ns + 2 * GIVE_UP_NS
+        limit_ns += 10 * max(SHUTDOWN_NS, scenario.shutdown_ns)
+        until = self._over_or_broken if first else self._over
+        finished, fell = self._run_loop(until, limit_ns)
+        report = SimulationReport(
+            scenario, finished=finished, virtual_ns=self.loop.now_ns, events=self.loop.taken
+        )
+        report.commits = len(self.checkers.commits)
+        report.trace = self.checkers.trace()
+        report.felt = self.broken.felt
+        report.problems = (
+            [*self.checkers.problems, fell] if fell else self.checkers.verdict(self, finished)
+        )
+        return report
+
+    def _run_loop(self, until: Callable[[], bool], limit_ns: int) -> tuple[bool, str]:
+        """Whether all ended, and the exception of the simulated code, if there was one."""
+        collecting = gc.isenabled()
+        gc.disable()  # nothing is freed in cycles during a run: looking for them costs a fifth
+        try:
+            return self.loop.run(until, limit_ns), ""
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            name = where.filename.rpartition("/")[2]
+            return False, f"{type(error).__name__}: {error} ({name}:{where.lineno})"
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _over_or_broken(self) -> bool:
+        return bool(self.checkers.problems) or self._over()
+
+    def _over(self) -> bool:
+        if self.away:
+            return False
+        for each in self.trainings.values():  # asked once per event: `all` would cost more
+            if not each.ended and not each.process.dead:
+                return False
+        return True
+
+    # -------------------------------------------------------------- building
+
+    def _coordinates(self, me: Peer) -> CoordinatorParts:
+        options = CoordinatorOptions(
+            self.scenario.racks, HEARTBEAT_MS * MS, DETECT_NS, first=me == self._founder
+        )
+        return CoordinatorParts("sim", options)
+
+    def _build_witness(self) -> None:
+        member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
+        self.witness = Process(me, member, self.network, self.loop, self.rng)
+        kept = self.scenario.records_kept
+        made_of = Parts(me, member, coordinator=self._coordinates(me), records_kept=kept)
+        tape = self._tape(self.witness, made_of)
+        self.witness.on_note = self.checkers.check_note
+        self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
+        self.checkers.enter_process(self.witness)
+
+    def _build_rack(self, rack: int) -> None:
+        scenario = self.scenario
+        member = Member(rack, self.rng.getrandbits(62))
+        processes = [
+            Process(Peer(rack, rank), member, self.network, self.loop, self.rng)
+            for rank in range(scenario.ranks)
+        ]
+        collective = Collective(scenario.ranks)
+        models = [self._model(rack, rank) for rank in range(scenario.ranks)]
+        digests = [tuple(track.anchor.digest for track in tracks) for _, tracks in models]
+        policy = self._policy(len(digests[0]))
+        for process, (parameters, tracks), own in zip(processes, models, digests, strict=True):
+            resume = self._resume(tracks)
+            rank_machine = RankParts(self._rank_options(), own, resume.versions if resume else ())
+            made_of = Parts(process.me, member, rank_machine)
+            if process.me.rank == 0:
+                seat = Seat(member, process.address, tuple(p.lane for p in processes))
+                by_fragment = tuple(zip(*digests, strict=True))
+                hello = Hello(
+                    seat, policy, (("model", "sim"),), by_fragment, resume=resume, part_lost=True
+                )
+                detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
+                leader = LeaderParts(hello, self._founder, detect, process.now_ns())
+                coordinates, kept = self._coordinates(process.me), scenario.records_kept
+                made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
+            self._connect(process, processes)
+            self._start(process, made_of, parameters, tracks, policy, collective)
+
+    def _start(
+        self,
+        process: Process,
+        made_of: Parts,
+        parameters: list[nn.Parameter],
+        tracks: list[FragmentState],
+        policy: Policy,
+        collective: Collective,
+    ) -> None:
+        scenario, number = self.scenario, process.me.rack
+        published = WatchedState(len(tracks), process, self.checkers.agreement)
+        held: list[Training] = []
+        numerics = self._numerics(number)
+        trainer = EvictableTrainer(
+            process.member,
+            policy,
+            _step_options(scenario),
+            tracks,
+            published,
+            now_ns=process.now_ns,
+            post=lambda event: held[0].post(event),
+            own=lambda offer: held[0].own(offer),
+            note=process.note,
+            numerics=numerics,
+        )
+        rank = ConcurrentOuterStep(
+            process.me,
+            process.member,
+            machines_of(made_of),
+            [track.owned for track in tracks],
+            [t.anchor for t in tracks],
+            numerics,
+            published,
+            process,
+            plain_fragments(scenario),
+            self._tape(process, made_of),
+            len(tracks) - scenario.fragments,
+        )
+        training = Training(
+            process,
+            rank,
+            trainer,
+            collective,
+            parameters,
+            scenario,
+            update=partial(self._update, number, updates=self._updates(number)),
+            tokens=lambda step: 1 + (step * 7 + number) % 5,
+            watch=self.checkers.watch,
+            begin_again=self._begin_again,
+        )
+        self._prepare(training, tracks)
+        held.append(training)
+        process.trainer = self.trainings[process.me] = training
+        self.checkers.enter(process, training, numerics)
+        process.on_note = self.checkers.check_note
+        process.start(rank)
+        self.checkers.enter_process(process)
+
+    def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
+        process.tape = MemoryTape(made_of) if self.record else None
+        return process.tape
+
+    def _connect(self, process: Process, rack: Sequence[Process]) -> None:
+        for other in rack:
+            process.connect(other.me, other.address)
+        if process.me.rank == 0:
+            for peer in {self._founder, *self._leaders(process.me.rack)}:
+                process.connect(peer, f"tcp://sim:{peer.rack}-0")
+
+    def _leaders(self, but: int) -> tuple[Peer, ...]:
+        return tuple(Peer(rack, 0) for rack in range(self.scenario.racks) if rack != but)
+
+    def _model(self, rack: int, rank: int) -> tuple[list[nn.Parameter], list[FragmentState]]:
+        scenario = self.scenario
+        whose = 0 if scenario.first else rack  # racks that resume have one anchor
+        generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
+        model = nn.ParameterList(
+            [
+                nn.Parameter(torch.randn(scenario.shape(p), generator=generator))
+                for p in range(scenario.fragments)
+            ]
+        )
+        plan = ModelPlan(
+            model, scenario.fragments, optimizers=[Adam(list(model))],
+            moment_periods=scenario.moment_periods,
+        )  # fmt: skip
+        numerics, first = self._numerics(), scenario.first
+        tracks = tracks_of(plan, numerics, lambda cut: replicated(cut.layout, scenario.ranks, rank))
+        for track in tracks if first else ():
+            rules, rounds = numerics.of(moments=bool(track.moments)), rounds_before(first)
+            track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
+        return list(model), tracks
+
+    def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
+        process = training.process
+        training.trainer.life.started_ns -= self.scenario.restart_ns
+        if self.scenario.validates:
+            benchmark = MicroBenchmark(
+                process.now_ns,
+                training.post,
+                lambda: MS * self.broken.slower(target(process.me.rack)),
+                None,
+            )
+            training.rank.benchmark = training.trainer.benchmark = benchmark
+        if self.scenario.carries:
+            training.carry(Moments(training.parameters, process.me.rank), process.note)
+        if self.scenario.first:
+            training.trainer.resume(_progress(tracks), ())
+
+    def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
+        """What a rack reports of the checkpoint that it has read."""
+        first = self.scenario.first
+        if not first:
+            return None
+        racks, count = tuple(range(self.scenario.racks)), len(tracks)
+        return Resume("ab" * 32, 1, racks, (first,) * count, (rounds_before(first),) * count)
+
+    def _updates(self, rack: int) -> list[list[Tensor]]:
+        scenario = self.scenario
+        generator = torch.Generator().manual_seed(scenario.seed * 100 + 50 + rack)
+        table = [
+            torch.randn(UPDATES, *scenario.shape(p), generator=generator) * 0.01
+            for p in range(scenario.fragments)
+        ]
+        return [[rows[i] for rows in table] for i in range(UPDATES)]
+
+    def _update(self, rack: int, step: int, updates: list[list[Tensor]]) -> Sequence[Tensor]:
+        changes = updates[step % UPDATES]
+        if (rack, step) in self.scenario.non_finite:
+            return [torch.full_like(change, float("nan")) for change in changes]
+        return changes
+
+    def _numerics(self, rack: int = -1) -> Numerics:
+        scenario = self.scenario
+        outer = OUTERS["nesterov"](
+            0.7 if scenario.momentum else 1.0, scenario.momentum, scenario.ramp
+        )
+        codec = codec_named(scenario.payload)
+        return Spoiler(
+            partial(self.broken.spoils, rack),
+            codec,
+            MERGES[scenario.merge](),
+            outer,
+            max_age=scenario.max_age,
+            in_weights=keeps_in_weights(codec, scenario.alignment),
+        )
+
+    def _rank_options(self) -> RankOptions:
+        sums = self._numerics().measuring is not None
+        detector = DetectorOptions(validates=self.scenario.validates)
+        return RankOptions(HEARTBEAT_MS * MS, self.scenario.ranks, sums, detector)
+
+    def _policy(self, fragments: int) -> Policy:
+        s = self.scenario
+        return Policy(
+            s.racks,
+            s.ranks,
+            fragments,
+            s.k,
+            s.grace_ns,
+            s.lockstep,
+            s.max_age,
+            s.period_steps,
+            s.overlap_steps,
+            s.overlap_ramp,
+            STALL_NS,
+            EVICT_NS,
+            restart_attests=True,
+            expected=s.expected,
+            moments=tuple(MomentFragments(s.fragments, p) for p in s.moment_periods.values()),
+            acts=s.acts,
+            evicts=s.evicts,
+            sharded=s.sharded,
+        )
+
+    # -------------------------------------------------------------- breaking
+
+    def _processes_of(self, rack: int) -> list[Process]:
+        return [p for p in self.processes() if target(p.me.rack) == rack]
+
+    def _crash(self, fault: Fault) -> None:
+        """Kill a whole rack, or one rank; the launcher of the rack then ends the others."""
+        if fault.kind == "restart":
+            self.away.add(fault.a)
+        for process in self._processes_of(fault.a):
+            alone = fault.kind == "crash" and fault.b >= 0
+            if not alone or process.me.rank == fault.b:
+                self._kill(process, fault.kind)
+            else:
+                self.loop.at(
+                    self.loop.now_ns + fault.amount, partial(self._kill, process, fault.kind)
+                )
+
+    def _kill(self, process: Process, kind: str) -> None:
+        if not process.dead and not process.stopped:
+            process.crash()
+            self.broken.felt[kind] += 1
+            self.checkers.agreement.check_survivors()
+
+    def _restart(self, fault: Fault) -> None:
+        """A new process with a new incarnation and no memory. One that ended stays so."""
+        self.away.discard(fault.a)
+        former = self._processes_of(fault.a)
+        if not all(process.dead for process in former):
+            return
+        self.past += former
+        if fault.a == target(WITNESS):
+            self._build_witness()
+        else:
+            self._build_rack(fault.a)
+        for process in self._processes_of(fault.a):
+            process.tell = former[0].tell
+
+    def _begin_again(self, training: Training) -> None:
+        """As `mend_init` does it where the job is lost, and a launcher where the rack is evicted:
+        once all ranks of the rack have said so, they end and begin another life."""
+        rack = training.process.me.rack
+        ranks = [each for peer, each in self.trainings.items() if peer.rack == rack]
+        if not all(isinstance(each.failure, JobLost | Evicted) for each in ranks):
+            return
+        after_ns = THREAD_HOP_NS
+        if isinstance(training.failure, Evicted):
+            for each in ranks:
+                each.process.later(THREAD_HOP_NS, each.process.give_up)
+            if self.scenario.gone:
+                return
+            after_ns = self.scenario.restart_ns
+        self.away.add(rack)
+        self.loop.at(self.loop.now_ns + after_ns, partial(self._end_life, rack, ranks))
+
+    def _end_life(self, rack: int, ranks: Sequence[Training]) -> None:
+        for each in ranks:
+            if not each.process.dead:
+                each.process.give_up()
+        if self.trainings[ranks[0].process.me] is ranks[0]:
+            self._restart(Fault("restart", self.loop.now_ns, self.loop.now_ns, rack))
+
+    def _freeze(self, fault: Fault, until_ns: int) -> None:
+        for process in self._processes_of(fault.a):
+            process.frozen_until_ns = max(process.frozen_until_ns, until_ns)
+
+    def _change_clock(self, fault: Fault, begins: bool) -> None:
+        for process in self._processes_of(fault.a):
+            self.broken.felt[fault.kind] += 1
+            if fault.kind == "clock_jump":
+                process.jump(fault.amount)
+            else:
+                process.drift(fault.amount if begins else 0)
+
+    def _retire(self, fault: Fault) -> None:
+        """Tell all processes for a while that a dead rack is retired, as `mend retire` does."""
+        for process in self._processes_of(fault.a):
+            if process.dead and process.me.rank == 0:
+                self.broken.felt["retire"] += 1
+                for after_ns in range(0, RETIRES_NS, SECOND):
+                    job = partial(self._say_retired, process.member)
+                    self.loop.at(self.loop.now_ns + after_ns, job)
+
+    def _say_retired(self, gone: Member) -> None:
+        for process in self.processes():
+            if process.host is not None and process.me.rank == 0:
+                retire = Retire(gone.rack, life_of(gone))
+                process.later(0, partial(process.host.heard, Peer(PERSON, 0), 0, retire))
+
+    def processes(self) -> list[Process]:
+        """The processes of every rack and the witness in their newest lives."""
+        processes = [training.process for training in self.trainings.values()]
+        return processes + ([self.witness] if self.witness else [])
+
+
+def _step_options(scenario: Scenario) -> StepOptions:
+    shutdown_ns = scenario.shutdown_ns
+    overlapped, alignment = scenario.overlapped, scenario.alignment
+    return StepOptions(overlapped, alignment, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)

@@ -45,6 +45,23 @@ def worker() -> int | None:
     return int(name[2:]) if name.startswith("gw") else None
 
 
+class Shard:
+    """Chooses among tests that are marked slow."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.selection = shards.parse(config.option.shard)
+        config.option.shard = self.selection.text()  # for the workers
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        left_out = [item for item in items if not self.selection.wants(item)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if self.selection.wants(item)]
+
+
 class Gate:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -53,12 +70,10 @@ class Gate:
         self.costs = costs.read()
         self.tokens = machine.Tokens()
         self.record = Record(Path(os.environ[RUN])) if worker() is not None else Record.create()
-        self.selection = shards.parse(config.option.shard)
         self.begun = time.monotonic()
         self.ports = ""
         if worker() is None:  # workers get what this process has decided
             os.environ[RUN] = str(self.record.folder)
-            config.option.shard = self.selection.text()
         if worker() is None or not machine.enter_own_network():
             self.ports = machine.take_port_range()
 
@@ -69,15 +84,6 @@ class Gate:
     def pytest_unconfigure(self) -> None:
         if "sentinel" in self.__dict__:
             self.sentinel.close()
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        left_out = [item for item in items if not self.selection.wants(item)]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if self.selection.wants(item)]
 
     # Running a test
 

@@ -81,6 +81,7 @@ def agree(found: list[End], steps: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_minimal() -> None:
     """The one here that runs as it does for a user, with interpreters of its own. In a job that
     ends before its racks have met in a round their work may add up (docs/numerics.md), and 100
@@ -104,6 +105,7 @@ def test_a_time_limit_stops_all_racks_with_a_checkpoint_and_the_next_run_goes_on
     assert list(tmp_path.iterdir()) == [cut]
 
 
+@pytest.mark.slow
 def test_callbacks_stop_at_a_limit_and_go_on_in_the_other_style(
     nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_signal_to_all_racks_ends_with_a_checkpoint_and_a_merge(
     assert all(_says(path, '"outcome":"merged"') for path in events)
 
 
+@pytest.mark.slow
 def test_a_rack_that_joins_makes_only_the_steps_that_are_left(
     nursery: Nursery, tmp_path: Path, free_ports: FreePorts
 ) -> None:
@@ -208,6 +211,7 @@ def loaded(example: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_path: Path) -> None:
     """Made of shards, evaluated between steps, merged: the file holds what the racks evaluated."""
     path = tmp_path / "merged.pt"
@@ -222,6 +226,7 @@ def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_pat
     assert alone == pytest.approx(found[0].loss, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_one_torchrun_over_both_racks(nursery: Nursery, free_ports: FreePorts) -> None:
     first, second = free_ports(2)
     peers = f"0=tcp://127.0.0.1:{first},1=tcp://127.0.0.1:{second}"

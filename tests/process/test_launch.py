@@ -279,7 +279,13 @@ if ranks > 1:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("ranks", "torchrun"), [(1, False), (2, True)], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(
+    ("ranks", "torchrun"),
+    [
+        pytest.param(1, False, id="plain"),
+        pytest.param(2, True, id="torchrun", marks=pytest.mark.slow("tools")),
+    ],
+)
 def test_a_rack_that_is_killed_is_started_again_and_joins(
     tmp_path: Path, ranks: int, torchrun: bool
 ) -> None:

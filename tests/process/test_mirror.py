@@ -67,7 +67,7 @@ def account(told: dict[str, Any]) -> str:
     return str(told["status"]["joined_state"]).partition("; ")[2]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("engine"))])
 def test_a_rack_that_returns_has_its_place_of_the_newest_merged_capture(
     jobs: Jobs, ranks: int
 ) -> None:

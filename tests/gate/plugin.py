@@ -39,6 +39,15 @@ def starts_processes(nodeid: str) -> bool:
     return nodeid.startswith(("tests/process/", "tests/storm/test_storm"))
 
 
+def processes_of(item: pytest.Item, known: dict[str, costs.Cost]) -> int:
+    """Most live processes at once. The nursery has counted none where a test starts others."""
+    fixtures = item.fixturenames  # type: ignore[attr-defined]
+    if "alone" in fixtures and "nursery" not in fixtures:
+        return 1  # a job of one rack in this process
+    cost = known.get(costs.function_of(item.nodeid), costs.UNKNOWN)
+    return cost.processes or costs.UNKNOWN.processes
+
+
 def worker() -> int | None:
     """The number of this worker of pytest-xdist; None: there is but one process."""
     name = os.environ.get("PYTEST_XDIST_WORKER", "")
@@ -106,8 +115,7 @@ class Gate:
         if worker() is not None:
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, 0 if processes else NICE)
-        known = self.costs.get(costs.function_of(item.nodeid), costs.UNKNOWN).processes
-        count = self.tokens.size if everything else max(1, known)
+        count = self.tokens.size if everything else processes_of(item, self.costs)
         with self.tokens.take(count) if processes or everything else contextlib.nullcontext():
             yield
 

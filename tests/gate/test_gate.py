@@ -9,12 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from tests.gate import forks, machine, record, shards
+from tests.gate import costs, forks, machine, record, shards
+from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
+from tests.gate.plugin import processes_of
 from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +236,31 @@ def test_tokens_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
         other.wait()
         with tokens.take(3):
             pass
+
+
+def test_test_takes_a_token_for_each_of_its_processes() -> None:
+    def tokens(cost: Cost | None, *fixtures: str) -> int:
+        item = SimpleNamespace(nodeid="tests/process/test_x.py::test_y[1]", fixturenames=fixtures)
+        known = {} if cost is None else {"tests/process/test_x.py::test_y": cost}
+        return processes_of(item, known)  # type: ignore[arg-type]
+
+    assert tokens(Cost(5, 0.1), "jobs", "nursery") == 5
+    assert tokens(None, "jobs", "nursery") == costs.UNKNOWN.processes
+    assert tokens(Cost(0, 9.0)) == costs.UNKNOWN.processes, "it starts what nobody counts"
+    assert tokens(None, "alone") == 1
+
+
+def test_costs_are_of_tests_that_start_processes_or_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "RUNS", tmp_path)
+    (tmp_path / "one").mkdir()
+    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0)]
+    (tmp_path / "one/tests.jsonl").write_text("".join(
+        json.dumps({"test": name, "outcome": "passed", "processes": count, "cpu_s": cpu_s}) + "\n"
+        for name, count, cpu_s in lines
+    ))  # fmt: skip
+    assert costs.measured() == {"a": Cost(3, 0.2), "long": Cost(0, 9.0)}
 
 
 def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:

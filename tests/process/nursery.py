@@ -260,6 +260,7 @@ def _load(tests: list[str]) -> None:
     if tests:
         import pytest
 
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork of what has begun CUDA has none
         with contextlib.redirect_stdout(io.StringIO()):
             pytest.main(["--collect-only", "-q", "-s", "-p", "no:cacheprovider", *tests])
     assert callable(rendezvous.get_method_name)

@@ -82,7 +82,7 @@ def agree(found: list[End], steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_minimal() -> None:
+def test_minimal_example_ends_on_equal_bits() -> None:
     """The one here that runs as it does for a user, with interpreters of its own. In a job that
     ends before its racks have met in a round their work may add up (docs/numerics.md), and 100
     steps take a tenth of a second."""
@@ -198,7 +198,7 @@ def _says(path: Path, what: str) -> bool:
     return path.exists() and what in path.read_text().replace(": ", ":")
 
 
-def test_ddp(nursery: Nursery) -> None:
+def test_ddp_example_ends_on_equal_bits(nursery: Nursery) -> None:
     agree(launched(nursery.python, "ddp.py", "--steps", "24"), 24)
 
 

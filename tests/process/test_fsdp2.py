@@ -66,6 +66,7 @@ def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
     assert len(results[0].merges) == len(alone["plain"].merges)
 
 
+@pytest.mark.slow("fragment")
 def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
     agree(run(jobs, 4, "tp", model="even"))
 

@@ -193,6 +193,7 @@ def test_a_signal_reaches_all_racks_and_nothing_is_left(
     assert launcher.gone()
 
 
+@pytest.mark.slow("tools")
 def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:
     launcher = start(HANG, "--stubborn", "--child")
     launcher.up()

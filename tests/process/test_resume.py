@@ -126,6 +126,7 @@ def goes_on(
         assert tokens[rack] == of_then + (now - then) * behind, "each rank counts all that it reads"
 
 
+@pytest.mark.slow("engine")
 @pytest.mark.parametrize("last", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
     jobs: Jobs, tmp_path: Path, last: int

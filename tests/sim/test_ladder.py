@@ -166,13 +166,8 @@ def test_of_two_racks_one_is_evicted_only_beside_a_witness() -> None:
         assert (EVICTED in {stage for _, stage in moves(world)}) == witness
 
 
-@pytest.mark.parametrize(
-    "retired",
-    [
-        pytest.param(False, id="in time"),
-        pytest.param(True, id="by a person", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("retired", [False, True], ids=["in time", "by a person"])
 def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_another_is_evicted(
     retired: bool,
 ) -> None:

@@ -132,7 +132,7 @@ class Gate:
             self.record.add_failure(title, "\n".join(report.longreprtext for report in failed))
             item.stash[RETRIED] = True
             return
-        processes, cpu_s = self.spent_since(before)
+        processes, cpu_s = self.spent_since(before, item)
         facts = {"processes": processes, "cpu_s": cpu_s, "delay_ms": delay_ms, "retried": again}
         reports[-1].user_properties += facts.items()
         for report in reports:
@@ -142,8 +142,9 @@ class Gate:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(each.ru_utime + each.ru_stime for each in used)
 
-    def spent_since(self, before: float) -> tuple[int, float]:
-        children = [usage() for usage in self.usage]
+    def spent_since(self, before: float, item: pytest.Item) -> tuple[int, float]:
+        asks = "nursery" in item.fixturenames  # type: ignore[attr-defined]
+        children = [usage() for usage in self.usage if asks]
         cpu_s = self.spent() - before + sum(cpu_s for _, cpu_s in children)
         return max((count for count, _ in children), default=0), round(cpu_s, 2)
 

@@ -26,13 +26,11 @@ class Forks:
         first, second = self._folder / "torch", self._folder / "tests"
         for folder in (first, second):
             folder.mkdir()
-        of_torch = Nursery(first)
-        warm = of_torch.command(sys.executable)
-        of_tests = Nursery(second, warm, config.args)
+        of_torch, of_tests = Nursery(first), Nursery(second, tests=config.args)  # load at once
         self._nurseries = [of_tests, of_torch]
         python = shlex.join(of_tests.command(sys.executable))
         config.option.tx = [f"popen//python={python}"] * len(config.option.tx)
-        os.environ[COMMAND] = shlex.join(warm)
+        os.environ[COMMAND] = shlex.join(of_torch.command(sys.executable))
 
     def pytest_unconfigure(self) -> None:
         for nursery in self._nurseries:

@@ -256,15 +256,16 @@ def _load(tests: list[str]) -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
     with contextlib.redirect_stdout(io.StringIO()):
         mend.tools.app(["version"], standalone_mode=False)
-    kernels.load()
     if tests:
         import pytest
 
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork of what has begun CUDA has none
         with contextlib.redirect_stdout(io.StringIO()):
             pytest.main(["--collect-only", "-q", "-s", "-p", "no:cacheprovider", *tests])
-    assert callable(rendezvous.get_method_name)
-    rendezvous.get_method_name = lambda depth=2: "not asked for"
+    else:
+        assert callable(rendezvous.get_method_name)
+        rendezvous.get_method_name = lambda depth=2: "not asked for"
+    kernels.load()
     gc.collect()
     gc.freeze()
 

@@ -21,7 +21,7 @@ ALONE := tests/process/test_neighbours.py
 
 test test-all: export PYTHONDONTWRITEBYTECODE := # else each worker rewrites the asserts of all tests anew
 test: $(STAMP) ## run the tests; of those marked slow one shard, and those of changed rooms
-	$(PYTEST) -q -n 4 --dist loadscope --shard $(SHARD) --tb=no --ignore $(ALONE)
+	$(PYTEST) -q -n auto --dist loadscope --shard $(SHARD) --tb=no --ignore $(ALONE)
 
 test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test SHARD=all

@@ -13,7 +13,8 @@ from hypothesis import settings
 
 from mend.config.sources import LAUNCH_PORTS
 from mend.tools.ports import free_ports as picked
-from tests.gate.plugin import Gate, Runner, starts_processes, worker
+from tests.gate import forks, machine
+from tests.gate.plugin import Gate, Runner, Shard, starts_processes, worker
 from tests.process.racks import Nursery
 
 settings.register_profile(
@@ -37,9 +38,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Shard(config))
+    if config.option.collectonly:
+        return
     gate = Gate(config)
     config.pluginmanager.register(gate, "gate")
     config.pluginmanager.register(Runner(gate))
+    if forks.wanted(config):
+        config.pluginmanager.register(forks.Forks(config))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    return machine.workers()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,7 +104,7 @@ def nursery(
     tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
 ) -> Iterator[Nursery]:
     """One for all tests of a worker."""
-    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    made = forks.nursery(tmp_path_factory.mktemp("nursery"))
     usage = pytestconfig.pluginmanager.get_plugin("gate").usage
     usage.append(made.usage)
     yield made

@@ -1,5 +1,5 @@
-"""What each process test costs: live processes at once, and seconds of CPU. costs.txt has what was
-measured; a test that is not in it gets the default.
+"""What expensive tests cost: live processes at once, and seconds of CPU. costs.txt has what was
+measured; a process test that is not in it gets the default.
 
 `python -m tests.gate.costs` takes the figures of the last runs (runs/gate) over into costs.txt.
 """
@@ -22,6 +22,9 @@ class Cost(NamedTuple):
 UNKNOWN = Cost(3, 2.0)
 """Two racks, and a witness or a launcher."""
 
+CHEAP_S = 1.0
+"""What costs less, and starts no process of the nursery, needs no line."""
+
 MORE = {"tests/process/test_equal_bits.py": 4, "tests/process/test_attacks.py": 2}
 """Least number of processes by file, where processes of the tests fork others."""
 
@@ -36,7 +39,7 @@ def read() -> dict[str, Cost]:
     found = {}
     for line in TABLE.read_text().splitlines():
         name, processes, cpu_s = line.rsplit(maxsplit=2)
-        least = MORE.get(name.partition("::")[0], 1)
+        least = MORE.get(name.partition("::")[0], 0)
         found[name] = Cost(max(least, int(processes)), float(cpu_s))
     return found
 
@@ -47,17 +50,18 @@ def measured() -> dict[str, Cost]:
     for path in sorted(RUNS.glob("*/tests.jsonl")):
         for line in path.read_text().splitlines():
             test = json.loads(line)
-            if test["outcome"] == "passed" and test["processes"]:
+            if test["outcome"] == "passed":
                 cases[test["test"]] = Cost(test["processes"], test["cpu_s"])
     functions: dict[str, list[Cost]] = {}
     for nodeid, cost in cases.items():
         functions.setdefault(function_of(nodeid), []).append(cost)
-    return {
+    found = {
         name: Cost(
             max(cost.processes for cost in costs), sum(cost.cpu_s for cost in costs) / len(costs)
         )
         for name, costs in functions.items()
     }
+    return {name: cost for name, cost in found.items() if cost.processes or cost.cpu_s > CHEAP_S}
 
 
 def main() -> None:

@@ -37,6 +37,15 @@ TICKS = struct.Struct("qq")
 """Monotonic time of the sentinel's last tick, and its longest delay since `reset`, in ns."""
 
 
+WORKERS_MIN, WORKERS_MAX = 6, 16
+"""Half of them run tests whose processes wait for each other most of the time. Each may need a
+range of ports."""
+
+
+def workers() -> int:
+    return min(max(WORKERS_MIN, os.cpu_count() or 1), WORKERS_MAX)
+
+
 class Locks:
     """Byte locks of one file per user and machine. A fork does not inherit them."""
 

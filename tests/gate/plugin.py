@@ -39,10 +39,36 @@ def starts_processes(nodeid: str) -> bool:
     return nodeid.startswith(("tests/process/", "tests/storm/test_storm"))
 
 
+def processes_of(item: pytest.Item, known: dict[str, costs.Cost]) -> int:
+    """Most live processes at once. The nursery has counted none where a test starts others."""
+    fixtures = item.fixturenames  # type: ignore[attr-defined]
+    if "alone" in fixtures and "nursery" not in fixtures:
+        return 1  # a job of one rack in this process
+    cost = known.get(costs.function_of(item.nodeid), costs.UNKNOWN)
+    return cost.processes or costs.UNKNOWN.processes
+
+
 def worker() -> int | None:
     """The number of this worker of pytest-xdist; None: there is but one process."""
     name = os.environ.get("PYTEST_XDIST_WORKER", "")
     return int(name[2:]) if name.startswith("gw") else None
+
+
+class Shard:
+    """Chooses among tests that are marked slow."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.selection = shards.parse(config.option.shard)
+        config.option.shard = self.selection.text()  # for the workers
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        left_out = [item for item in items if not self.selection.wants(item)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if self.selection.wants(item)]
 
 
 class Gate:
@@ -53,12 +79,10 @@ class Gate:
         self.costs = costs.read()
         self.tokens = machine.Tokens()
         self.record = Record(Path(os.environ[RUN])) if worker() is not None else Record.create()
-        self.selection = shards.parse(config.option.shard)
         self.begun = time.monotonic()
         self.ports = ""
         if worker() is None:  # workers get what this process has decided
             os.environ[RUN] = str(self.record.folder)
-            config.option.shard = self.selection.text()
         if worker() is None or not machine.enter_own_network():
             self.ports = machine.take_port_range()
 
@@ -69,15 +93,6 @@ class Gate:
     def pytest_unconfigure(self) -> None:
         if "sentinel" in self.__dict__:
             self.sentinel.close()
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(
-        self, config: pytest.Config, items: list[pytest.Item]
-    ) -> None:
-        left_out = [item for item in items if not self.selection.wants(item)]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if self.selection.wants(item)]
 
     # Running a test
 
@@ -100,8 +115,7 @@ class Gate:
         if worker() is not None:
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, 0 if processes else NICE)
-        known = self.costs.get(costs.function_of(item.nodeid), costs.UNKNOWN).processes
-        count = self.tokens.size if everything else max(1, known)
+        count = self.tokens.size if everything else processes_of(item, self.costs)
         with self.tokens.take(count) if processes or everything else contextlib.nullcontext():
             yield
 
@@ -118,7 +132,7 @@ class Gate:
             self.record.add_failure(title, "\n".join(report.longreprtext for report in failed))
             item.stash[RETRIED] = True
             return
-        processes, cpu_s = self.spent_since(before)
+        processes, cpu_s = self.spent_since(before, item)
         facts = {"processes": processes, "cpu_s": cpu_s, "delay_ms": delay_ms, "retried": again}
         reports[-1].user_properties += facts.items()
         for report in reports:
@@ -128,8 +142,9 @@ class Gate:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(each.ru_utime + each.ru_stime for each in used)
 
-    def spent_since(self, before: float) -> tuple[int, float]:
-        children = [usage() for usage in self.usage]
+    def spent_since(self, before: float, item: pytest.Item) -> tuple[int, float]:
+        asks = "nursery" in item.fixturenames  # type: ignore[attr-defined]
+        children = [usage() for usage in self.usage if asks]
         cpu_s = self.spent() - before + sum(cpu_s for _, cpu_s in children)
         return max((count for count, _ in children), default=0), round(cpu_s, 2)
 

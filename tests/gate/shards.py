@@ -23,14 +23,18 @@ ALL = "all"
 ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_benchmarks.py": ("benchmarks",),
     "tests/process/test_compression.py": ("codec", "kernels"),
-    "tests/process/test_deaths.py": ("consensus",),
+    "tests/process/test_deaths.py": ("consensus", "coordination"),
     "tests/process/test_equal_bits.py": ("determinism",),
+    "tests/process/test_examples.py": ("api", "examples"),
     "tests/process/test_free.py": ("codec",),
+    "tests/process/test_h200.py": ("benchmarks",),
+    "tests/process/test_loss.py": ("benchmarks", "outer"),
     "tests/process/test_quality.py": ("benchmarks",),
     "tests/process/test_radial.py": ("merge",),
     "tests/process/test_replay.py": ("trace", "mend_lab"),
     "tests/process/test_sweep.py": ("benchmarks",),
     "tests/sim/": ("consensus", "coordination", "mend_lab"),
+    "tests/unit/test_quality_gpu.py": ("benchmarks",),
 }
 """By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
 `examples`."""
@@ -39,7 +43,14 @@ SLOW = (
     "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
     "tests/process/test_benchmarks.py::test_a_step_with_equal_bits",
     "tests/process/test_benchmarks.py::test_two_rows_are_measured",
+    "tests/process/test_h200.py::test_racks_of_shards_do_the_same",
+    "tests/process/test_h200.py::test_two_racks_run_every_cell",
+    "tests/process/test_loss.py",
     "tests/process/test_sweep.py",
+    "tests/unit/test_quality_gpu.py::test_a_batched_arm_is_the_reference",
+    "tests/unit/test_quality_gpu.py::test_a_run_in_pieces_is_the_run_in_one",
+    "tests/unit/test_quality_gpu.py::test_partial_rounds_are_the_reference_too",
+    "tests/unit/test_quality_gpu.py::test_the_batched_radial_mean",
 )
 """Benchmark rows: slow without a mark of their own."""
 

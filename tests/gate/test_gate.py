@@ -9,11 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
-from tests.gate import machine, record, shards
+from tests.gate import costs, forks, machine, record, shards
+from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
+from tests.gate.plugin import processes_of
+from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +26,7 @@ CONFTEST = """
 from pathlib import Path
 import pytest
 from tests.gate import record
-from tests.gate.plugin import Gate, Runner
+from tests.gate.plugin import Gate, Runner, Shard
 
 record.RUNS = Path(__file__).parent / "runs"
 
@@ -31,6 +36,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow")
     config.option.shard = "0"
+    config.pluginmanager.register(Shard(config))
     gate = Gate(config)
     config.pluginmanager.register(gate, "gate")
     config.pluginmanager.register(Runner(gate))
@@ -68,7 +74,7 @@ class Suite:
         (self.folder / "test_it.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-        env |= {"PYTHONPATH": str(ROOT)}
+        env |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         env.pop("GATE_RUN", None)
         done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
@@ -174,7 +180,7 @@ def test_b(): meet("b")
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
 def test_two_workers_listen_on_one_port(suite: Suite) -> None:
-    code, output = suite.run(LISTENS, "-n", "2", "--dist", "load")
+    code, output = suite.run(LISTENS, "-p", "xdist", "-n", "2", "--dist", "load")
     assert code == 0, output
 
 
@@ -232,6 +238,31 @@ def test_tokens_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
             pass
 
 
+def test_test_takes_a_token_for_each_of_its_processes() -> None:
+    def tokens(cost: Cost | None, *fixtures: str) -> int:
+        item = SimpleNamespace(nodeid="tests/process/test_x.py::test_y[1]", fixturenames=fixtures)
+        known = {} if cost is None else {"tests/process/test_x.py::test_y": cost}
+        return processes_of(item, known)  # type: ignore[arg-type]
+
+    assert tokens(Cost(5, 0.1), "jobs", "nursery") == 5
+    assert tokens(None, "jobs", "nursery") == costs.UNKNOWN.processes
+    assert tokens(Cost(0, 9.0)) == costs.UNKNOWN.processes, "it starts what nobody counts"
+    assert tokens(None, "alone") == 1
+
+
+def test_costs_are_of_tests_that_start_processes_or_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "RUNS", tmp_path)
+    (tmp_path / "one").mkdir()
+    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0)]
+    (tmp_path / "one/tests.jsonl").write_text("".join(
+        json.dumps({"test": name, "outcome": "passed", "processes": count, "cpu_s": cpu_s}) + "\n"
+        for name, count, cpu_s in lines
+    ))  # fmt: skip
+    assert costs.measured() == {"a": Cost(3, 0.2), "long": Cost(0, 9.0)}
+
+
 def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:
     with Tokens(2, f"all-{os.getpid()}").take(99):
         pass
@@ -248,15 +279,41 @@ def test_stopped_sentinel_counts_as_delay_at_once() -> None:
         sentinel.close()
 
 
-def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room(suite: Suite) -> None:
-    text = "import pytest\n@pytest.mark.slow('codec')\ndef test_it(): pass\ndef test_fast(): pass\n"
-    own = shards.shard_of("test_it.py::test_it")
+class Marked(NamedTuple):
+    """What `Selection.wants` asks of a test."""
+
+    nodeid: str
+    marks: list[pytest.Mark]
+
+    def iter_markers(self, name: str) -> list[pytest.Mark]:
+        return [mark for mark in self.marks if mark.name == name]
+
+
+def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
+    slow = Marked("test_it.py::test_it", [pytest.mark.slow("codec").mark])
+    fast = slow._replace(marks=[])
+    own = shards.shard_of(slow.nodeid)
+    other = own + 1
+    for shard, changed, wanted in [
+        (own, "", True),
+        (other, "", False),
+        (other, "codec", True),
+        (other, "test_it.py", True),
+        (other, "merge", False),
+    ]:
+        selection = shards.parse(f"{shard}:{changed}")
+        assert selection.wants(slow) is wanted, (shard, changed)  # type: ignore[arg-type]
+        assert selection.wants(fast)  # type: ignore[arg-type]
+
+
+def test_run_leaves_out_slow_tests_of_other_shards(suite: Suite) -> None:
+    other = 1 if shards.shard_of("test_it.py::test_it") == 0 else 0
     conftest = suite.folder / "conftest.py"
-    for shard, changed, runs in [(own, "", 2), (own + 1, "", 1), (own + 1, "codec", 2),
-                                 (own + 1, "test_it.py", 2), (own + 1, "merge", 1)]:  # fmt: skip
-        conftest.write_text(CONFTEST.replace('"0"', f'"{shard}:{changed}"'))
-        _, output = suite.run(text)
-        assert f"{runs} passed" in output, (shard, changed, output)
+    conftest.write_text(CONFTEST.replace('"0"', f'"{other}"'))
+    _, output = suite.run(
+        "import pytest\n@pytest.mark.slow\ndef test_it(): pass\ndef test_fast(): pass\n"
+    )
+    assert "1 passed, 1 deselected" in output, output
 
 
 def test_suite_of_its_own_runs_in_its_shard_and_after_changes_of_its_room() -> None:
@@ -297,3 +354,27 @@ def test_files_and_rooms_of_the_shards_are_there() -> None:
 def test_selection_survives_the_way_to_workers() -> None:
     chosen = shards.Selection(3, frozenset({"codec", "engine"}))
     assert shards.parse(chosen.text()) == chosen
+
+
+def test_worker_is_a_fork_and_has_an_interpreter_of_its_own() -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1" or sys.platform != "linux":
+        pytest.skip("the only process that runs tests has nobody to share imports with")
+    assert forks.COMMAND in os.environ
+    assert b"tests.process.nursery" in Path("/proc/self/cmdline").read_bytes()
+    assert Path(sys.executable).name.startswith("python")
+    done = subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules)"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == "False\n"
+
+
+NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_process_of_the_nursery_has_the_network_of_its_worker(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    script = tmp_path / "network.py"
+    script.write_text(NETWORK)
+    done = subprocess.run([nursery.python, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == os.readlink("/proc/self/ns/net")

@@ -6,8 +6,9 @@ Talks in lines of JSON. In: {"argv", "env", "log", "whole", "namespace"}; argv i
 network, or empty. Out: {"pid"} as the answer, {"ended", "code"} whenever one ends. In: {},
 out: {"peak", "cpu_s"}, see `Forks.read`. At the end of its input it kills all.
 
-`python -m tests.process.nursery DESCRIPTOR` also listens at that socket, for `warm.py`, with which
-whoever starts `python` gets a fork instead: one connection for each, see `_answer`.
+`python -m tests.process.nursery DESCRIPTOR [TESTS...]` also listens at that socket, for `warm.py`,
+with which whoever starts `python` gets a fork instead: one connection for each, see `_answer`. A
+fork may be a nursery in its turn. TESTS are imported as well, for processes that run them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 READ_BYTES = 1 << 16
+NURSERY = ["-m", "tests.process.nursery"]
 DESCRIPTORS_MAX = 16
 """Of a client: input, output, errors, and the pipes that multiprocessing gives its children."""
 CLONE_NEWNET = 0x40000000
@@ -74,11 +76,15 @@ class End:
 
 
 def main() -> None:
-    end = End()
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if request is not None:  # in the child, far from the loop
-        end.whole = request.get("whole", False)
-        end.run(request["argv"])
+    end, request = End(), {"argv": [*NURSERY, *sys.argv[1:]]}
+    while request["argv"][:2] == NURSERY:
+        _, _, door, *tests = request["argv"]
+        asked = _serve(socket.socket(fileno=int(door)), tests)
+        if asked is None:
+            os._exit(0)
+        request = asked  # in the child, far from the loop
+    end.whole = request.get("whole", False)
+    end.run(request["argv"])
 
 
 def _run(argv: list[str]) -> None:
@@ -102,12 +108,16 @@ class Forks:
 
     def __init__(self) -> None:
         self.running: set[int] = set()
+        self.nurseries: set[int] = set()
+        """Of the running. Each ends with its own input, and then kills its forks."""
         self.asked: dict[int, socket.socket] = {}
         """pid -> its connection, of those that came by the socket."""
         self._peak, self._cpu_s = 0, 0.0
 
-    def add(self, pid: int) -> None:
+    def add(self, pid: int, argv: list[str]) -> None:
         self.running.add(pid)
+        if argv[:2] == NURSERY:
+            self.nurseries.add(pid)
         self._peak = max(self._peak, len(self.running))
 
     def read(self, lines: list[bytes]) -> list[dict[str, Any]]:
@@ -125,6 +135,7 @@ class Forks:
                 return
             self._cpu_s += used.ru_utime + used.ru_stime
             self.running.discard(pid)
+            self.nurseries.discard(pid)
             code = os.waitstatus_to_exitcode(status)
             if pid in self.asked:
                 with self.asked.pop(pid) as client, contextlib.suppress(OSError):
@@ -146,14 +157,14 @@ class Forks:
             client.close()
 
     def kill(self) -> None:
-        for pid in self.running:
+        for pid in self.running - self.nurseries:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _serve(door: socket.socket) -> dict[str, Any] | None:
+def _serve(door: socket.socket, tests: list[str]) -> dict[str, Any] | None:
     """Fork until the input ends; returns the request in a child, None in the nursery itself."""
-    _load()
+    _load(tests)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads: set *_NUM_THREADS=1"
     woken, wake = os.pipe()
@@ -208,7 +219,7 @@ def _asked(door: socket.socket) -> list[tuple[dict[str, Any], socket.socket | No
 
 def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.socket | None) -> None:
     """Its process id now, its exit code when it ends."""
-    forks.add(pid)
+    forks.add(pid, request["argv"])
     if client is None:
         print(json.dumps({"pid": pid}), flush=True)
         return
@@ -219,7 +230,7 @@ def _answer(forks: Forks, pid: int, request: dict[str, Any], client: socket.sock
         client.sendall(b"%d\n" % pid)
 
 
-def _load() -> None:
+def _load(tests: list[str]) -> None:
     """Import what takes seconds; torch's optimizers bring half of it with their first step, the
     command line's arguments some with their first word. Checkpoints of torch are of train.py: a
     tenth of a second, which is a sixth of all that a rack of a few steps takes.
@@ -245,9 +256,16 @@ def _load() -> None:
     torch.optim.SGD([parameter], lr=0.1).step()
     with contextlib.redirect_stdout(io.StringIO()):
         mend.tools.app(["version"], standalone_mode=False)
+    if tests:
+        import pytest
+
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork of what has begun CUDA has none
+        with contextlib.redirect_stdout(io.StringIO()):
+            pytest.main(["--collect-only", "-q", "-s", "-p", "no:cacheprovider", *tests])
+    else:
+        assert callable(rendezvous.get_method_name)
+        rendezvous.get_method_name = lambda depth=2: "not asked for"
     kernels.load()
-    assert callable(rendezvous.get_method_name)
-    rendezvous.get_method_name = lambda depth=2: "not asked for"
     gc.collect()
     gc.freeze()
 
@@ -273,7 +291,9 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
         os.close(descriptor)
     os.setsid()
     if request.get("namespace"):
-        _enter(request["namespace"])
+        _enter(Path("/run/netns", request["namespace"]))
+    if "network" in request:
+        _enter(Path(request["network"]))
     os.environ.clear()
     os.environ.update(request["env"])
     if "descriptors" in request:
@@ -292,11 +312,13 @@ def _become(request: dict[str, Any], *inherited: int) -> None:
         os.close(old)
 
 
-def _enter(namespace: str) -> None:
+def _enter(network: Path) -> None:
     """Have another network from here on. Root only."""
-    opened = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    if network.samefile("/proc/self/ns/net"):
+        return
+    opened = os.open(network, os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(opened, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {network}")
     os.close(opened)
 
 

@@ -60,31 +60,37 @@ def environment(**more: str) -> dict[str, str]:
 class Nursery:
     """This side of `tests.process.nursery`. `folder` is short: a socket's path has a limit."""
 
-    def __init__(self, folder: Path) -> None:
-        address, python = folder / "nursery", folder / "python"
+    def __init__(
+        self, folder: Path, python: Sequence[str] = (sys.executable,), tests: Sequence[str] = ()
+    ) -> None:
+        """`python`: what starts the nursery. `tests`: what its forks find imported besides."""
+        self._address = folder / "nursery"
         with socket.socket(socket.AF_UNIX) as door:
-            door.bind(str(address))
+            door.bind(str(self._address))
             door.listen(WAITING_MAX)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.process.nursery", str(door.fileno())], cwd=ROOT,
+                [*python, "-m", "tests.process.nursery", str(door.fileno()), *tests], cwd=ROOT,
                 env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 pass_fds=[door.fileno()],
             )  # fmt: skip
-        warm = [sys.executable, "-IS", str(ROOT / "tests/process/warm.py"), sys.executable]
-        words = shlex.join([*warm, str(address), str(python)])
-        python.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        python.chmod(0o755)
-        torchrun = python.with_name("torchrun")
-        torchrun.write_text(f'#!/bin/sh\nexec {python} -m torch.distributed.run "$@"\n')
-        torchrun.chmod(0o755)
-        self.python = str(python)
+        self.python = str(folder / "python")
         """An interpreter that is forked instead of started, and so is what it starts. For whatever
         is not about a process's own start."""
+        words = shlex.join(self.command(self.python))
+        torchrun = f"{self.python} -m torch.distributed.run"
+        for script, line in (("python", words), ("torchrun", torchrun)):
+            (folder / script).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+            (folder / script).chmod(0o755)
         self._born: list[int] = []
         self._text = b""
         self._used: list[tuple[int, float]] = []
         self.codes: dict[int, int] = {}
         """Exit code of every process that ended, as subprocess gives it."""
+
+    def command(self, name: str) -> list[str]:
+        """What stands for a `python` that is forked, with `name` as its interpreter."""
+        warm = [sys.executable, "-IS", str(ROOT / "tests/process/warm.py")]
+        return [*warm, sys.executable, str(self._address), name]
 
     def fork(
         self, argv: list[str], env: dict[str, str], log: Path, whole: bool, namespace: str = ""

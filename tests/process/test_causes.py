@@ -77,6 +77,7 @@ def since(
 
 
 @needs_links
+@pytest.mark.slow("detector", "coordination")
 def test_a_link_whose_rate_falls_is_named_though_no_step_is_slow_and_not_waited_for(
     nursery: Nursery, tmp_path: Path
 ) -> None:

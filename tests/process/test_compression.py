@@ -78,6 +78,7 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     assert job.logs().count("raised the loss by 11 %") == (2 if codec == "topk" else 0), "each once"
 
 
+@pytest.mark.slow("coordination")
 def test_four_racks_receive_one_payload_and_a_half_in_a_round(jobs: Jobs) -> None:
     """Like the test above, with no word on how to exchange: 2 (R - 1) / R payloads, not R - 1."""
     racks, job = 4, jobs(racks=4)
@@ -144,7 +145,9 @@ def test_sparse_offers_are_as_long_as_what_changed(jobs: Jobs) -> None:
     assert len(first.commits) >= 4
 
 
-@pytest.mark.parametrize("codec", ["int8", "topk", "powersgd-2"])
+@pytest.mark.parametrize(
+    "codec", ["int8", "topk", pytest.param("powersgd-2", marks=pytest.mark.slow)]
+)
 def test_three_racks_of_different_speed_hold_the_bits_that_the_reference_finds(
     jobs: Jobs, codec: str
 ) -> None:

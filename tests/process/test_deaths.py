@@ -27,10 +27,9 @@ def commits(job: Job, rack: int) -> int:
     ("racks", "witness"),
     [
         (2, False),
-        (2, True),
         *(
             pytest.param(*more, marks=pytest.mark.slow)
-            for more in ((3, False), (3, True), (4, False), (4, True))
+            for more in ((2, True), (3, False), (3, True), (4, False), (4, True))
         ),
     ],
 )

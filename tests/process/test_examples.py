@@ -81,7 +81,8 @@ def agree(found: list[End], steps: int) -> None:
     )
 
 
-def test_minimal() -> None:
+@pytest.mark.slow
+def test_minimal_example_ends_on_equal_bits() -> None:
     """The one here that runs as it does for a user, with interpreters of its own. In a job that
     ends before its racks have met in a round their work may add up (docs/numerics.md), and 100
     steps take a tenth of a second."""
@@ -139,6 +140,7 @@ def test_a_signal_to_all_racks_ends_with_a_checkpoint_and_a_merge(
     assert all(_says(path, '"outcome":"merged"') for path in events)
 
 
+@pytest.mark.slow
 def test_a_rack_that_joins_makes_only_the_steps_that_are_left(
     nursery: Nursery, tmp_path: Path, free_ports: FreePorts
 ) -> None:
@@ -181,7 +183,7 @@ def _says(path: Path, what: str) -> bool:
     return path.exists() and what in path.read_text().replace(": ", ":")
 
 
-def test_ddp(nursery: Nursery) -> None:
+def test_ddp_example_ends_on_equal_bits(nursery: Nursery) -> None:
     agree(launched(nursery.python, "ddp.py", "--steps", "24"), 24)
 
 
@@ -194,6 +196,7 @@ def loaded(example: str) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_path: Path) -> None:
     """Made of shards, evaluated between steps, merged: the file holds what the racks evaluated."""
     path = tmp_path / "merged.pt"
@@ -208,6 +211,7 @@ def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_pat
     assert alone == pytest.approx(found[0].loss, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_one_torchrun_over_both_racks(nursery: Nursery, free_ports: FreePorts) -> None:
     first, second = free_ports(2)
     peers = f"0=tcp://127.0.0.1:{first},1=tcp://127.0.0.1:{second}"

@@ -26,6 +26,7 @@ def verdicts(job: Job, rack: int) -> list[dict[str, Any]]:
     return [e for e in job.result(rack).kinds("fail-slow") if e["ratio"] > BUSY]
 
 
+@pytest.mark.slow("coordination", "detector")
 def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) -> None:
     """Where mend acts, and a round would wait for it for half a minute. Of a rack that is so slow
     that the overlap does not hide a step of it."""
@@ -47,6 +48,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) 
     assert len({result.digest for result in results}) == 1
 
 
+@pytest.mark.slow("coordination", "detector")
 def test_a_slow_rack_takes_fewer_micro_batches_and_more_again_when_it_is_well(jobs: Jobs) -> None:
     """In lockstep, where the others wait for every step of it; all its ranks take as many. It gets
     them back in one move or more, by what a step costs besides its micro-batches."""

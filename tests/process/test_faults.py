@@ -101,7 +101,8 @@ SPOILT: dict[str, tuple[list[list[Any]], str]] = {
             if "1e30" in name
         ),
         pytest.param("nan in the payload", "rda", 92, marks=pytest.mark.slow),
-        ("nan in the payload", "mean", 108),  # its last: it hears at the end of its session
+        # Its last: it hears at the end of its session.
+        pytest.param("nan in the payload", "mean", 108, marks=pytest.mark.slow("engine")),
     ],
 )
 def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(

@@ -43,7 +43,14 @@ def alone() -> dict[str, Result]:
 
 @pytest.mark.parametrize(
     ("ranks", "parallel"),
-    [(2, "ddp"), (2, "fsdp2"), (2, "fsdp2-keep"), (4, "fsdp2"), (4, "hsdp")],
+    [
+        (2, "fsdp2"),
+        *(
+            pytest.param(*cut, marks=pytest.mark.slow("fragment"))
+            for cut in ((2, "ddp"), (2, "fsdp2-keep"), (4, "fsdp2"))
+        ),
+        (4, "hsdp"),
+    ],
     ids=str,
 )
 def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
@@ -59,6 +66,7 @@ def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
     assert len(results[0].merges) == len(alone["plain"].merges)
 
 
+@pytest.mark.slow("fragment")
 def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
     agree(run(jobs, 4, "tp", model="even"))
 

@@ -193,6 +193,7 @@ def test_a_signal_reaches_all_racks_and_nothing_is_left(
     assert launcher.gone()
 
 
+@pytest.mark.slow("tools")
 def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:
     launcher = start(HANG, "--stubborn", "--child")
     launcher.up()
@@ -279,7 +280,13 @@ if ranks > 1:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(("ranks", "torchrun"), [(1, False), (2, True)], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(
+    ("ranks", "torchrun"),
+    [
+        pytest.param(1, False, id="plain"),
+        pytest.param(2, True, id="torchrun", marks=pytest.mark.slow("tools")),
+    ],
+)
 def test_a_rack_that_is_killed_is_started_again_and_joins(
     tmp_path: Path, ranks: int, torchrun: bool
 ) -> None:

@@ -41,9 +41,8 @@ def of_one_rank(jobs: Jobs, alone: list[list[Result]]) -> list[Result]:
     [
         *(
             pytest.param(*cut, marks=pytest.mark.slow)
-            for cut in ((2, "ddp"), (4, "ddp"), (2, "fsdp2"))
+            for cut in ((2, "ddp"), (4, "ddp"), (2, "fsdp2"), (4, "fsdp2"))
         ),
-        (4, "fsdp2"),
         (4, "hsdp"),  # replicas of shards: what the others have, at once
     ],
     ids=str,

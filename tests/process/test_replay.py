@@ -207,7 +207,7 @@ def test_racks_that_merge_a_slice_each_are_replayed(jobs: Jobs) -> None:
     Replay(jobs, script).equal(steps=24)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
     job = jobs(ranks=2, name="recorded")
     payload = "bf16" if parallel == "ddp" else "powersgd-1"

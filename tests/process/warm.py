@@ -19,8 +19,8 @@ from types import FrameType
 COLD = "pdeathsig.py"
 """Binds itself to the process that starts it, so it must be its child."""
 
-SPAWNED = "from multiprocessing."
-"""How the code begins that multiprocessing has a child of its own run."""
+SPAWNED = ("from multiprocessing.", "import sys;exec(eval(sys.stdin.readline()))")
+"""How the code begins that multiprocessing has a child of its own run, and xdist a worker."""
 NO_MATTER = ("-u", "-B")
 """Options that nothing here depends on."""
 
@@ -52,7 +52,7 @@ def main() -> None:
     numbers = _open_descriptors()
     request = {
         "argv": words, "env": dict(os.environ), "folder": os.getcwd(), "executable": name,
-        "ignored": ignored, "numbers": numbers,
+        "ignored": ignored, "numbers": numbers, "network": f"/proc/{os.getpid()}/ns/net",
     }  # fmt: skip
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect(address)

@@ -36,10 +36,14 @@ def calls(world: World, sleeper: int) -> list[str]:
     ]
 
 
-CASES = [(2, True, 0), (2, True, 1), (3, False, 0), (3, False, 2), (3, True, WITNESS)]
+CASES = [(2, True, 0), (3, False, 2), (3, True, WITNESS)]
+MORE = [(2, True, 1), (3, False, 0)]
 
 
-@pytest.mark.parametrize(("racks", "witness", "sleeper"), CASES)
+@pytest.mark.parametrize(
+    ("racks", "witness", "sleeper"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
+)
 def test_process_that_gets_no_processor_calls_nobody_silent(
     racks: int, witness: bool, sleeper: int
 ) -> None:
@@ -50,13 +54,13 @@ def test_process_that_gets_no_processor_calls_nobody_silent(
 
 
 def test_sleep_that_counts_as_silence_is_found() -> None:
-    found = []
-    for racks, witness, sleeper in CASES:
+    def found(racks: int, witness: bool, sleeper: int) -> list[str]:
         with planted(NAMED["44"]):
             world = frozen(racks, witness, sleeper)
             world.run()
-        found += calls(world, sleeper)
-    assert found
+        return calls(world, sleeper)
+
+    assert any(found(*case) for case in CASES + MORE)
 
 
 def test_death_is_noticed_beside_a_process_that_slept() -> None:

@@ -67,7 +67,9 @@ def test_who_votes_alone_dies_and_all_that_are_left_begin_anew() -> None:
     assert sorted(rosters[-2].voters)[:2] == [0, 1], "and all vote again"
 
 
-@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(rack, marks=pytest.mark.slow) for rack in (1, 2))]
+)
 def test_one_after_the_other(first: int) -> None:
     """Three racks that vote, then two and the witness, then one; and they come back."""
     second, left = (first + 1) % 3, (first + 2) % 3

@@ -59,13 +59,15 @@ def test_a_rack_copies_what_it_slept_through_while_another_still_serves_it() -> 
     assert len({each.trainer.versions() for each in trainings.values()}) == 1
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))]
+)
 @pytest.mark.parametrize(
     "options",
     [
         {"racks": 3, "max_age": 0, "grace_ns": 0},
         {"racks": 3, "max_age": 0, "grace_ns": 0, "witness": False},
-        {"racks": 6, "max_age": 0},
+        pytest.param({"racks": 6, "max_age": 0}, marks=pytest.mark.slow),
     ],
 )
 def test_a_tail_that_was_dropped_is_captured_again(seed: int, options: dict[str, Any]) -> None:
@@ -96,6 +98,7 @@ def test_racks_name_those_whose_last_offer_was_dropped() -> None:
     assert words not in trainer._outcome_of_leaving().detail, "rack 2 is named already"
 
 
+@pytest.mark.slow
 def test_a_rack_that_lost_its_seat_begins_another_life_and_joins() -> None:
     """It trained on alone until its script ended."""
     world = World(seed=5, racks=3, steps=400, shutdown_ns=40 * SECOND)

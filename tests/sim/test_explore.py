@@ -188,6 +188,7 @@ def test_no_invariant_breaks_when_the_next_rack_loses_its_vote_too() -> None:
     assert found.progress.states > 500
 
 
+@pytest.mark.slow
 def test_a_bug_is_found_where_one_demotion_follows_another(monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTS["5-asks-only-the-roster-it-knows"](monkeypatch)
     found = Explorer(replace(DEMOTED, candidate=1)).run(limit=60_000)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
@@ -61,6 +63,7 @@ def test_equal_racks_are_not_named() -> None:
     assert onsets(world) == []
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
     faults = (Fault("slow_rack", BEGINS_NS, ENDS_NS, 1, amount=SLOWER),)
     worlds = [World(slowed(3, faults), record=record) for record in (True, False)]

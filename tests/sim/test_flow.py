@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from mend.coordination.flow import UNANSWERED_MAX
 from mend.coordination.messages import Envelope, Orders
 from mend.types import MS, SECOND, Peer
@@ -14,6 +16,7 @@ LATE_NS = 600 * MS
 """One way: 24 rounds are decided until an answer is there."""
 
 
+@pytest.mark.slow
 def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() -> None:
     """Records went with every state until they were answered: 40 times each here. Who had to read
     that fell behind for ever."""

@@ -87,6 +87,7 @@ def taken(world: World, rack: int) -> list[list[tuple[int, int]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_slow_rack_takes_fewer_micro_batches_and_rounds_wait_for_it_no_longer() -> None:
     """Where its script asks. All its work is in the rounds, and it gets them all again on
     relief."""
@@ -128,7 +129,13 @@ def evicting(**changes: Any) -> Scenario:
     return job(**{**fields, **changes})
 
 
-@pytest.mark.parametrize("slow", [1, 0], ids=["a rack", "the one that coordinates"])
+@pytest.mark.parametrize(
+    "slow",
+    [
+        pytest.param(1, id="a rack"),
+        pytest.param(0, id="the one that coordinates", marks=pytest.mark.slow),
+    ],
+)
 def test_a_slow_rack_is_evicted_with_all_its_work_merged_and_comes_back_as_a_twin(
     slow: int,
 ) -> None:
@@ -159,6 +166,7 @@ def test_of_two_racks_one_is_evicted_only_beside_a_witness() -> None:
         assert (EVICTED in {stage for _, stage in moves(world)}) == witness
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retired", [False, True], ids=["in time", "by a person"])
 def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_another_is_evicted(
     retired: bool,
@@ -217,7 +225,7 @@ def test_the_invariants_hold_whatever_is_done_about_a_slow_rack(seed: int) -> No
     assert World(scenario).run().problems == []
 
 
-@pytest.mark.parametrize("seed", [7, 13])
+@pytest.mark.parametrize("seed", [7, pytest.param(13, marks=pytest.mark.slow)])
 def test_the_invariants_hold_where_a_slow_rack_is_evicted_among_faults(seed: int) -> None:
     scenario = with_slow_rack(seed, random.Random(seed))
     world = World(scenario)
@@ -232,9 +240,16 @@ TOGETHER = {
     "nobody starts it again": 3,
     "a person retires it": 88,
 }
+SHORT = (3, 88)
 
 
-@pytest.mark.parametrize("seed", TOGETHER.values(), ids=TOGETHER)
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, id=name, marks=[pytest.mark.slow] * (seed not in SHORT))
+        for name, seed in TOGETHER.items()
+    ],
+)
 def test_the_invariants_hold_where_an_eviction_meets_what_else_a_job_does(seed: int) -> None:
     scenario = together(with_slow_rack(seed, random.Random(seed)))
     world = World(scenario)

@@ -28,7 +28,7 @@ from tests.sim.extent import blocks
 from tests.sim.test_tapes import TAPED
 
 SEEDS, BLOCK = 225, 25
-QUICK = 120
+QUICK = 80
 """Those below are run by `make test`, with the first 40 of test_tapes."""
 RADIAL_SEEDS = 20
 """Of them, done again with racks of two ranks that merge by rda, of which few are drawn; half of

@@ -283,11 +283,6 @@ class Result:
         return sorted(self.commits, key=lambda commit: (commit["fragment"], commit["version"]))
 
 
-def stalls_behind(result: Result, died_ns: int) -> list[dict[str, Any]]:
-    """Of a rank whose wait for others was over without a result, since that moment."""
-    return [event for event in result.kinds("stall-over") if event["time_ns"] > died_ns]
-
-
 class Whole(Enum):
     """The ranks of a job that end as an interpreter does, see `nursery.End`."""
 

@@ -14,14 +14,14 @@ CONFIG: dict[str, Any] = {
     "fragments": 2,
     "sync_period_steps": 8,
     "overlap_steps": 2,
-    "shutdown_timeout_s": 20,
+    "shutdown_timeout_s": 60,
 }
 STEPS = 20
 WHOLE_ENDS = True
 
 
 def test_four_ranks_hold_the_same_bits(jobs: Jobs) -> None:
-    results = jobs(ranks=2).run(steps=STEPS, config={**CONFIG, "lockstep": True, "give_up_s": 40})
+    results = jobs(ranks=2).run(steps=STEPS, config={**CONFIG, "lockstep": True, "give_up_s": 60})
     first = results[0]
     assert len(results) == 4
     for result in results:

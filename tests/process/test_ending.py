@@ -22,7 +22,7 @@ import mend
 from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
-from tests.process.racks import Job, Nursery, until
+from tests.process.racks import LIMIT_S, Job, Nursery, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -121,7 +121,7 @@ def test_ctrl_c_in_the_loop(job: Job) -> None:
 
 def test_ctrl_c_while_mend_waits_for_another_rack(job: Job) -> None:
     """In lockstep rack 0 waits for a rack that stands still; Ctrl-C reaches it there."""
-    config = {**CONFIG, "lockstep": True, "give_up_s": 50}
+    config = {**CONFIG, "lockstep": True, "give_up_s": 60}
     waiting = job.start(0, steps=40, config=config)
     job.start(1, steps=40, config=config, at={"2": [["gate", job.gate("never")]]})
     job.event(0, "captured", fragment=0)
@@ -285,7 +285,7 @@ def test_the_end_of_a_forked_process_is_not_the_racks(
     }  # fmt: skip
     done = subprocess.run(
         [nursery.python, str(script)], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["child 9", "ended 0", "rack 18 merged"], done.stderr
     assert (done.returncode, "mend:" in done.stderr) == (0, False), done.stderr

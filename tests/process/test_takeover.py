@@ -17,7 +17,7 @@ CONFIG: dict[str, Any] = {
     "sync_period_steps": 8,
     "overlap_steps": 2,
     "stall_max_s": 0.2,
-    "shutdown_timeout_s": 20,
+    "shutdown_timeout_s": 60,
     "join_copies_state": False,  # the other rack waits at a gate, where it copies nothing
 }
 

@@ -140,10 +140,12 @@ def test_smoke_in_real_time_a_rack_whose_loader_sleeps_is_named_with_the_cause(j
     job = jobs()
     sleeps = job.gate("sleeps")
     for rack in range(2):
-        at = {"1": [["drag", 300.0, sleeps]]} if rack else {}
+        at = {"1": [["load_slowly", 300.0, sleeps]]} if rack else {}
         job.start(rack, steps=FOREVER, config=CONFIG, pace_ms=10.0, at=at)
-    job.event(1, "progress")
-    until(lambda: job.events(1, kind="commit") != [], lambda: f"it merges\n{job.stacks()}")
+    until(
+        lambda: len(job.events(1, kind="commit")) > 40,
+        lambda: f"it knows its past\n{job.stacks()}",
+    )
     Path(sleeps).touch()
     job.event(1, "fail-slow", slow_rack=1, against="own past")
-    job.event(1, "fail-slow-cause", slow_rack=1)
+    job.event(1, "fail-slow-cause", slow_rack=1, cause="input")

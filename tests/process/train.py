@@ -313,7 +313,7 @@ class Acts:
         self.answers: list[bool] = []
         self.own_loss = ""
         self.slower = 1.0
-        self.drags: tuple[float, Path] = 0.0, Path()
+        self.loader: tuple[float, Path] = 0.0, Path()
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -367,10 +367,16 @@ class Acts:
         """Nobody gets a byte of a payload from this rank before the test makes the file."""
         injected.mute_lane(Path(path))
 
-    def drag(self, step_ms: float, path: str) -> None:
-        """Once the test has made the file a step takes longer, between its forward and its end;
-        for 60 steps of 120: on a busy machine the first verdict may name a link as the cause."""
-        self.drags = step_ms, Path(path)
+    def load_slowly(self, step_ms: float, path: str) -> None:
+        """Once the test has made the file its loader takes longer, for 60 steps of 120: on a busy
+        machine the first verdict may name another cause."""
+        self.loader = step_ms, Path(path)
+
+    def load(self, step: int) -> None:
+        """As a loader of data does."""
+        step_ms, path = self.loader
+        if step_ms and step % 120 < 60 and path.exists():
+            time.sleep(step_ms / 1000)
 
     def pin(self, core: int) -> None:
         """The training thread, and those that it starts from here on, share this core with whoever
@@ -510,6 +516,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
             result["buffers"] = {name: each.tolist() for name, each in model.named_buffers()}
             for step in steps_of(options, runtime):
                 acts.do(options.at.get(str(step), []))
+                acts.load(step)
                 all_ = options.micro_batches
                 taken = runtime.local_batch(all_) if all_ else 1
                 result.setdefault("taken", []).append(taken)
@@ -523,8 +530,6 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 runtime.count_tokens(tokens_of(rack, step) * taken)
-                if acts.drags[0] and step % 120 < 60 and acts.drags[1].exists():
-                    time.sleep(acts.drags[0] / 1000)
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mend
 from mend import MendConfig, mend_init, mend_shutdown
+from tests.process import injected
 
 STEPS = 120
 NETWORK = {
@@ -27,6 +28,7 @@ NETWORK = {
 
 
 def main() -> None:
+    injected.prepare()
     out = Path(sys.argv[1])
     network = dict(NETWORK)
     if len(sys.argv) > 2:

@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -43,7 +44,8 @@ from mend.transport.security import Secret
 from mend.transport.status_client import StatusClient, Way
 from mend.types import PERSON, SECOND, Address, Member, Peer, offer_key
 from tests.process.conftest import Jobs
-from tests.process.racks import until
+from tests.process.injected import START_GATE
+from tests.process.racks import LIMIT_S, until
 from tests.unit.coordination.nouns import hello, report
 from tests.unit.status.seen import view
 
@@ -51,11 +53,16 @@ JOB, OURS, THEIRS = "run7", b"1" * 32, b"2" * 32
 HERE, RACK_1 = Peer(0, 0), Member(1, 77)
 KEY = offer_key(RACK_1, 0, 0, 1)
 PAYLOAD = bytes(range(256)) * 4096
+REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
+"""Either side may be the first to see that the other speaks without keys."""
+
 GREETING_BYTES = 64
 """Of ZMTP, before which libzmq reads nothing else."""
-
-SOON_S = 0.4
-"""So long nothing arrives, with a frame of a friend behind it that does."""
 
 
 @dataclass
@@ -120,18 +127,19 @@ def target() -> Iterator[Targets]:
 
 @pytest.fixture
 def dealer() -> Iterator[Callable[..., zmq.Socket[bytes]]]:
-    context, made = zmq.Context(), list[zmq.Socket[bytes]]()
+    context, made, monitors = zmq.Context(), list[zmq.Socket[bytes]](), list[Any]()
 
     def connect(address: str, client: Peer | None = None) -> zmq.Socket[bytes]:
         """`client`: with the key of the job, as that process."""
         made.append(context.socket(zmq.DEALER))
+        monitors.append(made[-1].get_monitor_socket(REFUSED))
         if client is not None:
             zap.pin(made[-1], Secret(OURS).client(client), Secret(OURS).server())
         made[-1].connect(address)
         return made[-1]
 
     yield connect
-    for each in made:
+    for each in (*made, *monitors):
         each.close(linger=0)
     context.term()
 
@@ -180,16 +188,17 @@ def test_what_is_forged_is_heard_without_a_key_and_not_with_one(
     attacker, friend = dealer(keyed.io_loop.address), dealer(keyed.io_loop.address, Peer(2, 0))
     other = Refusal(5, "a friend", "")
     attacker.send(frame)
+    until_refused(attacker)
     friend.send(framed(other, rack=2))
     until(lambda: keyed.ear.of(other), "a friend is heard")
-    time_passes()
     assert keyed.ear.found == [(Peer(2, 0), 77, other)]
     assert keyed.io_loop.frames_refused == 0, "the loop was not even bothered (row 10)"
 
 
-def time_passes() -> None:
-    """For what must not happen: there is nothing to wait for."""
-    threading.Event().wait(SOON_S)
+def until_refused(attacker: zmq.Socket[bytes]) -> None:
+    """Its connection has ended before a handshake, and with it all that it had to say."""
+    told = attacker.get_monitor_socket()
+    until(lambda: bool(told.poll(100)), "it is refused")
 
 
 def test_a_member_says_nothing_in_the_name_of_another_process(
@@ -264,29 +273,34 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     assert bare.io_loop.frames_refused >= 3
 
 
-def test_who_looks_learns_nothing_with_which_to_speak_and_with_keys_nothing_at_all(
-    target: Targets,
-) -> None:
-    shown = view(0)
+def test_who_looks_learns_nothing_with_which_to_speak() -> None:
     assert "incarnation" not in str(JobStatus.__struct_fields__)
-    assert str(RACK_1.incarnation).encode() not in encode_view(shown)
-    keyed = target(HERE, OURS)
-    for secrets, answered in (((), False), ((THEIRS,), False), ((OURS,), True)):
-        with contextlib.closing(StatusClient(1 << 18, secrets)) as onlooker:
-            onlooker.watch(keyed.io_loop.address)
-            answers: list[tuple[str, bytes]] = []
-            end = time.monotonic() + (20 if answered else SOON_S)
-            while not answers and time.monotonic() < end:
-                onlooker.ask(keyed.io_loop.address, encode_look(Look("")))
-                answers = onlooker.collect(0.1)
-            assert bool(answers) == answered
-            if answered:
-                assert decode_view(answers[0][1]).rack == 0
-            if not secrets:
-                end = time.monotonic() + 20
-                while onlooker.way(keyed.io_loop.address) is not Way.LOCKED:
-                    assert time.monotonic() < end, "it is told that there is a key"
-                    assert onlooker.collect(0.1) == []
+    assert str(RACK_1.incarnation).encode() not in encode_view(view(0))
+
+
+@pytest.mark.parametrize("secrets", [(), (THEIRS,), (OURS,)], ids=["none", "theirs", "ours"])
+def test_who_looks_without_the_key_learns_nothing(
+    target: Targets, secrets: tuple[bytes, ...]
+) -> None:
+    keyed, answers = target(HERE, OURS), list[tuple[str, bytes]]()
+    address, sideband = keyed.io_loop.address, keyed.io_loop._sideband
+    with contextlib.closing(StatusClient(1 << 18, secrets)) as onlooker:
+        onlooker.watch(address)
+
+        def looks() -> None:
+            onlooker.ask(address, encode_look(Look("")))
+            answers.extend(onlooker.collect(0.1))
+
+        def refused() -> bool:
+            looks()
+            return sideband.strangers > 0 if secrets else onlooker.way(address) is Way.LOCKED
+
+        def answered() -> bool:
+            looks()
+            return bool(answers)
+
+        until(answered if secrets == (OURS,) else refused, "the look is answered, or refused")
+    assert {decode_view(each).rack for _, each in answers} == ({0} if secrets == (OURS,) else set())
 
 
 # ------------------------------------------------------------------ the lane
@@ -311,7 +325,7 @@ def serving(target: Targets, *secrets: bytes) -> Target:
         served.set()
 
     holder.io_loop.call(serve)
-    assert served.wait(30)
+    assert served.wait(LIMIT_S)
     return holder
 
 
@@ -424,7 +438,10 @@ def test_a_recording_of_an_earlier_run_seats_nobody(
         sock.recv(GREETING_BYTES, socket.MSG_WAITALL)
         sock.sendall(bytes(said[GREETING_BYTES:]))
         if secrets:
-            time_passes()
+            sock.settimeout(LIMIT_S)
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(1 << 16):
+                    pass
             assert second.ear.found == []
         else:
             until(lambda: second.ear.of(body), "without keys the ghost is heard")
@@ -449,17 +466,17 @@ def test_a_job_with_a_key_trains_the_same_bits_and_a_rack_with_another_key_is_no
     elsewhere = strange.folder / "other.key"
     elsewhere.write_text(strange.key_file.read_text().replace("AAEC", "BBEC"))
     elsewhere.chmod(0o600)
-    limit = {**config, "start_timeout_s": 6}
-    strange.start(0, steps=18, config=limit)
-    strange.start(1, steps=18, config=limit, env={"MEND_KEY_FILE": str(elsewhere)})
+    gated = {START_GATE: strange.gate()}
+    strange.start(0, steps=18, config=config, env=gated)
+    strange.start(1, steps=18, config=config, env={**gated, "MEND_KEY_FILE": str(elsewhere)})
+    assert strange.event(0, "strangers")["handshakes"] > 0
+    strange.event(1, "waiting")
+    Path(strange.gate()).touch()
     for rack in range(2):
         assert strange.ended(rack) == 1
     told = strange.result(1).error
     assert told[0] == "StartTimeout"
     assert "is the key the same (key_file)" in told[1]
-    strangers = strange.result(0).kinds("strangers")
-    assert strangers
-    assert strangers[0]["handshakes"] > 0
 
 
 def test_person_is_one_peer_in_both_halves() -> None:

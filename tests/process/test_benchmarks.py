@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks._run import ROWS
-from tests.process.racks import ROOT, Nursery
+from tests.process.racks import LIMIT_S, ROOT, Nursery
 
 KEYS = {
     *("name", "goal", "better", "unit", "measured", "spread", "samples", "limit", "pass"),
@@ -61,8 +61,8 @@ def run(nursery: Nursery, *words: str, cwd: Path = ROOT) -> str:
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [nursery.python, "-m", *words],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"}, text=True, timeout=100,
-        capture_output=True, check=False,
+        cwd=cwd, env={**os.environ, "PYTHONPATH": path, "COLUMNS": "160"}, text=True,
+        capture_output=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -178,7 +178,7 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
         job.start(rack, steps=STEPS, config=config, pace_ms=10)
     job.event(0, "commit", fragment=1)
     job.processes[2].signal(signal.SIGKILL)
-    job.event(0, "rack-silent")
+    job.event(0, "rack-silent", peer=2)
 
     def digests(rack: int) -> dict[tuple[int, int], list[str]]:
         commits = job.events(rack, kind="commit")

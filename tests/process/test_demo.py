@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mend.tools import demo
 from mend.tools.demo_report import FREE
-from tests.process.racks import Nursery, environment
+from tests.process.racks import LIMIT_S, Nursery, environment
 
 DELAY_MS = 40.0
 
@@ -24,7 +24,7 @@ def mend(python: str, *arguments: object) -> str:
     done = subprocess.run(
         [python, "-m", "mend.tools", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
-        timeout=110, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

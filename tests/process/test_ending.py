@@ -22,7 +22,7 @@ import mend
 from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
-from tests.process.racks import Job, Nursery
+from tests.process.racks import LIMIT_S, Job, Nursery, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -47,9 +47,12 @@ def test_racks_that_end_at_different_steps_leave_together(job: Job) -> None:
 def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     """It leaves the roster with everything merged, and the other one goes on as the only rack."""
     job = jobs(witness=True)
-    gate, config = job.gate(), {**CONFIG, "stall_max_s": 10}
-    job.start(0, steps=12, config={**config, "shutdown_timeout_s": 1})
-    job.start(1, steps=60, config={**config, "shutdown_timeout_s": 20}, at={"20": [["gate", gate]]})
+    gate, late, config = job.gate(), job.gate("late"), {**CONFIG, "stall_max_s": 10}
+    job.start(0, steps=12, config=config, at={"end": [["wait_at_the_end", late]]})
+    job.start(1, steps=60, config=config, at={"20": [["gate", gate]]})
+    until(lambda: has_merged_all(job, 0, 12), lambda: f"rack 0 has merged all\n{job.stacks()}")
+    assert job.processes[0].code is None, "it waits for the other one"
+    Path(late).touch()
     job.ended(0, code=0)
     assert job.events(1)[-1]["kind"] != "roster"
     job.witness_event("roster", racks=[1])
@@ -79,6 +82,19 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     assert not first.kinds("last-rounds-alone")
 
 
+def has_merged_all(job: Job, rack: int, steps: int) -> bool:
+    """Whether all tokens of these steps are in versions that the rack has applied."""
+    tokens, applied = Counter[int](), Counter[int]()
+    for event in job.events(rack, kind="applied"):
+        applied[event["fragment"]] = event["version"]
+    for commit in job.events(rack, kind="commit"):
+        if commit["version"] <= applied[commit["fragment"]]:
+            mine = [each["tokens"] for each in commit["members"] if each["rack"] == rack]
+            tokens[commit["fragment"]] += sum(mine)
+    trained = sum(train.tokens_of(rack, step) for step in range(1, steps + 1))
+    return tokens == Counter({0: trained, 1: trained})
+
+
 def racks_of(commit: dict[str, Any]) -> list[int]:
     return [member["rack"] for member in commit["members"]]
 
@@ -105,7 +121,7 @@ def test_ctrl_c_in_the_loop(job: Job) -> None:
 
 def test_ctrl_c_while_mend_waits_for_another_rack(job: Job) -> None:
     """In lockstep rack 0 waits for a rack that stands still; Ctrl-C reaches it there."""
-    config = {**CONFIG, "lockstep": True, "give_up_s": 50}
+    config = {**CONFIG, "lockstep": True, "give_up_s": 60}
     waiting = job.start(0, steps=40, config=config)
     job.start(1, steps=40, config=config, at={"2": [["gate", job.gate("never")]]})
     job.event(0, "captured", fragment=0)
@@ -269,7 +285,7 @@ def test_the_end_of_a_forked_process_is_not_the_racks(
     }  # fmt: skip
     done = subprocess.run(
         [nursery.python, str(script)], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["child 9", "ended 0", "rack 18 merged"], done.stderr
     assert (done.returncode, "mend:" in done.stderr) == (0, False), done.stderr

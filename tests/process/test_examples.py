@@ -50,7 +50,7 @@ def ends(*command: str, python: str, **more: str) -> list[End]:
     """Run to the end, which must be a good one; what the racks said last, by rack."""
     done = subprocess.run(
         command, cwd=ROOT, env=with_torchrun(python, **more), capture_output=True, text=True,
-        timeout=2 * LIMIT_S, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr + done.stdout, done.stdout + done.stderr

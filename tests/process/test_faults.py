@@ -13,23 +13,15 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Result, environment, stalls_behind, until
+from tests.process.racks import Job, Result, environment, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2,
     "sync_period_steps": 8,
     "overlap_steps": 2,
     "stall_max_s": 0.3,
-    "shutdown_timeout_s": 1,
+    "shutdown_timeout_s": 60,
 }
-
-
-def stalled(result: Result, died_ns: int, outages: int) -> None:
-    """It has waited for `stall_max_s` once per outage, not once per round; then it trained on.
-    Before the death a busy machine may have had outages of its own."""
-    stalls = result.kinds("stall-over")
-    assert len(stalls_behind(result, died_ns)) <= outages, stalls
-    assert result.status["stall_ms_total"] >= sum(event["ms"] for event in stalls)
 
 
 def losses(result: Result) -> list[float]:
@@ -39,7 +31,7 @@ def losses(result: Result) -> list[float]:
 @pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
 def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool) -> None:
     """Step 8 makes NaN of everything just where fragment 1 is captured; then it is repaired."""
-    config = {**CONFIG, "shutdown_timeout_s": 20, "lockstep": lockstep, "give_up_s": 20}
+    config = {**CONFIG, "lockstep": lockstep, "give_up_s": 60}
     job = jobs()
     gate = job.gate()
     there = job.gate("there")
@@ -111,7 +103,7 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
     """All three were NaN one round later, and ended with exit status 0."""
     acts, told = SPOILT[spoilt]
     job = jobs(racks=3)
-    config = {**CONFIG, "merge": merge, "shutdown_timeout_s": 20}
+    config = {**CONFIG, "merge": merge}
     gate, there = job.gate(), [job.gate(f"there{rack}") for rack in (0, 1)]
     for rack in (0, 1):  # they must not be through before rack 2 is
         at = {"104": [["touch", there[rack]], ["gate", gate]]}
@@ -143,11 +135,9 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
         assert re.search(rf"drop .*rack 2 has diverged: {told}", said), said
 
 
-def killed_and_left(
-    job: Job, number: signal.Signals, *, middle: bool, code: int
-) -> tuple[Result, int]:
-    """Rack 1 is ended by a signal; rack 0 trains on to its end, with this exit code. `middle`: with
-    a round in flight. Returns what rack 0 says, and when rack 1 was last heard of."""
+def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:
+    """Rack 1 is ended by a signal; rack 0 trains on to its end. `middle`: with a round in flight.
+    How long rack 0 waits in an outage: I5 of the simulator's checkers."""
     config = {**CONFIG, "simulated_merge_delay_ms": 30}
     gate = job.gate()
     # Steps 8 and 9: fragment 1 has just been captured, its offer takes 30 ms to arrive.
@@ -159,8 +149,8 @@ def killed_and_left(
     silent = job.event(0, "rack-silent", peer=1)
     assert silent["effect"]
     Path(gate).touch()
-    job.ended(0, code=code)
-    return job.result(0), job.events(1)[-1]["time_ns"]
+    job.ended(0, code=0)
+    return job.result(0)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +161,9 @@ def killed_and_left(
 def test_the_other_rack_trains_on_and_keeps_its_work(
     jobs: Jobs, number: signal.Signals, middle: bool
 ) -> None:
-    left, died_ns = killed_and_left(jobs(witness=True), number, middle=middle, code=0)
+    left = killed_and_left(jobs(witness=True), number, middle=middle)
     status = left.status
     assert status["step"] == len(left.losses) == 80
-    stalled(left, died_ns, outages=2)
     assert left.before_shutdown["racks_live"] == [0]
     assert status["ledger"]["open"] == 0, "the dead one has lost its vote: what is left is merged"
     assert (status["outcome"], left.error) == ("merged", [])
@@ -185,6 +174,5 @@ def test_the_other_rack_trains_on_and_keeps_its_work(
 
 def test_without_a_witness_the_rack_that_coordinated_trains_on_too(job: Job) -> None:
     """Two voters, of which rack 0 alone is a quorum; what it merges alone is safe with it."""
-    left, died_ns = killed_and_left(job, signal.SIGKILL, middle=False, code=0)
+    left = killed_and_left(job, signal.SIGKILL, middle=False)
     assert (left.status["step"], left.status["outcome"]) == (80, "merged")
-    stalled(left, died_ns, outages=2)

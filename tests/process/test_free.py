@@ -76,7 +76,7 @@ def test_last_offers_of_unequal_numbers_of_steps_are_computed_again(
     topk it is the mean, as its last offers hold all that was left out before, however long that
     took."""
     config = {
-        **CONFIG, "sync_period_steps": 400, "overlap_steps": 0, "grace_window_ms": 5000.0,
+        **CONFIG, "sync_period_steps": 400, "overlap_steps": 0, "grace_window_ms": 60_000.0,
         "outer_step_compression_mode": payload,
     }  # fmt: skip
     results = jobs().run(steps=30, pace_ms=FAST_MS, config=config, per={1: {"steps": 10}})

@@ -106,7 +106,8 @@ def mend(python: str, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
         [python, "-m", "mend.tools", *map(str, arguments)],
-        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=90, check=False,
+        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

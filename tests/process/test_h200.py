@@ -34,7 +34,7 @@ def launched(
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, cwd=ROOT, env={**environment(), "PYTHONPATH": path}, text=True,
-        timeout=2 * LIMIT_S, capture_output=True, check=False,
+        timeout=LIMIT_S, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -22,9 +22,7 @@ import pytest
 from mend.tools.keys_command import create
 from mend.tools.launch import UNMERGED_EXIT, Job, launch
 from mend.tools.processes import TOKEN, orphans
-from tests.process.racks import Nursery
-
-LIMIT_S = 60.0
+from tests.process.racks import LIMIT_S, Nursery
 
 TELL = """
 import os, sys
@@ -438,9 +436,7 @@ def test_a_rack_that_fails_in_a_running_job_ends_nobody_else(tmp_path: Path) -> 
     script, said = tmp_path / "fails.py", list[str]()
     script.write_text(KILLED_ONCE.replace("os.kill(os.getpid(), signal.SIGKILL)", "os._exit(7)"))
     (tmp_path / "again").touch()
-    job = Job(
-        command=(str(script), str(tmp_path / "again")), torchrun=False, env={"MEND_EVICT_S": "2"}
-    )
+    job = Job(command=(str(script), str(tmp_path / "again")), torchrun=False)
     outcome = launch(job, lambda who, line: said.append(f"[{who}] {line}"))
     assert outcome.racks == {0: 0, 1: 7}, said
     assert not any("not-begun" in line for line in said)

@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.3,
-    "give_up_s": 30,
+    "give_up_s": 60,
 }
 """Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its
 tail."""

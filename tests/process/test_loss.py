@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.loss import table
 from benchmarks.small_problems import Cell, measure_processes
+from tests.process.racks import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("alone", "data-parallel", "mend:sync_period_steps=16")
@@ -21,7 +22,7 @@ def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) ->
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for _ in range(2):
         argv = [sys.executable, "-m", "benchmarks.loss", *words]
-        subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=100)
+        subprocess.run(argv, check=True, cwd=ROOT, env=environment, timeout=LIMIT_S)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["arm"] for row in rows] == list(ARMS)
     assert rows[2]["outcome"] == "merged"

@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "outer_lr": 0.8,
     "outer_optimizer_momentum": 0.2,
     "payload_dtype": "bfloat16",
-    "give_up_s": 30,
+    "give_up_s": 60,
 }
 
 

@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 0,
     "momentum_sync_period_steps": K_U,
     "second_moment_sync_period_steps": K_V,
-    "give_up_s": 40,
+    "give_up_s": 60,
 }
 NUMEL = 6 * 10 + 10 + 10 * 3 + 3
 """Of the model."""

@@ -35,10 +35,10 @@ def neighbours(core: int) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
-def test_a_rack_with_busy_neighbours_is_slow_by_compute_and_takes_fewer_micro_batches(
+def test_smoke_in_real_time_a_rack_with_busy_neighbours_takes_fewer_micro_batches(
     jobs: Jobs,
 ) -> None:
-    """Rack 1 shares its core with five of them: it computes on a sixth of it, at most."""
+    """It is slow by compute: it shares its core with five of them, so it has a sixth of it."""
     core, job = max(os.sched_getaffinity(0)), jobs()
     config = {**CONFIG, "lockstep": True, "give_up_s": 60, "failslow_min_samples": 8}
     del config["grace_window_ms"]

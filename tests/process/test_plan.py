@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from mend.config import MendConfig
+from tests.process.racks import LIMIT_S
 
 
 def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +16,7 @@ def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.Monkey
         *(sys.executable, "-m", "mend.tools", "plan", "--params", "1.5B", "--step-ms", "400"),
         *("--link", "1gbit,20ms", "--racks", "2", "--nproc-per-rack", "8"),
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = [line.strip() for line in ended.stdout.splitlines()]
     exported = [line.removeprefix("export ") for line in lines if line.startswith("export MEND_")]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mend.tools.keys_command import create
-from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, Siblings, environment
+from tests.process.racks import LIMIT_S, ROOT, Forked, Nursery, Siblings, environment, until
 
 SCRIPT = ["tests.process.published"]
 NETNS = Path("/run/netns")
@@ -53,7 +53,8 @@ Start = Callable[..., Started]
 def start(nursery: Nursery, tmp_path: Path) -> Iterator[Start]:
     made: list[Started] = []
 
-    def begin(addr: str, peers: list[str], **env: str) -> Started:
+    def begin(addr: str, peers: list[str], **more: object) -> Started:
+        env = {name: str(value) for name, value in more.items()}
         name = tmp_path / f"rack{len(made)}"
         out, argv = name.with_suffix(".json"), [*SCRIPT, str(name.with_suffix(".json"))]
         argv += [addr, ",".join(peers)]
@@ -88,24 +89,54 @@ def test_two_racks_that_list_the_other_only_need_a_number_each(
     both_agree([one.said() for one in pair])
 
 
-def test_two_racks_whose_lists_are_in_another_order_are_told(start: Start, two: list[str]) -> None:
+@dataclass
+class Pair:
+    """Two racks that cannot begin. The start of both times out once each has been heard to say
+    what it waits for, or has ended."""
+
+    racks: list[Started]
+    gate: Path
+
+    def errors(self, *words: str) -> list[str]:
+        """The last words of both. `words`: of what each waits for."""
+
+        def known(rack: Started, word: str) -> bool:
+            events = rack.out.with_suffix(".diag").glob("events-*.jsonl")
+            waits = [line for path in events for line in path.read_text().splitlines()]
+            return any(line.startswith('{"kind":"waiting"') and word in line for line in waits)
+
+        for rack, word in zip(self.racks, words, strict=True):
+            until(
+                lambda rack=rack, word=word: rack.process.code is not None or known(rack, word),  # type: ignore[misc]
+                f"it hears {word}",
+            )
+        self.gate.touch()
+        return [rack.error() for rack in self.racks]
+
+
+def test_two_racks_whose_lists_are_in_another_order_are_told(
+    start: Start, two: list[str], tmp_path: Path
+) -> None:
     """Each finds itself first in its list, so both are rack 0: each founds, and may refuse the
     other before it has heard that it founds as well."""
-    limit = {"MEND_START_TIMEOUT_S": "6"}
-    pair = [start(two[0], two, **limit), start(two[1], two[::-1], **limit)]
-    for one, other in zip(pair, two[::-1], strict=True):
-        refused = "another live process says it is rack 0" in one.error()
-        assert refused or f"the process at {other} says that it is rack 0 as well" in one.error()
+    gate = tmp_path / "gate"
+    racks = [start(two[0], two, START_GATE=gate), start(two[1], two[::-1], START_GATE=gate)]
+    same = [f"the process at {other} says that it is rack 0 as well" for other in two[::-1]]
+    for said, twin in zip(Pair(racks, gate).errors(*same), same, strict=True):
+        assert "another live process says it is rack 0" in said or twin in said
 
 
-def test_two_racks_that_are_both_rack_1_are_told(start: Start, two: list[str]) -> None:
+def test_two_racks_that_are_both_rack_1_are_told(
+    start: Start, two: list[str], tmp_path: Path
+) -> None:
     """Nobody coordinates, so nobody refuses: each takes the other for the coordinator."""
-    limit = {"MEND_START_TIMEOUT_S": "6"}
-    pair = [start(two[0], two[::-1], **limit), start(two[1], two, **limit)]
-    for one, other in zip(pair, two[::-1], strict=True):
-        assert "StartTimeout" in one.error()
-        assert f"the process at {other} says that it is rack 1 as well" in one.error()
-        assert "compare MEND_RACK and the order of sideband_peers" in one.error()
+    gate = tmp_path / "gate"
+    racks = [start(two[0], two[::-1], START_GATE=gate), start(two[1], two, START_GATE=gate)]
+    same = [f"the process at {other} says that it is rack 1 as well" for other in two[::-1]]
+    for said, twin in zip(Pair(racks, gate).errors(*same), same, strict=True):
+        assert "StartTimeout" in said
+        assert twin in said
+        assert "compare MEND_RACK and the order of sideband_peers" in said
 
 
 def test_the_ranks_of_a_rack_are_told_by_their_first_one(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import quality
-from tests.process.racks import ROOT, Nursery
+from tests.process.racks import LIMIT_S, ROOT, Nursery
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_a_quick_table_with_mend_itself_and_again_from_what_was_kept(
     done = subprocess.run(
         [nursery.python, "-m", "benchmarks.quality", *words,
          "--arms", "diloco,mend-concurrent,page-concurrent"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=110,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, timeout=LIMIT_S,
         capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

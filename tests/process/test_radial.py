@@ -15,9 +15,9 @@ CONFIG: dict[str, Any] = {
     "fragments": 2,
     "sync_period_steps": 8,
     "overlap_steps": 2,
-    "shutdown_timeout_s": 20,
+    "shutdown_timeout_s": 60,
     "lockstep": True,
-    "give_up_s": 40,
+    "give_up_s": 60,
     "merge": "rda",
     "merge_mean_names": ["2.bias"],
 }

@@ -32,7 +32,7 @@ from mend_lab.replay.script import APPLIED, CAPTURED, ReplayScript, encode_scrip
 from mend_lab.replay.settings import REPLAY, seat_environment
 from tests.process import train
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Nursery, environment, until
+from tests.process.racks import LIMIT_S, Job, Nursery, environment, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 5.0,
@@ -45,9 +45,12 @@ STEPS, FOREVER = 40, 1_000_000
 @pytest.fixture
 def recorded(jobs: Jobs) -> Job:
     """Rack 1 is slow and the network is too, so that who is in a merge, and when it is applied, is
-    as it happened to be."""
+    as it happened to be. For a while it stands still, and rack 0 merges alone."""
     job = jobs(name="recorded")
-    job.run(steps=STEPS, config=CONFIG, per={1: {"pace_ms": 12}, 0: {"pace_ms": 4}})
+    gate = job.gate()
+    one = {"pace_ms": 12, "at": {"12": [["gate", gate]]}}
+    zero = {"pace_ms": 4, "at": {"36": [["touch", gate]]}}
+    job.run(steps=STEPS, config=CONFIG, per={0: zero, 1: one})
     return job
 
 
@@ -56,7 +59,7 @@ def command(python: str, *arguments: object) -> tuple[int, str]:
     done = subprocess.run(
         [python, "-m", "mend_lab", "replay", *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
-        timeout=90, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

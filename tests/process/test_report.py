@@ -44,7 +44,7 @@ def mend(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [python, "-m", "mend.tools", *arguments], cwd=ROOT, env=environment(**more),
-        capture_output=True, text=True, timeout=2 * LIMIT_S, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
 
 

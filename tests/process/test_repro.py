@@ -10,6 +10,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from mend.errors import MendError
 from mend.tools import app
 from mend.tools import repro as repro_of
-from tests.process.racks import ROOT, environment, until
+from tests.process.racks import LIMIT_S, ROOT, environment, until
 
 SCRIPT = ["--", "-m", "tests.process.planted"]
 
@@ -87,7 +88,7 @@ def test_equal_runs_and_runs_that_fail() -> None:
 
 
 HANGS = """
-import threading, torch
+import sys, threading, torch
 weight = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([weight], 0.1)
 try:
@@ -95,6 +96,7 @@ try:
         weight.sum().backward()
         optimizer.step()
 finally:
+    open(sys.argv[1], "a").write("hangs")
     threading.Event().wait()
 """
 
@@ -104,13 +106,24 @@ def test_a_script_that_hangs_behind_its_last_step_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script of two ranks did once, in destroy_process_group(): the command waited for ever."""
-    monkeypatch.setattr(repro_of, "END_S", 2.0)  # in which it comes to where it hangs
+    marks, look = tmp_path / "marks", repro_of._End.look
+    marks.touch()
+
+    def look_when_it_hangs(end: repro_of._End) -> bool:
+        """The time in which nothing is recorded begins where it hangs."""
+        run = "AB".index(end._folder.name[0])
+        if marks.read_text().count("hangs") <= run:
+            end._since_s = time.monotonic()
+        return look(end)
+
+    monkeypatch.setattr(repro_of._End, "look", look_when_it_hangs)
+    monkeypatch.setattr(repro_of, "END_S", 1.0)
     (tmp_path / "hangs.py").write_text(HANGS)
-    status, said = repro("--steps", "2", "--", str(tmp_path / "hangs.py"))
+    status, said = repro("--steps", "2", "--", str(tmp_path / "hangs.py"), str(marks))
     assert status == 0
     for name in "AB":
-        assert f"repro: run {name}: killed 2 s after step 2, its last step\n" in said
-    assert said.count('hangs.py", line 10 in <module>\n') == 2
+        assert f"repro: run {name}: killed 1 s after step 2, its last step\n" in said
+    assert said.count('hangs.py", line 11 in <module>\n') == 2
     assert said.endswith("equal: 2 steps: losses, gradients, weights, optimizer\n")
 
 
@@ -125,7 +138,7 @@ def test_one_run_is_recorded_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     recording = tmp_path / "rank-0.jsonl"
     until(lambda: recording.exists() and recording.read_text().count("\n") > 3, "it trains")
     command.send_signal(signal.SIGINT)
-    said, _ = command.communicate(timeout=60)
+    said, _ = command.communicate(timeout=LIMIT_S)
     assert command.returncode == 130, said
     assert said.splitlines()[-1] == "repro: stopped"
     assert json.loads(recording.read_text().splitlines()[2])["step"] == 2

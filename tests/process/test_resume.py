@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.6,
-    "give_up_s": 40,
+    "give_up_s": 60,
 }
 
 
@@ -255,8 +255,8 @@ FREE: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.6,
-    "give_up_s": 40,
-    "shutdown_timeout_s": 40,
+    "give_up_s": 60,
+    "shutdown_timeout_s": 60,
 }
 
 
@@ -358,7 +358,7 @@ def test_a_rack_that_comes_back_to_a_running_job_does_not_count_its_checkpoint_a
     job, cuts = jobs(), tmp_path / "cuts"
     gates = {str(step): [["gate", job.gate(str(step))]] for step in (30, 38)}
     # The other rack waits at a gate, where it copies nothing.
-    config = FREE | {"shutdown_timeout_s": 20, "join_copies_state": False}
+    config = FREE | {"shutdown_timeout_s": 60, "join_copies_state": False}
     options: dict[str, Any] = {"steps": 40, "config": config}
     job.start(0, **options, cut_every=13, cuts=str(cuts), at={"38": gates["38"]})
     job.start(1, **options, cut_every=13, cuts=str(cuts), at={"30": gates["30"]})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.racks import ROOT, Nursery, environment, until
+from tests.process.racks import LIMIT_S, ROOT, Nursery, environment, until
 
 WORDS = ["-m", "mend_lab", "simulate", "--jobs", "2"]
 WIDE = {"COLUMNS": "200"}
@@ -49,7 +49,7 @@ def running() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.slow("tools")
 def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) -> None:
     os.killpg(running.pid, signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=LIMIT_S)
     assert running.returncode == 0, err
     assert "Traceback" not in err
     assert re.search(r"interrupted after \d+ seeds from 0: 0 broke", out)
@@ -57,4 +57,4 @@ def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) 
 
 def test_its_processes_end_with_one_that_is_killed(running: subprocess.Popen[str]) -> None:
     running.kill()
-    running.communicate(timeout=60)  # until the last of those that hold the pipes is gone
+    running.communicate(timeout=LIMIT_S)  # until the last of those that hold the pipes is gone

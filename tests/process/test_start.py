@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,42 @@ import pytest
 from mend.coordination.wire import VERSION
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
+from tests.process.injected import START_GATE
 from tests.process.racks import Forked, Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+
+
+@dataclass
+class Gated:
+    """Racks of a job that cannot begin. Their start times out once each has said all that it waits
+    for: how long that takes decides nothing."""
+
+    job: Job
+    said: dict[int, list[str]] = field(default_factory=dict)
+
+    def start(
+        self, rack: int, *words: str, env: dict[str, str] | None = None, **options: Any
+    ) -> None:
+        """`words`: of what it waits for at last."""
+        self.said[rack] = list(words)
+        gated = {**(env or {}), START_GATE: self.job.gate("start")}
+        self.job.start(rack, env=gated, config={**CONFIG, **options})
+
+    def ended(self) -> None:
+        for rack, words in self.said.items():
+            until(
+                lambda rack=rack, words=words: self._has_said(rack, words),  # type: ignore[misc]
+                lambda rack=rack, words=words: f"rack {rack} says {words}\n{self.job.stacks()}",  # type: ignore[misc]
+            )
+        Path(self.job.gate("start")).touch()
+        for rack, words in self.said.items():
+            assert self.job.ended(rack) == 1
+            refused(self.job, rack, "StartTimeout", *words)
+
+    def _has_said(self, rack: int, words: list[str]) -> bool:
+        waits = [str(event["for"]) for event in self.job.events(rack, kind="waiting")]
+        return any(all(word in wait for word in words) for wait in waits)
 
 
 def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str:
@@ -137,7 +171,7 @@ def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
 
 def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: Jobs) -> None:
     job = jobs(witness=True)
-    config = {**CONFIG, "start_timeout_s": 30}
+    config = CONFIG
     job.start(1, config=config)
     job.witness_event("hello", rack=1)
     double = {"MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0", "MEND_DIAGNOSTICS_DIR": ""}
@@ -151,7 +185,7 @@ def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: J
 
 
 def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
-    """Its racks wait for an answer that never comes; this job runs, and has counted the frames."""
+    """Its racks are not let in; this job runs, and has counted the frames."""
     gate = job.gate()
     job.start(0, config=CONFIG, at={"3": [["gate", gate]]})
     job.event(0, "hello", rack=0)  # it listens
@@ -159,15 +193,16 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
         "MEND_JOB_ID": "another",
         "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:0",
         "MEND_DIAGNOSTICS_DIR": "",
+        START_GATE: job.gate("start"),
     }
-    config = {**CONFIG, "start_timeout_s": 2}
-    stranger = job.start(1, name="stranger", config=config, env=elsewhere)
+    stranger = job.start(1, name="stranger", config=CONFIG, env=elsewhere)
     assert isinstance(stranger, Forked)
+    job.event(0, "other-job")
+    Path(job.gate("start")).touch()
     assert stranger.wait() == 1
     refused(
         job, 1, "StartTimeout", "no answer from the coordinator", job.addresses[0], name="stranger"
     )
-    job.event(0, "other-job")
     job.start(1, config=CONFIG)
     Path(gate).touch()
     for rack in (0, 1):
@@ -179,32 +214,34 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
 
 
 def test_a_rack_that_does_not_come_is_named(job: Job) -> None:
+    gated = Gated(job)
+    gated.start(0, "no hello from rack 1", "job_id")
+    gated.ended()
+
+
+def test_start_ends_at_its_time_out(job: Job) -> None:
     job.start(0, config={**CONFIG, "start_timeout_s": 1})
     assert job.ended(0) == 1
-    refused(job, 0, "StartTimeout", "after 1 s", "no hello from rack 1", "job_id")
+    refused(job, 0, "StartTimeout", "after ")
 
 
 def test_a_witness_that_is_not_there_is_named(job: Job) -> None:
     address = "tcp://127.0.0.1:9"
-    env = {"MEND_WITNESS_ADDR": address}
-    job.start(0, config={**CONFIG, "start_timeout_s": 1}, env=env)
-    assert job.ended(0) == 1
     silent = "nothing was heard from the witness, rack 1"
-    refused(job, 0, "StartTimeout", f"the witness at {address}", "is it running", silent)
+    gated = Gated(job)
+    env = {"MEND_WITNESS_ADDR": address}
+    gated.start(0, f"the witness at {address}", "is it running", silent, env=env)
+    gated.ended()
 
 
 def test_racks_that_wait_for_the_same_silent_one_name_each_other(job: Job) -> None:
     """As racks do that are started again when their job is over and its coordinator is gone."""
-    address = "tcp://127.0.0.1:9"
-    for rack in range(2):
-        env = {"MEND_WITNESS_ADDR": address}
-        job.start(rack, config={**CONFIG, "start_timeout_s": 12}, env=env)
+    gated = Gated(job)
     heard = "nothing was heard from the witness; heard, and waiting as well: rack"
     for rack in range(2):
-        said = job.event(rack, "waiting")
-        assert "nothing was heard from the witness" in str(said["for"])
-        assert job.ended(rack) == 1
-        refused(job, rack, "StartTimeout", "is the job over", f"{heard} {1 - rack}")
+        env = {"MEND_WITNESS_ADDR": "tcp://127.0.0.1:9"}
+        gated.start(rack, "is the job over", f"{heard} {1 - rack}", env=env)
+    gated.ended()
 
 
 def test_a_taken_port_is_named_with_the_remedy(job: Job, free_port: int) -> None:
@@ -232,17 +269,16 @@ def test_process_of_another_job_is_named_on_both_sides(jobs: Jobs, witness: bool
     """Racks with a job_id in their code waited for a witness of another job: it alone knew why, in
     a line per hello, and the racks blamed firewalls and keys."""
     job = jobs(witness=witness)
-    config = {**CONFIG, "start_timeout_s": 8}  # in 3 s a busy machine heard nobody
-    job.start(0, config={**config, "job_id": "mine"} if witness else config)
-    job.start(1, config={**config, "job_id": "mine"})
-    theirs = repr(job.name)
-    for rack in range(2):
-        assert job.ended(rack) == 1
+    gated, theirs = Gated(job), repr(job.name)
     who = "the witness" if witness else "rack 0"
-    refused(job, 1, "StartTimeout", f"{who} is of job {theirs}, this is job 'mine'; set one job_id")
+    of_them = f"{who} is of job {theirs}, this is job 'mine'; set one job_id"
+    if witness:
+        gated.start(0, of_them, job_id="mine")
+    else:
+        gated.start(0, f"rack 1 is of job 'mine', this is job {theirs}")
+    gated.start(1, of_them, job_id="mine")
+    gated.ended()
     if witness:
         told = [event["from_rack"] for event in job.events(0, kind="other-job")]
         assert told == [WITNESS], "once"
         assert job.witness_event("refused", rack=1)["cause"] == "job"
-    else:
-        refused(job, 0, "StartTimeout", f"rack 1 is of job 'mine', this is job {theirs}")

@@ -18,7 +18,7 @@ from tests.process.test_moments import mean_of
 
 H, STEPS = 4, 10
 CONFIG: dict[str, Any] = {
-    "lockstep": True, "fragments": 2, "sync_period_steps": H, "overlap_steps": 0, "give_up_s": 40,
+    "lockstep": True, "fragments": 2, "sync_period_steps": H, "overlap_steps": 0, "give_up_s": 60,
 }  # fmt: skip
 NAMES = ("1.running_mean", "1.running_var")
 STATISTICS = 2
@@ -70,7 +70,7 @@ def test_a_rack_that_joins_begins_with_the_statistics_of_the_others(jobs: Jobs) 
     job = jobs(racks=2)
     gate = job.gate()
     # The other rack waits at a gate, where it copies nothing.
-    config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 20}
+    config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60}
     options: dict[str, Any] = {"config": config | {"join_copies_state": False}, "model": "normed"}
     job.start(0, steps=40, at={"38": [["gate", gate]]}, **options)
     job.start(1, steps=40, at={"30": [["gate", job.gate("never")]]}, **options)

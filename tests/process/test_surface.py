@@ -3,8 +3,10 @@ library."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ import torch
 from torch import nn
 
 import mend
+from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
+from tests.process.racks import LIMIT_S, until
 from tests.process.replayed import in_lockstep
 
-LOCKSTEP: dict[str, Any] = {"lockstep": True, "give_up_s": 30}
+LOCKSTEP: dict[str, Any] = {"lockstep": True, "give_up_s": 60}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 
 
@@ -408,7 +412,7 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
             runtime.drain(0.3)
         assert runtime.outer_step_in_flight(), "nothing is lost"
         Path(gate).touch()
-        runtime.drain(20)
+        runtime.drain(LIMIT_S)
         assert not runtime.outer_step_in_flight()
         assert runtime.status().versions == (1, 0)
         assert runtime.status().racks_merged == (0, 1)
@@ -421,6 +425,22 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
 
 class Alarm(Exception):
     """What a handler of the script raises."""
+
+
+@contextlib.contextmanager
+def raised_when(condition: Callable[[], bool], number: signal.Signals) -> Iterator[None]:
+    """A signal comes once this is so."""
+
+    def wait() -> None:
+        until(condition, f"{number.name} is due")
+        signal.raise_signal(number)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def points(events: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
@@ -454,8 +474,8 @@ def test_an_exception_of_a_handler_in_a_stall_leaves_all_work_whole(
                 backward(model, step)
                 runtime.count_tokens(train.tokens_of(0, step))
                 if step == 5:  # waits for what was captured behind step 4
-                    signal.setitimer(signal.ITIMER_REAL, 0.2)
-                    with pytest.raises(Alarm):
+                    counted = raised_when(lambda: runtime.status().step == 5, signal.SIGALRM)
+                    with pytest.raises(Alarm), counted:
                         optimizer.step()
                     assert runtime.status().step == 5
                     assert signal.getsignal(signal.SIGALRM) is handler
@@ -484,13 +504,13 @@ def test_an_exception_of_a_handler_in_the_shutdown_ends_the_rack(
     for step in range(1, 9):
         backward(model, step)
         optimizer.step()
-    timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    rank = runtime._rank
+    assert isinstance(rank, LiveRank)
+    leaves = raised_when(lambda: rank.rank.rank_machine.leaving, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), leaves:
         mend.mend_shutdown(model)
     assert runtime.status().outcome == "aborted"
     assert mend.mend_shutdown(model) is None
-    timer.join()
     assert mend_threads() == []
     job.processes[1].kill()
 

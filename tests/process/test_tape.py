@@ -18,7 +18,7 @@ from mend.trace.format import Entry
 from mend.trace.reader import read_tape
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Nursery, environment
+from tests.process.racks import LIMIT_S, Job, Nursery, environment
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 RACK, COORDINATED = "tape-rack0-rank0.mend", f"tape-rack{WITNESS}-rank0.mend"
@@ -28,7 +28,8 @@ def mend(nursery: Nursery, *arguments: object) -> tuple[int, str]:
     """Status and all that was said."""
     done = subprocess.run(
         [nursery.python, "-m", "mend.tools", *map(str, arguments)],
-        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=60, check=False,
+        env=environment(COLUMNS="200"), capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 

@@ -19,7 +19,7 @@ LINK, STEP_MS = "8mbit,40ms", 100.0
 LAYERS, SIDE = 32, 340
 BYTES_A_SECOND = 1_000_000
 
-TIME_OUTS = {"start_timeout_s": 6.0, "shutdown_timeout_s": 3.0, "transfer_stall_s": 1.0}
+TIME_OUTS = {"start_timeout_s": 6.0, "shutdown_timeout_s": 3.0, "transfer_stall_s": 5.0}
 
 SCRIPT = f"""
 import time, torch, mend

@@ -23,7 +23,7 @@ from mend.engine.live_rank import LiveRank
 from mend.errors import MendError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
-from tests.process.racks import until
+from tests.process.racks import LIMIT_S, until
 
 EVENTS = "events-rack0-rank0.jsonl"
 
@@ -142,10 +142,10 @@ def test_the_end_does_not_wait_for_ever_for_a_job_and_says_what_is_left(
 
     def long() -> None:
         begun.set()
-        release.wait(60)
+        release.wait(LIMIT_S)
 
     last.rank.io_loop.work(long, lambda _: None)
-    assert begun.wait(30)
+    assert begun.wait(LIMIT_S)
     last.rank.abort()
     assert mend_threads() == ["mend-worker_0"]
     told = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
@@ -351,7 +351,7 @@ def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.Mon
         finally:
             over.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(LIMIT_S)
             sys.setswitchinterval(before)
     assert failures == []
     assert all(watcher.taken > 10 for watcher in watchers)
@@ -387,7 +387,7 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
     training.start()
     until(lambda: runtime.status().step == 6 + 1 and runtime.outer_step_in_flight(), "it waits")
     runtime.abort()
-    training.join(60)
+    training.join(LIMIT_S)
     assert not training.is_alive()
     assert failures == ["this rack has left the job"]
     assert runtime.status().step == 7

@@ -15,7 +15,7 @@ from tests.process.racks import Job, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "grace_window_ms": 5.0,
-    "stall_max_s": 0.05, "shutdown_timeout_s": 20,
+    "stall_max_s": 0.05, "shutdown_timeout_s": 60,
 }  # fmt: skip
 LEARNING_RATE = 0.01
 

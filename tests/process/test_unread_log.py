@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mend.status.log_lines import LINES_MAX
-from tests.process.racks import Job, until
+from tests.process.racks import LIMIT_S, Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 OPTIONS: dict[str, Any] = {"steps": 40, "config": CONFIG}
@@ -59,7 +59,7 @@ def test_the_reader_that_is_back_is_told_how_much_it_missed(job: Job, fifo: str)
     open(gate, "w").close()
     for rack in range(2):
         job.ended(rack, code=0)
-    thread.join(30)
+    thread.join(LIMIT_S)
     os.close(descriptor)
     said = text.decode().lstrip(".")
     # One gap, or several: a writer that wakes late takes some lines while the others come in.

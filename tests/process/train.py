@@ -40,6 +40,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import mse_loss
 
+from tests.process import injected
+
 INPUTS, WIDTH, OUTPUTS = 6, 10, 3
 
 
@@ -93,6 +95,10 @@ class Options:
     at: dict[str, list[list[Any]]] = field(default_factory=dict)
     """step -> acts just before it, see `Acts`. "end": between the last step and the shutdown;
     "leaving": behind the status from before it."""
+    stop: str = ""
+    """All ranks of the rack make no further step once the test has made this file."""
+    halt: str = ""
+    """No step begins while this file is there."""
 
 
 class Tied(nn.Module):
@@ -307,7 +313,7 @@ class Acts:
         self.answers: list[bool] = []
         self.own_loss = ""
         self.slower = 1.0
-        self.drags: tuple[float, Path] = 0.0, Path()
+        self.loader: tuple[float, Path] = 0.0, Path()
         self._healthy: tuple[list[Tensor], dict[str, Any]] | None = None
 
     def do(self, acts: list[list[Any]]) -> None:
@@ -327,6 +333,11 @@ class Acts:
         while not Path(path).exists():
             time.sleep(0.005)
 
+    def hear(self, fragment: int) -> None:
+        """Wait until this rank knows that a round of the fragment is open."""
+        while fragment not in self.runtime._rank.published.opened:
+            time.sleep(0.005)
+
     def withhold(self) -> None:
         """Nobody gets a copy of this rank's weights any more, as over a link too slow."""
         rank = self.runtime._rank.rank
@@ -337,10 +348,35 @@ class Acts:
         """From here on a step takes so many times as long."""
         self.slower = times
 
-    def drag(self, step_ms: float, path: str) -> None:
-        """Once the test has made the file a step takes longer, between its forward and its end;
-        for 60 steps of 120: on a busy machine the first verdict may name a link as the cause."""
-        self.drags = step_ms, Path(path)
+    def find(self, times: float, cause: str, begins: str, ends: str, links: bool = False) -> None:
+        """This rank finds that its steps take so many times as long while the first of the files is
+        there and the second is not; and that this is why. Whatever they take. `links`: whether
+        pulls are judged as ever."""
+        shown = injected.slow_between(Path(begins), Path(ends), times)
+        injected.show_pace(self.runtime, shown, cause, links=links)
+
+    def age_silence(self, rack: int, seconds: int) -> None:
+        """A rack that is silent has been so for at least so long, as far as this one knows."""
+        injected.age_silence(rack, seconds)
+
+    def wait_at_the_end(self, path: str) -> None:
+        """Its shutdown waits for the other racks until the test makes the file."""
+        injected.wait_at_the_end(self.runtime, Path(path))
+
+    def mute(self, path: str) -> None:
+        """Nobody gets a byte of a payload from this rank before the test makes the file."""
+        injected.mute_lane(Path(path))
+
+    def load_slowly(self, step_ms: float, path: str) -> None:
+        """Once the test has made the file its loader takes longer, for 60 steps of 120: on a busy
+        machine the first verdict may name another cause."""
+        self.loader = step_ms, Path(path)
+
+    def load(self, step: int) -> None:
+        """As a loader of data does."""
+        step_ms, path = self.loader
+        if step_ms and step % 120 < 60 and path.exists():
+            time.sleep(step_ms / 1000)
 
     def pin(self, core: int) -> None:
         """The training thread, and those that it starts from here on, share this core with whoever
@@ -452,6 +488,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
     import mend
     import mend.errors
 
+    injected.prepare()
     rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
     model = build(options.model, rack)
     ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
@@ -477,8 +514,9 @@ def run(options: Options, result: dict[str, Any]) -> None:
             acts.runtime = runtime
             result["begun"] = seen(runtime.status())
             result["buffers"] = {name: each.tolist() for name, each in model.named_buffers()}
-            for step in range(runtime.status().step + 1, options.steps + 1):
+            for step in steps_of(options, runtime):
                 acts.do(options.at.get(str(step), []))
+                acts.load(step)
                 all_ = options.micro_batches
                 taken = runtime.local_batch(all_) if all_ else 1
                 result.setdefault("taken", []).append(taken)
@@ -492,8 +530,6 @@ def run(options: Options, result: dict[str, Any]) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 runtime.count_tokens(tokens_of(rack, step) * taken)
-                if acts.drags[0] and step % 120 < 60 and acts.drags[1].exists():
-                    time.sleep(acts.drags[0] / 1000)
                 optimizer.step()
                 losses.append(struct.pack(">f", float(loss.detach())).hex())
                 result["moments"].append(moments(model, optimizer) if options.tell_moments else {})
@@ -518,6 +554,16 @@ def run(options: Options, result: dict[str, Any]) -> None:
         if options.parallel not in ("none", "ddp"):
             torch.distributed.barrier()  # see examples/fsdp2.py
         torch.distributed.destroy_process_group()
+
+
+def steps_of(options: Options, runtime: Any) -> Iterator[int]:
+    """Those that are still to be made."""
+    for step in range(runtime.status().step + 1, options.steps + 1):
+        while options.halt and Path(options.halt).exists():
+            time.sleep(0.005)
+        if options.stop and runtime.any_rank(Path(options.stop).exists()):
+            return
+        yield step
 
 
 def resumed(

@@ -254,7 +254,8 @@ class Leader:
         effects.append(Fail(kind, detail))
 
     def _start_reason(self) -> str:
-        if self.orders is None and self.asker is not None:
+        begins_alone = self.orders is None or self.asker in self.orders.missing
+        if self.asker is not None and begins_alone:
             who = rack_name(self.asker)
             return (
                 f"{who} knows this job, in which a former life of this rack has a seat, and nobody "

@@ -192,6 +192,20 @@ def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
     assert str(told["for"]).startswith("rack 2 knows this job")
 
 
+def test_founder_that_is_asked_says_that_its_job_runs_instead_of_missing_a_hello() -> None:
+    """It asked for the start of a rack that was running, and knew its former life."""
+    rack = Rack()
+    rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
+    rack.tick(PROGRESS_NS)
+    (told,) = notes(rack.told(missing=(0, 2)), "waiting") or notes(
+        rack.tick(PROGRESS_NS), "waiting"
+    )
+    assert str(told["for"]).startswith("rack 2 knows this job")
+    rack.told(missing=(0,))
+    (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
+    assert str(told["for"]).startswith("no hello from rack 0")
+
+
 def test_an_unanswered_start_ends_with_the_address_that_did_not_answer() -> None:
     rack = Rack()
     assert not any(isinstance(e, Fail) for e in rack.tick(START_NS))

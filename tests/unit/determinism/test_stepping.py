@@ -3,7 +3,7 @@ torch's own step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,12 +11,26 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mend.determinism import enable, optimizer_digest
 from mend.determinism.digests import same_bits
 from mend.determinism.stepping import make_step
 from mend.errors import NotDeterministic
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_of_others() -> Iterator[None]:
+    """A model that another test has forgotten leaves hooks that do nothing, and count as hooks."""
+    of_all = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    before = [dict(hooks) for hooks in of_all]
+    for hooks in of_all:
+        hooks.clear()
+    yield
+    for hooks, kept in zip(of_all, before, strict=True):
+        hooks.update(kept)
+
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
 

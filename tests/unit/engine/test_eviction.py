@@ -128,15 +128,15 @@ def test_what_starting_took_is_told_with_the_first_step_and_once() -> None:
 
 
 def test_a_process_knows_since_when_it_runs() -> None:
-    before_ns, younger = process_age_ns(), time.monotonic_ns()
+    begun_ns = time.monotonic_ns()
+    before_ns = process_age_ns()
     assert before_ns > 0
-    assert process_age_ns() - before_ns <= time.monotonic_ns() - younger + SECOND // 10
+    assert 0 <= process_age_ns() - before_ns <= time.monotonic_ns() - begun_ns
 
 
 def test_a_second_life_in_a_process_costs_no_more_to_start_than_the_first() -> None:
     """What the first one trained is no part of it: the price grew with it, and nobody paid."""
     first_ns = startup_ns()
-    time.sleep(0.03)
     assert startup_ns() == first_ns < process_age_ns()
 
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mend.engine import scaled_steps
 from mend.engine.step_hooks import Counting, StepHooks, optimizers_of
 from mend.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_are_left() -> Iterator[None]:
+    """torch calls them at the steps of all optimizers, of other tests too."""
+    of_all = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    before = [dict(hooks) for hooks in of_all]
+    yield
+    gc.collect()
+    for hooks, kept in zip(of_all, before, strict=True):
+        for number in hooks.keys() - kept.keys():
+            del hooks[number]
 
 
 class Counted:

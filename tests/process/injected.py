@@ -1,0 +1,143 @@
+"""What a test decides in place of a clock, inside a rack's process: how slow the rack finds itself,
+how long another one was silent, when a time limit is over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mend
+import mend.api
+from mend.coordination import coordinator, leader, slow_links
+from mend.coordination.events import Validated
+from mend.coordination.leader import LeaderOptions
+from mend.coordination.member_view import MemberView
+from mend.engine.live_rank import LiveRank
+from mend.engine.micro_benchmark import MicroBenchmark
+from mend.engine.pulls import Patience
+from mend.engine.step_clock import StepClock
+from mend.transport.bulk_link import HolderEnd
+from mend.types import MS, SECOND
+
+NS_PER_TOKEN = PRODUCT_NS = MS
+"""Of a rack that is not slow."""
+
+START_GATE = "START_GATE"
+"""In the environment: the file with which a start times out, whatever the settings say."""
+
+ONE_LIFE = "ONE_LIFE"
+
+Times = Callable[[], float]
+
+
+class ShownClock(StepClock):
+    """Every step is a sample, of the time that the test says."""
+
+    times: Times
+
+    def stepped(self, tokens: int) -> tuple[int, int]:
+        super().stepped(tokens)
+        return round(self.times() * NS_PER_TOKEN) * tokens, tokens
+
+
+class ShownBenchmark(MicroBenchmark):
+    """It finds the cause that the test says, for all of the time that steps take longer."""
+
+    times: Times
+    cause = ""
+
+    def stepped(self, step: int, *_: object) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            times = self.times()
+            product_ns = round(PRODUCT_NS * (times if self.cause == "compute" else 1.0))
+            waited_ppm = round((1 - 1 / times) * 1e6) if self.cause == "input" else 0
+            self._post(Validated(asked.number, step, product_ns, waited_ppm))
+
+
+def show_pace(runtime: mend.Runtime, times: Times, cause: str = "", *, links: bool = False) -> None:
+    """From here on this rank's verdicts go by `times`: how much longer than usual a step takes per
+    token. `links`: whether its pulls are judged, by the time that they take. Call it on every rack
+    before its first step."""
+    rank = runtime._rank
+    assert isinstance(rank, LiveRank)
+    clock, benchmark = rank.trainer.clock, rank.trainer.benchmark
+    clock.__class__ = ShownClock
+    clock.times = times  # type: ignore[attr-defined]
+    if not links:
+        slow_links.SAMPLE_NS = slow_links.SAMPLE_NS_MAX = 1 << 62
+    if benchmark is not None:
+        benchmark.__class__ = ShownBenchmark
+        benchmark.times, benchmark.cause = times, cause  # type: ignore[attr-defined]
+
+
+def slow_between(begins: Path, ends: Path, times: float) -> Times:
+    """So many times as slow while the first file is there and the second is not."""
+    return lambda: times if begins.exists() and not ends.exists() else 1.0
+
+
+def age_silence(rack: int, seconds: int) -> None:
+    """If this process coordinates: a rack that is silent has been so for at least so long."""
+    usual = coordinator.look
+
+    def look(
+        views: Mapping[int, MemberView], live: frozenset[int], slow: frozenset[int], now_ns: int,
+        detect_ns: int,
+    ) -> None:  # fmt: skip
+        usual(views, live, slow, now_ns, detect_ns)
+        if rack in views and rack not in live:
+            views[rack].lively_ns = min(views[rack].lively_ns, now_ns - seconds * SECOND)
+
+    coordinator.look = look  # type: ignore[attr-defined]
+
+
+class GatedPatience(Patience):
+    gate: Path
+
+    def over(self, now_ns: int) -> bool:
+        return self.gate.exists()
+
+
+def wait_at_the_end(runtime: mend.Runtime, gate: Path) -> None:
+    """`shutdown_timeout_s` is over when the file is there."""
+    rank = runtime._rank
+    assert isinstance(rank, LiveRank)
+    trainer = rank.trainer
+    usual = trainer._at_the_end
+
+    def patience() -> Patience:
+        made = usual()
+        made.__class__ = GatedPatience
+        made.gate = gate  # type: ignore[attr-defined]
+        return made
+
+    trainer._at_the_end = patience  # type: ignore[method-assign]
+
+
+def mute_lane(gate: Path) -> None:
+    """This process sends nothing of any payload before the file is there."""
+    usual = HolderEnd.give
+
+    def give(end: HolderEnd, *payload: Any) -> None:
+        while not gate.exists():
+            time.sleep(0.005)
+        usual(end, *payload)
+
+    HolderEnd.give = give  # type: ignore[method-assign]
+
+
+def prepare() -> None:
+    """Before mend_init. With START_GATE in the environment: `start_timeout_s` is over when the file
+    is there, and a rack says several times a second what it waits for. With ONE_LIFE a rack whose
+    job is lost does not begin again."""
+    if os.environ.get(ONE_LIFE):
+        mend.api.LIVES_MAX = 1
+    if path := os.environ.get(START_GATE):
+        gate = Path(path)
+        leader.PROGRESS_NS = 100 * MS
+        LeaderOptions.start_timeout_ns = property(  # type: ignore[assignment]
+            lambda _: -1 if gate.exists() else 1 << 62, lambda *_: None
+        )

@@ -12,7 +12,7 @@ from tests.process.conftest import Jobs
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 
 THREADS = {
-    "loop": "version 2 after 70",
+    "loop": "an offer ends twice",
     "worker": "no anchor buffer",
     "training": "not one span per tensor",
 }
@@ -38,7 +38,7 @@ def test_broken_invariant_ends_its_rack_and_the_others_merge_on(jobs: Jobs, thre
 
     broken, *others = (job.events(rack) for rack in (2, 0, 1))
     found = [event for event in broken if event["kind"] == "invariant-broken"]
-    assert len(found) == 1
+    assert len(found) == 1, job.logs()
     assert THREADS[thread] in found[0]["detail"]
     assert "This is a bug of mend" in found[0]["detail"]
     ended = [event for event in broken if event["kind"] == "ended-unmerged"]

@@ -371,8 +371,10 @@ class Acts:
     def break_rule(self, thread: str) -> None:
         """What mend keeps contradicts itself from here on, and this thread is to find it."""
         rank = self.runtime._rank
-        if thread == "loop":  # the next commit does not follow
-            rank.io_loop.call(partial(rank.rank.rank_machine.folded.versions.__setitem__, 0, 70))
+        if thread == "loop":  # the offers of the next commit have ended
+            log = rank.rank.rank_machine.folded
+            ended = {(member, 0): 1 << 40 for member in log.members}
+            rank.io_loop.call(partial(log.ended.update, ended))
         elif thread == "worker":  # every anchor has another length than it should
             rank.numerics._vectors += 1
         else:  # the next capture finds no tensors

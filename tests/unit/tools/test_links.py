@@ -26,6 +26,8 @@ from mend.tools.links_check import Measured, difference, measure, verify
         ("2000kbit, 0.5ms, 0.1%", Link(2_000_000, 0.5, 0.1)),
         ("100Mbit,10MS", Link(100_000_000, 10.0)),
         ("400mbit,1%", Link(400_000_000, 0.0, 1.0)),
+        ("1mbit,10000ms,50%", Link(1_000_000, 10_000.0, 50.0)),
+        ("100gbit", Link(100_000_000_000)),
     ],
 )
 def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
@@ -40,6 +42,10 @@ def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
         ("fast", "is not RATE"),
         ("400,20", "is not RATE"),
         ("400mbps", "is not RATE"),
+        ("999.999kbit", "rate must be"),
+        ("100.1gbit", "rate must be"),
+        ("1gbit,10000.5ms", "round trip must be"),
+        ("1gbit,20ms,50.1%", "loss must be"),
         ("10kbit", "rate must be"),
         ("400gbit", "rate must be"),
         ("1gbit,20000ms", "round trip must be"),

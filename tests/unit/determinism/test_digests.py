@@ -69,6 +69,13 @@ def test_an_optimizer_counts_with_its_options_and_its_state() -> None:
     assert len(set(digests)) == 4
 
 
+def test_options_of_an_optimizer_count_and_its_parameters_do_not() -> None:
+    def of(rate: float, weight: float) -> str:
+        return optimizer_digest(torch.optim.SGD([nn.Parameter(torch.tensor([weight]))], lr=rate))
+
+    assert of(0.1, 1.0) == of(0.1, 2.0) != of(0.2, 1.0)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -132,6 +132,14 @@ def test_a_disk_that_stays_full_is_told_once_and_does_not_hold_the_end(
     assert said.kinds == ["events-stopped", "events-lost"]
 
 
+def test_folders_above_the_file_are_made(tmp_path: Path, said: Said) -> None:
+    path = tmp_path / "runs" / "first" / NAME
+    file = EventsFile(path, said)
+    put(file, 0)
+    file.close()
+    assert steps(path) == [0]
+
+
 def test_a_directory_that_cannot_be_is_told(tmp_path: Path, said: Said) -> None:
     (tmp_path / "file").write_text("")
     file = EventsFile(tmp_path / "file" / NAME, said)

@@ -63,6 +63,13 @@ def test_a_job_with_a_wrong_link_is_not_built() -> None:
         Job(command=("train.py",), link="fast")
 
 
+def test_sites_are_the_racks_and_then_the_witness_if_there_is_one() -> None:
+    racks, witness = (Site("a", "10.0.0.1"), Site("b", "10.0.0.2")), Site("w", "10.0.0.9")
+    link = Link.parse("1gbit")
+    assert Net(link, racks, None, "").hosts == ("10.0.0.1", "10.0.0.2")
+    assert Net(link, racks, witness, "").hosts == ("10.0.0.1", "10.0.0.2", "10.0.0.9")
+
+
 def test_packets_are_large_where_that_holds_nobody_up() -> None:
     assert Link.parse("50mbit").mtu == 1500
     assert Link.parse("100mbit").mtu == 9000

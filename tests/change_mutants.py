@@ -195,6 +195,8 @@ class Hunt:
 
     def try_clean(self, file: str) -> None:
         for tests in find_tests(file):
+            if time.monotonic() > self.deadline_s:
+                return
             server = self.idle.get()
             status, how, seconds = server.run(file, None, tests, CLEAN_LIMIT_S)
             self.idle.put(server)

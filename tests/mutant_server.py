@@ -32,17 +32,22 @@ def run(copy: Path, job: dict[str, Any]) -> tuple[int | None, str, float]:
     path = copy / job["file"]
     before, output = path.read_text(encoding="utf-8"), copy / "output.txt"
     if job["text"] is not None:
-        path.write_text(job["text"], encoding="utf-8")
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
-            compiled.unlink()  # it may be as old as the text, to the second
+        put(path, job["text"])
     started = time.monotonic()
     try:
         status = wait(begin(copy, job, output), started + job["limit_s"])
     finally:
-        path.write_text(before, encoding="utf-8")
+        put(path, before)
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     return status, (failed or lines[-1:] or [""])[0], time.monotonic() - started
+
+
+def put(path: Path, text: str) -> None:
+    """And forget what was compiled of the former text, which may be as old, to the second."""
+    path.write_text(text, encoding="utf-8")
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def begin(copy: Path, job: dict[str, Any], output: Path) -> int:
@@ -56,7 +61,6 @@ def begin(copy: Path, job: dict[str, Any], output: Path) -> int:
     os.dup2(file, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.path.insert(0, str(copy / "src"))
-    sys.dont_write_bytecode = job["text"] is not None
     import pytest
 
     status: int = 3

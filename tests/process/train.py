@@ -375,8 +375,9 @@ class Acts:
             log = rank.rank.rank_machine.folded
             ended = {(member, 0): 1 << 40 for member in log.members}
             rank.io_loop.call(partial(log.ended.update, ended))
-        elif thread == "worker":  # every anchor has another length than it should
-            rank.numerics._vectors += 1
+        elif thread == "worker":  # nothing says how the next offer is encoded
+            for anchor in rank.rank.anchors.values():
+                object.__setattr__(anchor, "codecs", None)
         else:  # the next capture finds no tensors
             for track in rank.trainer.tracks:
                 track.view._parameters = ()

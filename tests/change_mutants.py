@@ -168,8 +168,10 @@ def servers(count: int) -> Iterator[SimpleQueue[Server]]:
             yield idle
         finally:
             for server in made:
-                _pipes(server.process)[0].close()
+                asks, answers = _pipes(server.process)
+                asks.close()
                 server.process.wait()
+                answers.close()
 
 
 class Hunt:
@@ -179,7 +181,7 @@ class Hunt:
     def __init__(self, edits: Sequence[SmallEdit], minutes: float) -> None:
         self.edits, self.sources = edits, {edit.file: _read(edit.file) for edit in edits}
         self.deadline_s = time.monotonic() + 60 * minutes
-        self.limits: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.limits: dict[tuple[str, tuple[str, ...]], float | None] = {}
         self.red: list[str] = []
         self.results: list[Result] = []
         self.begun_s = time.monotonic()
@@ -187,41 +189,35 @@ class Hunt:
     def run(self, parallel: int) -> None:
         with servers(parallel) as idle, ThreadPoolExecutor(parallel) as pool:
             self.idle = idle
-            for _ in pool.map(self.try_clean, self.sources):
-                pass
-            self.begun_s = time.monotonic()
             for _ in pool.map(self.try_edit, self.edits):
                 pass
 
-    def try_clean(self, file: str) -> None:
-        for tests in find_tests(file):
-            if time.monotonic() > self.deadline_s:
-                return
-            server = self.idle.get()
+    def limit_s(self, server: Server, file: str, tests: tuple[str, ...]) -> float | None:
+        """Of a mutant; None: the tests fail without one. Run once, when they are needed first."""
+        if (file, tests) not in self.limits:
             status, how, seconds = server.run(file, None, tests, CLEAN_LIMIT_S)
-            self.idle.put(server)
             print(f"{seconds:5.1f} s without a mutant, {file}: {' '.join(tests)}", flush=True)
-            if status == 0:
-                self.limits[(file, tests)] = LIMIT_S + LIMIT_RUNS * seconds
-            else:
-                self.red.append(f"{file}: {how}")
+            self.limits[(file, tests)] = LIMIT_S + LIMIT_RUNS * seconds if status == 0 else None
+            self.red += [f"{file}: {how}"] if status != 0 else []
+        return self.limits[(file, tests)]
 
     def try_edit(self, edit: SmallEdit) -> None:
-        green = [tests for tests in find_tests(edit.file) if (edit.file, tests) in self.limits]
-        if not green or time.monotonic() > self.deadline_s:
+        if time.monotonic() > self.deadline_s:
             return
         server, text = self.idle.get(), edit.applied(self.sources[edit.file])
-        status, how, taken_s = 0, "", 0.0
-        for tests in green:
-            limit_s = self.limits[(edit.file, tests)]
+        status, how, taken_s, tried = 0, "", 0.0, False
+        for tests in find_tests(edit.file):
+            if (limit_s := self.limit_s(server, edit.file, tests)) is None:
+                continue
             status, how, seconds = server.run(edit.file, text, tests, limit_s)
-            taken_s += seconds
+            tried, taken_s = True, taken_s + seconds
             if status != 0:
                 break
         self.idle.put(server)
-        how = f"no end within {seconds:.0f} s" if status is None else how
-        self.results.append(Result(edit, status != 0, how, taken_s))
-        self.say(self.results[-1])
+        if tried:
+            how = f"no end within {seconds:.0f} s" if status is None else how
+            self.results.append(Result(edit, status != 0, how, taken_s))
+            self.say(self.results[-1])
 
     def say(self, result: Result) -> None:
         done = len(self.results)

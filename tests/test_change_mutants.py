@@ -124,8 +124,11 @@ def test_hunt_tells_survivors_from_caught_and_restores_its_copy(
 ) -> None:
     edits = [
         edit
-        for edit in edits_in(["consensus.weights"], 99)
-        if edit.kind == "condition negated" and edit.function == "part_of"
+        for edit in edits_in(["transport.socks"], 99)
+        if (edit.kind, edit.function) == ("raise dropped", "connect_through")
     ]
+    assert len(edits) == 3
     assert change_mutants.hunt(edits, minutes=5, parallel=1) == 0
-    assert "0.0 min left" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count("without a mutant") == 1
+    assert "3 of 3 mutants were caught" in said

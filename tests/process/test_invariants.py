@@ -14,7 +14,7 @@ CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps
 THREADS = {
     "loop": "an offer ends twice",
     "worker": "this version is only a number here",
-    "training": "not one span per tensor",
+    "training": "planted",
 }
 
 

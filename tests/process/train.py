@@ -370,6 +370,8 @@ class Acts:
 
     def break_rule(self, thread: str) -> None:
         """What mend keeps contradicts itself from here on, and this thread is to find it."""
+        from mend.errors import ensure
+
         rank = self.runtime._rank
         if thread == "loop":  # the offers of the next commit have ended
             log = rank.rank.rank_machine.folded
@@ -378,9 +380,8 @@ class Acts:
         elif thread == "worker":  # nothing says how the next offer is encoded
             for anchor in rank.rank.anchors.values():
                 object.__setattr__(anchor, "codecs", None)
-        else:  # the next capture finds no tensors
-            for track in rank.trainer.tracks:
-                track.view._parameters = ()
+        else:
+            rank.trainer._capture = lambda fragment: ensure(False, "planted", fragment=fragment)
 
     def die_owning(self) -> None:
         """kill -9 of itself in the middle of the next sharded round: one of its merged slices is

@@ -48,8 +48,8 @@ format: $(STAMP) ## put the code into its one format
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-mutants: $(STAMP) ## plant bugs one at a time and show that the tests catch each
-	$(BIN)/python -m tests.mutants
+mutants: $(STAMP) ## plant bugs one at a time and show that the tests catch each; ARGS=--since: small edits of what has changed
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 mutation-table: $(STAMP) ## plant the bugs that the protocol must not have, and count the simulator seeds that each needs to show
 	$(BIN)/python -m tests.mutation_table $(ARGS)

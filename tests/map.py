@@ -78,6 +78,10 @@ TENSORS_OF_MEND = _NUMERIC | {"api", "engine", "hardware", "kernels", "mesh"}
 MAKERS = frozenset({"arange", "as_tensor", "empty", "full", "ones", "tensor", "zeros"})
 """Functions of torch that take those, unless they are told."""
 
+MAY_ASSERT = frozenset({"mend_lab.sim", "mend_lab.reference"})
+"""Rooms in which a bare assert may be: they check and are not trained with. Elsewhere `ensure` and
+`require` of mend.errors state an invariant, as `python -O` removes asserts."""
+
 OWNERS: dict[str, frozenset[str]] = {
     # installed packages; one that is not here belongs to nobody
     "torch": _TENSORS,

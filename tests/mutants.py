@@ -1,7 +1,8 @@
 """Plants bugs, one at a time, and shows that the tests catch each. `make mutants`, or with names.
 
-    python -m tests.mutants                 all of them, a table at the end
+    python -m tests.mutants                 all of the list below
     python -m tests.mutants wrong-weight    just this one
+    python -m tests.mutants --since         small edits of the functions that this change touches
 
 A mutant is an edit of a function (tests/planting.py) and the part of `make test` that must then
 fail. Each runs in a copy of the tree. Exit status 1 when one survives.
@@ -20,6 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.change_mutants import PARALLEL, edits_in, edits_since, hunt
 from tests.planting import Edit, edited
 
 ROOT = Path(__file__).parent.parent
@@ -571,7 +573,24 @@ def caught(mutant: Mutant) -> tuple[bool, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only mutants whose name begins so")
-    wanted = parser.parse_args().names
+    parser.add_argument(
+        "--since", nargs="?", const="", metavar="REV",
+        help="small edits of the functions that differ from REV; without REV from the main branch",
+    )  # fmt: skip
+    parser.add_argument(
+        "--of", nargs="+", metavar="MODULE", help="small edits of modules, as transport.socks"
+    )
+    parser.add_argument("--most", type=int, default=30, help="edits, for --of of each module")
+    parser.add_argument("--minutes", type=float, default=10, help="then no further edit is tried")
+    asked = parser.parse_args()
+    if asked.of or asked.since is not None:
+        of_module = asked.of is not None
+        edits = (
+            edits_in(asked.of, asked.most) if of_module else edits_since(asked.since, asked.most)
+        )
+        print(f"{len(edits)} mutants, at most {asked.minutes:g} minutes", flush=True)
+        return hunt(edits, asked.minutes, PARALLEL)
+    wanted = asked.names
     chosen = [m for m in MUTANTS if not wanted or any(m.name.startswith(name) for name in wanted)]
     survivors = 0
     needed = tuple(sorted({test for mutant in chosen for test in mutant.tests}))

@@ -15,6 +15,7 @@ from tests.map import (
     FUNCTION_LINES_MAX,
     LAB,
     MAKERS,
+    MAY_ASSERT,
     MAY_IMPORT,
     NAME_OWNERS,
     OWNERS,
@@ -70,6 +71,8 @@ def _of_a_node(room: str, node: ast.AST) -> Iterator[str]:
                 yield from _of_a_maker(maker, {keyword.arg for keyword in keywords})
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield from _of_a_function(node)
+        case ast.Assert() if room not in MAY_ASSERT:
+            yield "a bare assert, which python -O removes; use ensure or require of mend.errors"
 
 
 def _of_a_from_import(room: str, node: ast.ImportFrom) -> Iterator[str]:
@@ -167,6 +170,7 @@ BROKEN = {
     "engine/room.py": ('import torch\ntorch.empty(3, device="cpu")', "torch.empty without dtype"),
     "helpers/text.py": ("", "is no room"),
     "outer/tall.py": ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines; at most 60"),
+    "merge/gram.py": ("def f(x):\n    assert x > 0", "a bare assert"),
     "../mend_lab/sim/bare.py": (None, "does not begin with a docstring"),
 }
 

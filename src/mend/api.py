@@ -38,10 +38,12 @@ from mend.errors import (
     ConfigError,
     Diverged,
     Evicted,
+    InvariantError,
     JobLost,
     MendError,
     NotMerged,
     UsageError,
+    require,
 )
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
@@ -113,7 +115,7 @@ def mend_init(
             place = (asked, config, members, mesh)
             with registry.name_holder(config):
                 return _begun(plan, place, optimizers, source, (determinism, seed))
-    raise AssertionError("the last life returns or raises")
+    raise InvariantError("the last life returns or raises", {"lives": LIVES_MAX})
 
 
 def _begun(
@@ -375,13 +377,12 @@ class Runtime:
         *,
         wait: bool,
     ) -> PendingCheckpoint:
-        self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
+        rank = self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
-        assert isinstance(self._rank, LiveRank)
         limit_s = self.config.give_up_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         with self._steps.movement.writing(), self._trainer.clock.untimed():
-            return self._rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
+            return rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
 
     def state_dict(self) -> dict[str, Any]:
         """mend's state on this rank, with all racks at one place of the log, for
@@ -392,11 +393,10 @@ class Runtime:
         apply what is decided: copy the model and the optimizer after it. Goes on with `SavedState`.
         Raises CheckpointError when the racks do not come together.
         """
-        self._may_checkpoint("state_dict")
+        rank = self._may_checkpoint("state_dict")
         self._steps.settle()
-        assert isinstance(self._rank, LiveRank)
         with self._steps.movement.writing(), self._trainer.clock.untimed():
-            return self._rank.saved_state(int(self.config.give_up_s * SECOND))
+            return rank.saved_state(int(self.config.give_up_s * SECOND))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Always raises UsageError: what the other racks have merged by now cannot be undone here.
@@ -406,11 +406,12 @@ class Runtime:
             "torch.distributed.checkpoint.load, and give it to mend_init(resume=)"
         )
 
-    def _may_checkpoint(self, what: str) -> None:
+    def _may_checkpoint(self, what: str) -> LiveRank:
         if isinstance(self._rank, LocalOnlyRank):
             raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
         if self._closed:
             raise UsageError(f"{what}() after mend_shutdown")
+        return self._rank
 
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
@@ -560,8 +561,7 @@ class Runtime:
                 self._rank.close()
             finally:
                 self._leave(Outcome("aborted"))
-        assert self._last is not None
-        return self._last
+        return require(self._last, "a rack that has left has a status")
 
     def _settle_checkpoint(self) -> None:
         """One that is being written is a part of this job."""

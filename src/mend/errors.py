@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 import errno
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class MendError(Exception):
     """Root of everything mend raises on purpose."""
+
+
+class InvariantError(MendError, AssertionError):
+    """mend has broken a rule of its own, which is a bug. This rack stops and publishes nothing
+    more; the others go on. `broken`: the rule; `state`: what a report of the bug needs."""
+
+    def __init__(self, broken: str, state: dict[str, object]) -> None:
+        self.broken, self.state = broken, state
+        about = ", ".join(f"{name}={value!r}" for name, value in state.items())
+        super().__init__(
+            f"{broken}{f' ({about})' if about else ''}. This is a bug of mend: report it with the "
+            "tape and the events of this rack (diagnostics_dir)"
+        )
+
+
+def ensure(holds: object, broken: str, **state: object) -> None:
+    """Raise InvariantError unless `holds`; unlike an assert also under `python -O`."""
+    if not holds:
+        raise InvariantError(broken, state)
+
+
+def require(value: T | None, broken: str, **state: object) -> T:
+    """`value`, which cannot be None here. Raises InvariantError if it is."""
+    if value is None:
+        raise InvariantError(broken, state)
+    return value
 
 
 class ConfigError(MendError, ValueError):

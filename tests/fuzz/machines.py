@@ -207,7 +207,8 @@ def _sendable(effects: list[Effect]) -> None:
 
 def _contradicts(error: AssertionError) -> bool:
     """Raised by the fold of the log."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [frame for frame in frames if not frame.filename.endswith("mend/errors.py")][-1]
     return last.filename.endswith("consensus/log.py") and last.name in ("take", "_end")
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Nursery, until
 from tests.process.test_tape import mend

@@ -404,6 +404,21 @@ class Acts:
         numerics = self.runtime._rank.numerics
         numerics.__class__, numerics._spoils = Spoiler, lambda: value
 
+    def break_rule(self, thread: str) -> None:
+        """What mend keeps contradicts itself from here on, and this thread is to find it."""
+        from mend.errors import ensure
+
+        rank = self.runtime._rank
+        if thread == "loop":  # the offers of the next commit have ended
+            log = rank.rank.rank_machine.folded
+            ended = {(member, 0): 1 << 40 for member in log.members}
+            rank.io_loop.call(partial(log.ended.update, ended))
+        elif thread == "worker":  # nothing says how the next offer is encoded
+            for anchor in rank.rank.anchors.values():
+                object.__setattr__(anchor, "codecs", None)
+        else:
+            rank.trainer._capture = lambda fragment: ensure(False, "planted", fragment=fragment)
+
     def die_owning(self) -> None:
         """kill -9 of itself in the middle of the next sharded round: one of its merged slices is
         served, and the next one would be merged now."""

@@ -36,7 +36,7 @@ import xxhash
 from torch import Tensor
 
 from mend.codec.base import Codec, Feedback, check_row
-from mend.errors import WireError
+from mend.errors import ConfigError, WireError, ensure
 from mend.kernels import product_kernels
 from mend.types import Owned
 
@@ -71,7 +71,8 @@ class PowerSGD:
     feedback: Feedback = "weights"
 
     def __init__(self, rank: int = 4) -> None:
-        assert 1 <= rank <= RANK_MAX, f"{rank=} is not in 1 to {RANK_MAX}"
+        if not 1 <= rank <= RANK_MAX:
+            raise ConfigError("rank", rank, f"must be 1 to {RANK_MAX}", "4 is the usual one.")
         self.rank, self.name = rank, f"powersgd-{rank}"
 
     def of(self, owned: Owned, max_age: int) -> LowRank:
@@ -249,7 +250,12 @@ class LowRankAt:
     # -------------------------------------------------------------- decode
 
     def check(self, payload_B: Tensor, numel: int) -> None:
-        assert numel == self._part.numel, f"{numel} of {self._part.numel} elements"
+        ensure(
+            numel == self._part.numel,
+            "a payload of another length",
+            numel=numel,
+            part=self._part.numel,
+        )
         self.read(payload_B)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:

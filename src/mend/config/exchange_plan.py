@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mend.coordination.round import SLICED_MIN
+from mend.errors import InvariantError
 
 MESH_RACKS = 3
 """Most racks of which `auto` makes a mesh, whose racks compare their merges."""
@@ -37,6 +38,7 @@ def _saves(codec: str, racks: int) -> bool:
     from mend.codec import LayoutCodec, codec_named
 
     made = codec_named(codec)
-    assert not isinstance(made, LayoutCodec), "is not cut"
+    if isinstance(made, LayoutCodec):
+        raise InvariantError("payloads of this codec are not cut", {"codec": codec})
     payload = made.payload_bytes(_MANY)
     return payload + 4 * _MANY < racks * payload

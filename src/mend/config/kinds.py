@@ -13,6 +13,9 @@ from typing import Any
 
 from mend.types import RACKS_MAX, fp32
 
+NONE = "none"
+"""As the environment writes None, in any case."""
+
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+(%\w+)?\]|\w[\w.-]*):(\d{1,5})", re.ASCII)
 _HOST = re.compile(r"\w[\w.-]*", re.ASCII)
 _JOB = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -167,6 +170,10 @@ def _path(value: Any) -> Path | None:
     return Path(value) if value is not None and os.fspath(value) else None
 
 
+def _written_path(written: str) -> str | None:
+    return None if written.lower() == NONE else written
+
+
 YES_NO = Kind("true or false", _yes_no, _word)
 SHARE = number("0 to 1", lambda value: 0 <= value <= 1)
 MILLISECONDS = number("0 to 600000", lambda value: 0 <= value <= 600_000)
@@ -186,6 +193,6 @@ PEERS = Kind(
 )
 PORTS = Kind("lowest-highest within 1-65535, or empty", _ports)
 NAMES = Kind("distinct names", _names, listed)
-FILE = Kind("a file, or none", _path, lambda written: None if written == "none" else written)
+FILE = Kind("a file, or none", _path, _written_path)
 RACK_NAMES = Kind("distinct names, each ending in the number of a rack", _rack_names, listed)
-FOLDER = Kind("a folder, or none", _path, lambda written: None if written == "none" else written)
+FOLDER = Kind("a folder, or none", _path, _written_path)

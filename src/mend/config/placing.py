@@ -14,7 +14,7 @@ import msgspec
 from mend.config.kinds import numbered
 from mend.config.settings import MendConfig
 from mend.engine.rack import RackGroup
-from mend.errors import ConfigError, UsageError
+from mend.errors import ConfigError, UsageError, require
 from mend.transport.probe import host_and_port
 from mend.transport.whereabouts import Whereabouts
 
@@ -177,7 +177,7 @@ class _Search:
             )
         numbers = [number for number, _ in self.entries]
         own = config.rack if self.plain else next(r for r in range(racks) if r not in numbers)
-        assert own is not None
+        own = require(own, "this rack has no number")
         others = [rack for rack in range(racks) if rack != own]
         addresses = dict(zip(others, (address for _, address in self.entries), strict=True))
         return own, {**addresses, own: self._own_address(own)}

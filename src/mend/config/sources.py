@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mend.config.kinds import Kind
+from mend.config.kinds import NONE, Kind
 from mend.config.topology import RANKS_PER_RACK
 from mend.errors import ConfigError
 
@@ -129,7 +129,7 @@ def named_key_file() -> Path | None:
             table: dict[str, Any] = tomllib.load(file)
             inner = table.get("mend")
             text = str((inner if isinstance(inner, dict) else table).get("key_file", ""))
-    return Path(text) if text and text != "none" else None
+    return Path(text) if text and text.lower() != NONE else None
 
 
 def misfit(name: str, kind: Kind, named: Named) -> ConfigError:

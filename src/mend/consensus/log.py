@@ -35,6 +35,7 @@ from mend.consensus.records import (
     encode_record,
 )
 from mend.consensus.weights import part_of, stretch_of
+from mend.errors import ensure, require
 from mend.types import WITNESS, Address, Member, Peer
 
 RECORDS_KEPT = 4_096
@@ -174,10 +175,10 @@ class LogState:
         return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
 
     def take(self, record: Record) -> None:
-        """Apply one record. Asserts that it does not contradict the log: that is a coordinator's
-        bug."""
+        """Apply one record. Raises InvariantError if it contradicts the log: that is a
+        coordinator's bug."""
         if isinstance(record, Genesis):
-            assert not self.begun, "a second Genesis"
+            ensure(not self.begun, "a second Genesis", record=record)
             self.seats = {seat.member.rack: seat for seat in record.roster}
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.non_voters = frozenset(record.non_voters)
@@ -188,11 +189,14 @@ class LogState:
             self.rounds = list(record.rounds) or [0] * len(record.digests)
         elif isinstance(record, Commit):
             fragment = record.fragment
-            assert record.version == self.versions[fragment] + 1, (
-                f"{record.version=} after {self.versions[fragment]}"
+            newest = self.versions[fragment]
+            ensure(
+                record.version == newest + 1,
+                f"version {record.version} after {newest}",
+                record=record,
             )
             racks = [share.member.rack for share in record.members]
-            assert racks == sorted(set(racks)), f"members of a commit must ascend: {racks}"
+            ensure(racks == sorted(set(racks)), "members of a commit must ascend", record=record)
             self._end(fragment, (*record.members, *record.dropped))
             for share in record.members:
                 self.named[(share.member, fragment)] = (share.seq, record.version)
@@ -232,21 +236,21 @@ class LogState:
 
     def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
         """How much of a round a merge of these is, of `weights.WHOLE`."""
-        assert self.policy is not None, "nothing is merged before the first record"
+        policy = require(self.policy, "nothing is merged before the first record")
         return part_of(
             [(each.tokens, each.steps) for each in members],
             [(each.tokens, each.steps) for each in absent],
-            token_weighted=self.policy.token_weighted,
-            period_steps=self.policy.period_steps,
+            token_weighted=policy.token_weighted,
+            period_steps=policy.period_steps,
         )
 
     def stretch(self, members: Collection[Share | Offer]) -> float:
         """By how much the step of a merge of these is stretched."""
-        assert self.policy is not None, "nothing is merged before the first record"
+        policy = require(self.policy, "nothing is merged before the first record")
         return stretch_of(
             [(each.tokens, each.steps) for each in members],
-            token_weighted=self.policy.token_weighted,
-            period_steps=self.policy.period_steps,
+            token_weighted=policy.token_weighted,
+            period_steps=policy.period_steps,
         )
 
     def _seat(self, record: Roster | Lineage, non_voters: frozenset[int]) -> None:
@@ -279,9 +283,8 @@ class LogState:
 
     def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
         for ended in offers:
-            assert self.is_open(ended.member, fragment, ended.seq), (
-                f"{ended} of fragment {fragment} ends twice"
-            )
+            is_open = self.is_open(ended.member, fragment, ended.seq)
+            ensure(is_open, "an offer ends twice", offer=ended, fragment=fragment)
             self.ended[(ended.member, fragment)] = ended.seq
 
 
@@ -422,7 +425,7 @@ class Log:
 
     def cut(self, index: int) -> None:
         """Forget the records after `index`, which are not decided."""
-        assert index >= self.decided, f"record {self.decided} is decided, {index=}"
+        ensure(index >= self.decided, f"record {self.decided} is decided", index=index)
         if index >= self.last:
             return
         kept = [self._records[i] for i in range(self.decided + 1, index + 1)]
@@ -525,7 +528,7 @@ class Log:
     def snapshot(self) -> Snapshot:
         """The snapshot of the decided log."""
         told = self.committed
-        assert told.policy is not None, "nothing is decided"
+        policy = require(told.policy, "nothing is decided")
         return Snapshot(
             index=self.decided,
             chain=self.chain(self.decided),
@@ -537,7 +540,7 @@ class Log:
             non_voters=tuple(sorted(told.non_voters)),
             witness=told.witness,
             former=told.former,
-            policy=told.policy,
+            policy=policy,
             plan=told.plan,
             versions=tuple(told.versions),
             digests=tuple(told.digests),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mend.consensus.log import UNDECIDED_MAX, Log, LogState, witness_votes
 from mend.consensus.quorum import quorum
 from mend.consensus.records import AcceptorState, Epoch, Lineage, Record, Roster
+from mend.errors import ensure
 from mend.types import WITNESS, Member
 
 
@@ -224,7 +225,7 @@ class Proposer:
         )
 
     def append(self, record: Record) -> None:
-        assert self.leading, "only a coordinator appends"
+        ensure(self.leading, "only a coordinator appends", record=record, epoch=self.epoch)
         self.log.append(record)
 
     def may_decide(self, heard: Set[Member]) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from mend.errors import ensure
 from mend.types import fp32
 
 WHOLE = 1 << 24
@@ -26,7 +27,7 @@ def merge_weights(work: Work, *, token_weighted: bool) -> list[float]:
     """
     raw = _batches(work, token_weighted)
     total = sum(raw, Fraction(0))
-    assert total > 0, f"a merge of nothing: {work=}"
+    ensure(total > 0, "a merge of nothing", work=work)
     return [fp32(share / total) for share in raw]
 
 

@@ -42,6 +42,7 @@ from mend.coordination.round_inputs import (
 )
 from mend.coordination.slow import RackPaces
 from mend.coordination.validation import report_misfit
+from mend.errors import require
 from mend.types import WITNESS, Member, Peer, life_of
 
 
@@ -433,14 +434,14 @@ class Coordinator:
     def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
         """Begin to lead. Only the log is kept; reports bring members, offers and results."""
         log = self.log.appended
-        assert log.policy is not None, "no member stands before the first record"
+        policy = require(log.policy, "no member stands before the first record")
         self.views = {m.rack: MemberView(m, now_ns, now_ns) for m in sorted(log.members)}
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
             self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
         self.offers, self.round_dues, self.votes = {}, [], {}
         self.leads_since_ns, self.returned = now_ns, None
-        self._new_rounds(log.policy.fragments)
+        self._new_rounds(policy.fragments)
         number = number_of(self.proposer.epoch)
         effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
         if isinstance(opening := self.log.record(self.log.last), Lineage):

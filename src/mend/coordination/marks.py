@@ -9,6 +9,7 @@ from mend.consensus.log import LogState
 from mend.consensus.records import Mark
 from mend.coordination.donors import waiting_for_state
 from mend.coordination.messages import Cut, RankReport, Report
+from mend.errors import require
 
 
 def cut_of_rack(ranks: Sequence[RankReport]) -> Cut | None:
@@ -24,10 +25,10 @@ def next_mark(
     log: LogState, lineage: str, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mark | None:
     """The record that is due, if there is one. `log`: the appended log."""
-    assert log.policy is not None, "racks report after the first record"
+    policy = require(log.policy, "racks report after the first record")
     if log.mark is None and not any(report and report.cut for report in reports.values()):
         return None
-    heard = {rack for rack in log.seats if log.policy.lockstep or rack in live}
+    heard = {rack for rack in log.seats if policy.lockstep or rack in live}
     newest = {rack: reports.get(rack) for rack in sorted(heard)}
     # They copy what is decided, or wait for a donor's state, and train later.
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)

@@ -46,6 +46,7 @@ from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
+from mend.errors import require
 from mend.types import SECOND, Address, Member, Peer
 
 ENDED_NS = 3 * SECOND
@@ -486,8 +487,7 @@ class RankMachine:
         return True
 
     def _weights(self, members: Sequence[Offer | Share]) -> tuple[float, ...]:
-        policy = self.folded.policy
-        assert policy is not None, "nothing is merged before the first record"
+        policy = require(self.folded.policy, "nothing is merged before the first record")
         work = [(member.tokens, member.steps) for member in members]
         return tuple(merge_weights(work, token_weighted=policy.token_weighted))
 

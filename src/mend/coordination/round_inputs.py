@@ -12,6 +12,7 @@ from mend.coordination.donors import waiting_for_state
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import OfferId, Report, Sliced
 from mend.coordination.round import RoundInputs
+from mend.errors import require
 from mend.types import Member
 
 ABSURD = 1e4
@@ -33,7 +34,7 @@ def surroundings(
     log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
 ) -> RoundInputs:
     """The part of the inputs that all rounds share; `inputs_of` adds what belongs to one."""
-    assert log.policy is not None, "rounds begin after the first record"
+    policy = require(log.policy, "rounds begin after the first record")
     seated = {rack: views[rack] for rack in sorted(log.seats)}
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
@@ -45,7 +46,7 @@ def surroundings(
     return RoundInputs(
         version=0,
         voters=frozenset([member.rack for member in log.voters]),
-        policy=log.policy,
+        policy=policy,
         offers=(),
         arrived=(),
         declined=frozenset(),

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mend.consensus.records import MomentFragments, Policy
+from mend.errors import ensure
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,20 @@ class Schedule:
     """(first, count, period) of fragments that share a period."""
 
     def __post_init__(self) -> None:
-        assert self.fragments >= 1
-        assert self.period_steps >= 1
-        assert 0 <= self.overlap_steps < self.period_steps
+        ensure(self.fragments >= 1, "a schedule without fragments", schedule=self)
+        ensure(
+            0 <= self.overlap_steps < self.period_steps,
+            "an overlap beyond the period",
+            schedule=self,
+        )
         groups, first = [(0, self.fragments, self.period_steps)], self.fragments
         for count, period in ((each.count, each.period_steps) for each in self.moments):
-            assert self.overlap_steps < period, f"overlap of {self.overlap_steps}, {period=}"
+            ensure(
+                self.overlap_steps < period,
+                "an overlap beyond the period",
+                overlap=self.overlap_steps,
+                period=period,
+            )
             groups.append((first, count, period))
             first += count
         object.__setattr__(self, "_groups", tuple(groups))

@@ -27,6 +27,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import SLICES_EACH, Gather, Sliced
+from mend.errors import require
 from mend.types import SECOND, Member, Peer
 
 KEPT_NS = 30 * SECOND
@@ -138,8 +139,7 @@ class Slices:
 
     def _served(self, position: int) -> int:
         """Merged slices that the member at `position` is known to serve."""
-        assert self.gather is not None, "asked of an attempt"
-        merged = self.gather.merged
+        merged = require(self.gather, "no attempt has begun").merged
         return merged[position] if position < len(merged) else 0
 
     def _due(self, rack: int, seq: int, served: int, now_ns: int) -> list[int]:

@@ -29,6 +29,7 @@ from mend.detector import (
     cause_of,
 )
 from mend.detector import Pace as Measured
+from mend.errors import require
 from mend.types import MS, Address
 
 ONSET, RELIEF = "fail-slow", "fail-slow-over"
@@ -111,7 +112,7 @@ class RankPace:
         about |= {"against": OWN_PAST, "step": event.step}
         now = self.past.slowdown
         if now is None:
-            assert before is not None, "a verdict that ends was in force"
+            before = require(before, "a verdict ends that was not in force")
             about |= {"since_step": self.since_step, "ratio": round(before.ratio, 2)}
             self.since_step = 0
             self.search.over()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mend.coordination.events import Effect, Note, Probe, Probed, Validate, Validated
 from mend.detector import Cause, cause_of
+from mend.errors import require
 from mend.types import MS, SECOND, Address
 
 CAUSE = "fail-slow-cause"
@@ -103,9 +104,9 @@ class CauseSearch:
         return self._took(PROBE_NS_MAX, now_ns) if late else []
 
     def _took(self, ns: int, now_ns: int) -> list[Effect]:
-        assert self._found is not None, "probes follow the training thread's answer"
+        found = require(self._found, "probes follow the training thread's answer")
         if ns:
-            self._found = replace(self._found, lanes={**self._found.lanes, self._asked: ns})
+            self._found = replace(found, lanes={**found.lanes, self._asked: ns})
         self._asked = -1
         return self._next(now_ns)
 
@@ -115,8 +116,7 @@ class CauseSearch:
             self._asked, self._asked_ns = min(self._holders), now_ns
             return [Probe(self._number, self._asked, self._holders.pop(self._asked))]
         self._number += 1
-        measured, self._found = self._found, None
-        assert measured is not None, "it was just measured"
+        measured, self._found = require(self._found, "nothing was measured"), None
         if not self._ratio:
             self.healthy = measured
             return []

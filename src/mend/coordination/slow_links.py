@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from mend.coordination.events import Effect, Note
 from mend.coordination.messages import SlowLink
 from mend.detector import LINK_MIN, DetectorOptions, OwnPast
+from mend.errors import require
 from mend.types import MS, Member
 
 LINK_ONSET, LINK_RELIEF = "slow-link", "slow-link-over"
@@ -92,7 +93,7 @@ class LinkPaces:
         about |= {"rank": self.rank, "step": step}
         now = inflow.past.slowdown
         if now is None:
-            assert before is not None, "a verdict that ends was in force"
+            before = require(before, "a verdict ends that was not in force")
             about |= {"since_step": inflow.since_step, "ratio": round(before.ratio, 2)}
             inflow.since_step = 0
             return [Note(LINK_RELIEF, about)]

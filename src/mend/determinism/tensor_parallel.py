@@ -24,7 +24,7 @@ from mend.determinism.enabling import enabled
 from mend.determinism.gemm import leaf_of
 from mend.determinism.linear import Linear, Order
 from mend.determinism.trees import tree_sum
-from mend.errors import NotDeterministic, UsageError
+from mend.errors import NotDeterministic, UsageError, require
 
 TOKENS = 1
 """The dimension that ranks share between layers; (rows, tokens, features)."""
@@ -158,9 +158,8 @@ def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
     if cut.tokens_cut:
         refuse_tokens(x, 1 if not cut.sums_in else dist.get_world_size(cut.group))
     weight, bias = (_local(parameter) for parameter in (module.weight, module.bias))
-    assert weight is not None
     with compute_in(autocast_type(x)):  # no operator of torch, so autocast does not see it
-        output: Tensor = Linear.apply(x, weight, bias, cut)  # type: ignore[no-untyped-call]
+        output: Tensor = Linear.apply(x, require(weight, "a layer without a weight"), bias, cut)  # type: ignore[no-untyped-call]
     return output
 
 

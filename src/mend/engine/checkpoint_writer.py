@@ -24,7 +24,7 @@ from mend.engine.rack import RackGroup
 from mend.engine.saved_state import saved_state
 from mend.engine.threads import OWN, Hands
 from mend.engine.trainer import Trainer
-from mend.errors import CheckpointError, MendError
+from mend.errors import CheckpointError, InvariantError, MendError, require
 from mend.types import MS, SECOND
 
 CLOSE_S = 10.0
@@ -72,8 +72,7 @@ class PendingCheckpoint:
 
     def late_error(self, state: str) -> CheckpointError:
         """The error to raise from the call that makes the next checkpoint, which is in `state`."""
-        cause = self._cause(None)
-        assert cause is not None, "it is complete"
+        cause = require(self._cause(None), "the checkpoint is complete")
         error = CheckpointError(
             f"the checkpoint before this one, {self._path.name!r}, is not complete: "
             f"{_why(cause)}. {state}"
@@ -255,7 +254,8 @@ class CheckpointWriter:
         def answer(request: Request) -> object:
             if isinstance(request, Wait):
                 return self._trainer.published.wait(request.ready, request.limit_ns / SECOND)
-            assert isinstance(request, AgreeMin), f"{request} in the background"
+            if not isinstance(request, AgreeMin):
+                raise InvariantError("only waits and agreements run here", {"request": request})
             return group.minimum(request.values)
 
         drive(doing, answer)

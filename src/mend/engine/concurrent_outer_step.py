@@ -7,8 +7,9 @@ to workers by way of the host and come back as events.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from mend.engine.training_state import Given
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     CheckpointError,
+    InvariantError,
     JobLost,
     MendError,
     NonFinite,
@@ -44,10 +46,12 @@ from mend.errors import (
     Refused,
     StartTimeout,
     WorkerFailed,
+    require,
 )
 from mend.trace.writer import Tape
 from mend.types import Extent, Member, Owned, Peer, offer_key, rack_name, state_key
 
+T = TypeVar("T")
 Payload = tuple[Member, int, int]
 
 
@@ -71,8 +75,8 @@ class ConcurrentOuterStep:
         """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
         merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
         `moments`: number of fragments of moments, the last ones."""
-        assert machines.rank_machine is not None, "every rank has one"
-        self.rank_machine, self.leader = machines.rank_machine, machines.leader
+        self.rank_machine = require(machines.rank_machine, "a rank without a machine")
+        self.leader = machines.leader
         self.coordinator = machines.coordinator
         self._receivers, self._machines = machines.receivers, machines.named()
         self.me, self.member, self.owned = me, member, owned
@@ -370,7 +374,7 @@ class ConcurrentOuterStep:
                 size = result.payload.numel() if self._varies(fragment) else 0
                 self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size))
 
-        self.host.work(job, done)
+        self.work(job, done)
 
     def _varies(self, fragment: int) -> bool:
         """Whether offers of this fragment differ in size, and must carry it."""
@@ -440,7 +444,7 @@ class ConcurrentOuterStep:
             else:
                 adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
                 first = partial(numerics.adopt_first, data, owned)
-                self.host.work(adopt if version else first, finish)
+                self.work(adopt if version else first, finish)
 
         key, data_B = state_key(self.me.rank, fragment, version, effect.digest), data.numpy().data
         extent, into_B = Extent(0, data_B.nbytes), data_B.cast("B")
@@ -476,6 +480,17 @@ class ConcurrentOuterStep:
         self.checksums.pop(name, None)
         if member == self.member:
             self.offers.pop((fragment, seq), None)
+
+    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """As `HostInterface.work`. A broken invariant is no result: it stops this rank. Taken for a
+        failed merge or copy, it would be tried again for ever."""
+
+        def ended(result: T | Exception) -> None:
+            if isinstance(result, InvariantError):
+                raise result
+            done(result)
+
+        self.host.work(job, ended)
 
     def broken(self, error: Exception) -> None:
         """Fail this rank: a background job met a bug, or the machine is out of memory."""

@@ -11,6 +11,8 @@ import torch
 import xxhash
 from torch import Tensor
 
+from mend.errors import ensure
+
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQB")  # magic, version, numel, state vectors
 _ROUNDS = struct.Struct("!Q")
@@ -43,7 +45,11 @@ class _BlockHashes:
 
     def extend(self, rest: _BlockHashes) -> None:
         """Append the blocks of the next part. This part ends at the end of a block."""
-        assert self._room == DIGEST_BLOCK_BYTES, "parts are cut at the ends of blocks"
+        ensure(
+            self._room == DIGEST_BLOCK_BYTES,
+            "a part is not cut at the end of a block",
+            room=self._room,
+        )
         rest._end()
         self._done += rest._done
 

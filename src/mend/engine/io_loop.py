@@ -27,6 +27,7 @@ from mend.engine.threads import Hands
 from mend.errors import (
     ConfigError,
     GaveUp,
+    InvariantError,
     MendError,
     OtherJob,
     OtherVersion,
@@ -163,6 +164,16 @@ class IoLoop:
         except RuntimeError:
             if not self._closing:
                 raise
+
+    def break_off(self, error: InvariantError) -> None:
+        """Stop as for an error of the loop's own: nothing more is said to other racks. Returns when
+        it has stopped; any other thread."""
+
+        def job() -> None:
+            raise error
+
+        self.call(job)
+        self._thread.join(CLOSE_S)
 
     def every(self, period_s: float, job: Callable[[], None]) -> None:
         """Run `job` on the loop every `period_s` seconds, until close."""
@@ -437,6 +448,8 @@ class IoLoop:
     def _crash(self, error: BaseException) -> None:
         self._closing = True
         self.done.set()
+        if isinstance(error, InvariantError):
+            self.note("invariant-broken", {"detail": str(error), "effect": "this process stops"})
         if self._host is not None:
             failure = error
             if not isinstance(failure, MendError):

@@ -42,7 +42,7 @@ from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import BUFFERS_PAGE
 from mend.engine.numerics import Numerics
-from mend.engine.outcome import tell_begin, tell_end
+from mend.engine.outcome import Outcome, tell_begin, tell_end
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
@@ -52,7 +52,7 @@ from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
-from mend.errors import CheckpointError, GaveUp, LeftJob
+from mend.errors import CheckpointError, GaveUp, InvariantError, LeftJob
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
@@ -341,6 +341,9 @@ class LiveRank:
         except LeftJob:
             self.close()
             raise
+        except InvariantError as error:
+            self._break_off(error)
+            raise
 
     def work(self, doing: Doing) -> None:
         """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
@@ -360,9 +363,19 @@ class LiveRank:
         except LeftJob:
             self.close()
             raise
+        except InvariantError as error:
+            self._break_off(error)
+            raise
         finally:
             if not work.waits:
                 self._work = None
+
+    def _break_off(self, error: InvariantError) -> None:
+        """Leave without a word, whichever thread found it: a script that catches the error trains
+        on alone, and each later call raises it again."""
+        self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
+        self.io_loop.break_off(error)
+        self.abort()
 
     def _answer(self, request: Request) -> object:
         match request:

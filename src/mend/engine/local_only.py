@@ -26,6 +26,7 @@ from mend.engine.threads import from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
+from mend.errors import InvariantError
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog
@@ -93,7 +94,7 @@ class LocalOnlyRank:
         """Drive a generator of the trainer, which yields no request without fragments and other
         ranks."""
         for request in doing:
-            raise AssertionError(f"a rank alone was asked to wait: {request}")
+            raise InvariantError("a rank alone was asked to wait", {"request": request})
 
     work = live
 

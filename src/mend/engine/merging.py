@@ -61,7 +61,7 @@ class Merging:
             else:
                 tell(ev.Summed(*key, result))
 
-        self._rank.host.work(lambda: self._numerics.total(effect.partials), done)
+        self._rank.work(lambda: self._numerics.total(effect.partials), done)
 
     def merge(self, effect: ev.Merge) -> None:
         key, anchor = effect.key, self._rank.anchors[(effect.fragment, effect.version - 1)]
@@ -137,7 +137,7 @@ class Merging:
             else:
                 done(result)
 
-        rank.host.work(partial(self._checked, job, effect.verify, *inputs), ended)
+        rank.work(partial(self._checked, job, effect.verify, *inputs), ended)
 
     def _checked(
         self,
@@ -278,7 +278,7 @@ class Slicing:
                     attempt.own.append(position)
                 rank.tell(ev.SliceMerged(*key))
 
-        rank.host.work(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
+        rank.work(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
 
     def _free(self, effect: ev.FreeSlices) -> None:
         attempt = self.attempts.pop(effect.key, None)

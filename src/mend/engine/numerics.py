@@ -40,7 +40,7 @@ from mend.engine.offers import Encoded, compile_kernels, make_offer
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude, sound
 from mend.engine.worker_pool import WorkerPool
-from mend.errors import Unmergeable, WireError
+from mend.errors import Unmergeable, WireError, ensure, require
 from mend.fragment.apply import Alignment
 from mend.kernels import HalvesKernel, halves_kernel
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Average, Gram, Made, Measuring, Merge, nothing
@@ -111,7 +111,7 @@ def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
 
 def _check_buffer(data: Tensor, size: int) -> None:
     layout = (tuple(data.shape), data.dtype, data.is_contiguous())
-    assert layout == ((size,), torch.float32, True), f"no anchor buffer of {size}: {layout}"
+    ensure(layout == ((size,), torch.float32, True), "no anchor buffer", size=size, layout=layout)
 
 
 def _owned(part: Owned | int) -> Owned:
@@ -156,8 +156,7 @@ class Anchor:
     @property
     def payload_bytes(self) -> int:
         """Maximum size of an offer against this anchor."""
-        assert self.codecs is not None, f"version {self.version} is only a number here"
-        return self.codecs.payload_bytes
+        return self._known_codecs.payload_bytes
 
     @property
     def codec_state(self) -> Tensor:
@@ -167,8 +166,11 @@ class Anchor:
     def codec(self) -> Codec:
         """The codec of offers against this anchor. A new one each time, as it caches what it has
         read."""
-        assert self.codecs is not None, f"version {self.version} is only a number here"
-        return self.codecs.at(self.codec_state, self.version)
+        return self._known_codecs.at(self.codec_state, self.version)
+
+    @property
+    def _known_codecs(self) -> FragmentCodec:
+        return require(self.codecs, "this version is only a number here", version=self.version)
 
     def of_base(self, base: int) -> Anchor:
         """An older anchor, of which only the version and the codec state are left."""
@@ -322,8 +324,7 @@ class Numerics:
     ) -> bytes:
         """The sums over this part of the tensors, for the leader. `anchor`: that of the merge; only
         a codec with a state needs it. Raises WireError like `merge`."""
-        rule, numel = self.measuring, tensors.cuts[-1]
-        assert rule is not None, f"{self.rule.name} needs no sums"
+        rule, numel = self._measuring(), tensors.cuts[-1]
         codec = anchor.codec if anchor is not None else self._stateless(numel)
         self._check_payloads(codec, payloads, numel)
         pieces = [
@@ -354,8 +355,10 @@ class Numerics:
 
     def total(self, partials: Sequence[bytes]) -> bytes:
         """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""
-        assert self.measuring is not None, f"{self.rule.name} needs no sums"
-        return total_of(self.measuring, partials)
+        return total_of(self._measuring(), partials)
+
+    def _measuring(self) -> Measuring:
+        return require(self.measuring, "this merge needs no sums", merge=self.rule.name)
 
     def merge(
         self,
@@ -375,8 +378,7 @@ class Numerics:
         of the outer step; None: from the number of payloads. Raises WireError for a payload of
         another size, Unmergeable when an element of the result is no number below NORM_MAX.
         """
-        codecs, codec = anchor.codecs, anchor.codec
-        assert codecs is not None, "an anchor that is merged into has a codec"
+        codecs, codec = anchor._known_codecs, anchor.codec
         data = self.buffers.empty(anchor.data.numel()) if out is None else out
         runs = runs or [(anchor.numel, tuple(weights))]
         self._check(codec, payloads, runs, anchor, data)
@@ -402,7 +404,7 @@ class Numerics:
         that each slice of a payload is a payload."""
         numel = _owned(part).numel
         unit = cut_numel(self.codec)
-        assert unit, f"payloads of {self.codec.name} are not cut"
+        ensure(unit, "payloads of this codec are not cut", codec=self.codec.name)
         units = -(-numel // unit)
         return [min(units * i // count * unit, numel) for i in range(count + 1)]
 
@@ -441,7 +443,7 @@ class Numerics:
         """The rest of a `merge` whose slices are merged: the outer step and the digest."""
         numerics = copy(self)
         numerics.codec, numerics.rule, numerics._codecs = _FLOAT32, _MADE, {}
-        assert not anchor.codec_numel, "a codec with a state needs all payloads"
+        ensure(not anchor.codec_numel, "a codec with a state needs all payloads")
         plain = replace(anchor, codecs=numerics.codecs(anchor.numel))
         merged_B = merged_N.view(torch.uint8)
         new = numerics.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
@@ -534,19 +536,24 @@ class Numerics:
         anchor: Anchor,
         data: Tensor,
     ) -> None:
-        assert runs[-1][0] == anchor.numel, f"weights for {runs[-1][0]} of {anchor.numel} elements"
+        ensure(
+            runs[-1][0] == anchor.numel,
+            "weights for another length",
+            end=runs[-1][0],
+            numel=anchor.numel,
+        )
         for weights in {weights for _, weights in runs}:
-            assert len(payloads) == len(weights) > 0, (
-                f"{len(payloads)} payloads for {len(weights)} weights"
-            )
+            ensure(
+                len(payloads) == len(weights) > 0, "not one weight per payload",
+                payloads=len(payloads), weights=weights,
+            )  # fmt: skip
             for weight in weights:
-                assert fp32(weight) == weight, f"{weight=} is no float32"
+                ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)
         size = self._vectors * anchor.numel + anchor.codec_numel
         _check_buffer(anchor.data, size)
         _check_buffer(data, size)
-        assert size == 0 or data.data_ptr() != anchor.data.data_ptr(), (
-            "an anchor is never overwritten"
-        )
+        fresh = size == 0 or data.data_ptr() != anchor.data.data_ptr()
+        ensure(fresh, "an anchor would be overwritten", version=anchor.version)
         self._check_payloads(codec, payloads, anchor.numel)
 
     def _check_payloads(self, codec: Codec, payloads: Sequence[Tensor], numel: int) -> None:

@@ -25,7 +25,7 @@ from mend.engine.buffers import Buffers
 from mend.engine.digest import digest_of_state
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
-from mend.errors import NonFinite
+from mend.errors import NonFinite, ensure, require
 from mend.kernels import (
     ROW_NUMEL,
     DeltaKernel,
@@ -81,7 +81,7 @@ def make_offer(
     x_N = delta_N if residual_N is None else buffers.empty(numel)
     # x may be overwritten unless it is the delta itself.
     own_x = x_N is not delta_N
-    assert not (own_x and in_weights), "what was left out is in the weights"
+    ensure(not (own_x and in_weights), "a residual, although what was left out is in the weights")
     left_N = None if codec.exact else x_N if own_x else buffers.empty(numel)
     parts = list(blocks(numel, max(1, PORTION_NUMEL // block) * block))
     payload_B = None
@@ -179,9 +179,8 @@ class _Offer:
         per row the squares of the error and of x, fp32 (r, 2), for people."""
         if self.left_N is None:
             return np.empty((0, 2), np.float32)
-        assert payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel(), (
-            "only an exact payload may be x itself"
-        )
+        own = payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel()
+        ensure(own, "only an exact payload may be x itself", codec=self.codec.name)
         size, compiled = block_numel(), self.x_N.numel() >= DELTA_NUMEL_MIN
         scratch_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         squares = [np.empty((0, 2), np.float32)]
@@ -267,8 +266,7 @@ def _kernel(codec: Codec) -> OfferKernel | None:
 
 
 def _refuse(block_n: Tensor, start: int, what: str) -> None:
-    first = first_unsound(block_n)
-    assert first is not None, f"{what} is sound"
+    first = require(first_unsound(block_n), f"{what} is sound")
     raise NonFinite(
         f"element {start + first} of {what} is {block_n[first].item()}: it is not offered. "
         "Look for a loss that is NaN or a learning rate that is too high."

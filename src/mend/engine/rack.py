@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mend.errors import UsageError
+from mend.errors import UsageError, ensure
 from mend.fragment.shards import Holding, put_together, take
 from mend.types import owned_span
 
@@ -89,7 +89,7 @@ class RackGroup:
         """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
         its own. `cuda`: for vectors on a GPU as well."""
         for team in sorted(set(teams)):
-            assert self.rank in team, f"{team} is without rank {self.rank}"
+            ensure(self.rank in team, "a team without this rank", team=team, rank=self.rank)
             everybody = self._group if len(team) == self.ranks else None
             self._teams[team, "cpu"] = everybody or self._new(team)
             if cuda:

@@ -76,7 +76,7 @@ class RackStateMirrors:
             self._own[step] = head, state
             self._drop_old()
 
-        rank.host.work(lambda: digest_of_state(data_B), done)
+        rank.work(lambda: digest_of_state(data_B), done)
 
     def _drop_old(self) -> None:
         """Drop the states whose captures are no open offers any more, except the newest ones."""

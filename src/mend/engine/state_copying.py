@@ -80,7 +80,7 @@ class StateCopying:
                 done()
             else:
                 part_B = data_B[first : first + PORTION_BYTES]
-                self._rank.host.work(lambda: work(part_B), go_on)
+                self._rank.work(lambda: work(part_B), go_on)
 
         go_on(None)
 

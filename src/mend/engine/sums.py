@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mend.consensus.records import SUMS_BYTES_MAX
-from mend.errors import ConfigError, WireError
+from mend.errors import ConfigError, WireError, ensure
 from mend.merge import Gram, Measuring, nothing
 from mend.merge.gram import BIN_MAX, BIN_MIN, BIN_WRONG, BIN_ZERO
 from mend.types import Layout, Owned
@@ -41,7 +41,12 @@ class Tensors:
     plain: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        assert len(self.cuts) == len(self.plain) + 1, f"{self.cuts} for {self.plain}"
+        ensure(
+            len(self.cuts) == len(self.plain) + 1,
+            "not one flag per tensor",
+            cuts=self.cuts,
+            plain=self.plain,
+        )
 
     @property
     def measured(self) -> list[tuple[int, int]]:
@@ -63,7 +68,7 @@ class Tensors:
 
 def tensors_of(owned: Owned, plain: Sequence[bool] = ()) -> Tensors:
     """The tensors of a rank's part. Empty `plain`: none is merged by the mean."""
-    assert owned.cuts[-1] == owned.numel, f"{owned.spans} are not {owned.numel} elements"
+    ensure(owned.cuts[-1] == owned.numel, "spans of another number of elements", owned=owned)
     return Tensors(owned.cuts, tuple(plain) or (False,) * len(owned.spans))
 
 

@@ -43,6 +43,7 @@ from mend.errors import (
     JobLost,
     StartTimeout,
     StateRefused,
+    require,
 )
 from mend.fragment.view import Pieces, portions
 from mend.types import SECOND
@@ -190,9 +191,9 @@ class Trainer(TrainerCuts):
 
     def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
         published, ended = self.published, False
-        assert self.mirrors is not None, "it was asked for"
+        mirrors = require(self.mirrors, "no mirror was asked for")
         published.want(mirror)
-        self.mirrors.fetch(mirror)
+        mirrors.fetch(mirror)
         while not ended and published.failure is None:  # a transfer that stalls ends by itself
             ended = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
         return published.mirrored
@@ -200,8 +201,7 @@ class Trainer(TrainerCuts):
     def _load_state(self, copied: Received) -> Doing:
         """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
         make their optimizers in different ways."""
-        state, refusal = self.training_state, None
-        assert state is not None, "it was asked for"
+        state, refusal = require(self.training_state, "no state was asked for"), None
         if copied.shared:
             yield Spread(copied.data_B)
         try:
@@ -293,9 +293,9 @@ class Trainer(TrainerCuts):
 
     def _offer_again(self) -> None:
         """Open the offers again that were open at the checkpoint."""
-        assert self._resumed is not None, "nothing is resumed"
+        _, offers = require(self._resumed, "nothing is resumed")
         self._post(Stepped(self.step, 0))
-        for offer in self._resumed[1]:
+        for offer in offers:
             track = self.tracks[offer.fragment]
             track.offer = offer
             self._own(offer)
@@ -307,13 +307,13 @@ class Trainer(TrainerCuts):
     def _forget_progress(self) -> None:
         """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
         since, so the rack begins with the merged weights and owes nothing."""
-        assert self._resumed is not None, "nothing is resumed"
+        progress, _ = require(self._resumed, "nothing is resumed")
         for track in self.tracks:
             track.residual_N = None
             if track.moments is None:
                 self.ledger.discarded += self.tokens - track.tokens_mark
             track.tokens_mark, track.steps_mark = self.tokens, self.step
-        given_up = self.ledger.discarded - self._resumed[0].discarded
+        given_up = self.ledger.discarded - progress.discarded
         reason = "the job runs: its newest weights take the place of the checkpoint's"
         self._note("resume-ignored", {"reason": reason, "open_tokens": given_up})
 

@@ -9,7 +9,7 @@ from mend.consensus.records import Mark
 from mend.coordination.events import Cutting
 from mend.engine.fragment_state import Doing, OpenOffer, Wait
 from mend.engine.trainer_end import POLL_NS, SAY_NS, TrainerEnd
-from mend.errors import CheckpointError
+from mend.errors import CheckpointError, require
 from mend.types import SECOND
 
 
@@ -28,9 +28,7 @@ class TrainerCuts(TrainerEnd):
             yield from self._until_all(
                 lambda: self._mark(name, before) is not None, deadline_ns, name
             )
-            marked = self._mark(name, before)
-            assert marked is not None, "all ranks have read it"
-            mark, versions = marked
+            mark, versions = require(self._mark(name, before), "a rank has not read the mark")
             if self.member.rack not in mark.racks:
                 raise CheckpointError(
                     f"checkpoint {name!r} was made without rack {self.member.rack}, which was "

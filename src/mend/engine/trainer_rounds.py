@@ -65,7 +65,7 @@ from mend.engine.training_state import (
     room_of,
 )
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
-from mend.errors import Diverged, GaveUp
+from mend.errors import Diverged, GaveUp, require
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
@@ -559,9 +559,9 @@ class TrainerRounds:
         """End an own offer that was not merged. Raises Diverged where the weights are no numbers
         any more: the rack would train on and never be merged again."""
         track = self.tracks[fragment]
-        assert track.offer is not None, f"no offer of fragment {fragment} is open"
-        self._post(Discarded(fragment, track.offer.seq, self.step))
-        self._note("discarded", {"step": self.step, "fragment": fragment, "seq": track.offer.seq})
+        seq = require(track.offer, "no offer is open", fragment=fragment).seq
+        self._post(Discarded(fragment, seq, self.step))
+        self._note("discarded", {"step": self.step, "fragment": fragment, "seq": seq})
         self.ledger.miss("declined or too old")
         self.published.panels[fragment].discarded.clear()
         track.offer = None

@@ -16,7 +16,7 @@ from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
-from mend.errors import MendError, OtherJob, OtherVersion
+from mend.errors import MendError, OtherJob, OtherVersion, require
 from mend.status.event_log import EventLog
 from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
@@ -132,9 +132,9 @@ def build_witness(
 ) -> Witness:
     """A witness with the coordinator and the follower that `parts` describe."""
     made = machines_of(parts)
-    assert made.coordinator is not None
-    assert made.follower is not None
-    return Witness(made.coordinator, made.follower, host, progress, tape)
+    coordinator = require(made.coordinator, "a witness coordinates")
+    follower = require(made.follower, "a witness votes")
+    return Witness(coordinator, follower, host, progress, tape)
 
 
 def run(

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from mend.errors import ConfigError
+from mend.errors import ConfigError, ensure
 
 Alignment = Literal["carry", "overwrite", "blend"]
 _BLOCK = 1 << 18
@@ -44,10 +44,9 @@ def realign(
             "alignment", alignment, f"must be one of {get_args(Alignment)}", "carry loses nothing."
         )
     numel = out_N.numel()
-    assert theta_N.numel() == anchor_N.numel() == next_N.numel() == numel, (
-        "vectors of different length"
-    )
-    assert delta_N is None or delta_N.numel() == numel, "the delta has another length"
+    given = (theta_N, anchor_N, next_N) if delta_N is None else (theta_N, anchor_N, next_N, delta_N)
+    numels = [vector_N.numel() for vector_N in given]
+    ensure(set(numels) == {numel}, "vectors of different length", numels=numels, out=numel)
     if delta_N is not None and alignment == "overwrite":
         out_N.copy_(next_N)
         return

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mend.errors import ensure, require
+
 
 class VectorLedger:
     """U + sum(y of the commits that named this rack) + e + (A - theta) = 0, at any moment.
@@ -33,15 +35,14 @@ class VectorLedger:
 
     def captured(self, y_N: Tensor) -> None:
         """An offer was made: y is what its payload decodes to."""
-        assert self._open_N is None, "one open offer per fragment"
+        ensure(self._open_N is None, "a second open offer of a fragment")
         self._open_N = y_N.double().clone()
 
     def named(self, y_N: Tensor | None = None) -> None:
         """A commit that names the offer was applied. `y_N`: the offer, where `captured` was not
         told."""
         sent_N = self._open_N if y_N is None else y_N.double()
-        assert sent_N is not None, "named without an offer"
-        self._sent_N += sent_N
+        self._sent_N += require(sent_N, "named without an offer")
         self._open_N = None
 
     def dropped(self) -> None:

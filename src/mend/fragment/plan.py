@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
-from mend.errors import ConfigError
+from mend.errors import ConfigError, ensure
 from mend.fragment.shards import (
     WHOLE,
     Shard,
@@ -209,7 +209,8 @@ def cut_layouts(
         _layout(fragment, slots[start:stop])
         for fragment, (start, stop) in enumerate(pairwise(cuts), first)
     )
-    assert sum(len(layout.slots) for layout in plan) == len(slots), "a tensor is in no fragment"
+    placed = sum(len(layout.slots) for layout in plan)
+    ensure(placed == len(slots), "a tensor is in no fragment", placed=placed, tensors=len(slots))
     return plan
 
 

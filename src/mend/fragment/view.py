@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from mend.errors import ensure
 from mend.fragment.shards import local_of
 from mend.types import Layout, Owned
 
@@ -54,9 +55,8 @@ class FragmentView:
         `check` is called before every access, see `in_place.InPlace`.
         """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
-            assert tuple(parameter.shape) == slot.shape, (
-                f"{slot.name}: {tuple(parameter.shape)} != {slot.shape}"
-            )
+            shape = tuple(parameter.shape)
+            ensure(shape == slot.shape, "a tensor of another shape", slot=slot, shape=shape)
         self.layout = layout
         self._parameters, self._check_place = tuple(parameters), check
 
@@ -128,10 +128,21 @@ class FragmentView:
         return [local_of(parameter) for parameter in self._parameters]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:
-        assert len(owned.spans) == len(self._parameters), (
-            f"{len(owned.spans)} spans for {len(self._parameters)} tensors"
-        )
+        ensure(
+            len(owned.spans) == len(self._parameters), "not one span per tensor",
+            spans=len(owned.spans), tensors=len(self._parameters),
+        )  # fmt: skip
         for span, slot in zip(owned.spans, self.layout.slots, strict=True):
-            assert 0 <= span.start <= span.stop <= slot.numel, f"{slot.name}: {span}"
+            ensure(
+                0 <= span.start <= span.stop <= slot.numel,
+                "a span beyond its tensor",
+                slot=slot,
+                span=span,
+            )
         found = (tuple(vector_N.shape), vector_N.dtype)
-        assert found == ((owned.numel,), torch.float32), f"{owned.numel=} with a vector {found}"
+        ensure(
+            found == ((owned.numel,), torch.float32),
+            "no fp32 vector of what is owned",
+            owned=owned.numel,
+            vector=found,
+        )

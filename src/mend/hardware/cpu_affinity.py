@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mend.errors import ensure
 from mend.hardware.nccl_topology import Dump, plain_bus_id
 from mend.types import owned_span
 
@@ -173,7 +174,7 @@ def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) ->
     span = owned_span(len(physical), sharers, place)
     threads = [machine.siblings(core) & cores for core in physical[span.start : span.stop]]
     share = frozenset[int]().union(*threads)
-    assert share <= cores, f"{sorted(share)} are not all in {sorted(cores)}"
+    ensure(share <= cores, "cores that this process does not have", share=share, cores=cores)
     return share
 
 

@@ -373,7 +373,8 @@ _BLOCKS = {"int8": (64, 132, 127), "int4": (64, 68, 7), "e3m0": (128, 132, 0)}
 def kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
     """Of the codec of this name: bfloat16, int8, int4, e3m0 or topk, which alone may keep what it
     leaves out in the weights."""
-    assert codec == "topk" or not in_weights, f"{codec} keeps it in a buffer"
+    if in_weights and codec != "topk":
+        raise ValueError(f"{codec} keeps in a buffer what it leaves out")
 
     def run(
         delta_N: Tensor,

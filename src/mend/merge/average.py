@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mend.errors import ensure
+
 
 class Average:
     """sum_m weight_m * delta_m. The weights sum to one already: shares, made by the protocol."""
@@ -23,7 +25,12 @@ class Average:
         self._idle: list[tuple[Tensor, Tensor]] = []
 
     def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:
-        assert len(delta_N) == len(weight) > 0, f"{len(delta_N)} deltas for {len(weight)} weights"
+        ensure(
+            len(delta_N) == len(weight) > 0,
+            "not one weight per delta",
+            deltas=len(delta_N),
+            weights=weight,
+        )
         if (
             len(delta_N) == 2
             and weight[0] == weight[1] == 0.5
@@ -59,7 +66,7 @@ class Made:
     name = "made"
 
     def block(self, delta_N: Sequence[Tensor], weight: Sequence[float], out_N: Tensor) -> None:
-        assert len(delta_N) == 1, f"{len(delta_N)} deltas are not merged yet"
+        ensure(len(delta_N) == 1, "the deltas are not merged yet", deltas=len(delta_N))
         out_N.copy_(delta_N[0])
 
 

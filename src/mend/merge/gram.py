@@ -24,6 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mend.errors import ensure
+
 BITS = 24
 
 _CHUNK_NUMEL = 1 << (53 - 2 * (BITS - 1))
@@ -49,7 +51,12 @@ class Gram:
 
     def plus(self, other: Gram) -> Gram:
         """Of both pieces together. Exact, so associative and commutative."""
-        assert len(self.bins) == len(other.bins), f"{len(self.bins)} vectors, {len(other.bins)}"
+        ensure(
+            len(self.bins) == len(other.bins),
+            "sums of another number of vectors",
+            mine=self.bins,
+            theirs=other.bins,
+        )
         bins = tuple(map(max, self.bins, other.bins))
         mine, theirs = self._on(bins), other._on(bins)
         rows = zip(mine, theirs, strict=True)
@@ -86,7 +93,7 @@ def nothing(vectors: int) -> Gram:
 def gram_of(delta_N: Sequence[Tensor]) -> Gram:
     """Of one piece (M vectors of fp32, N), at most PIECE_NUMEL_MAX elements."""
     vectors, numel = len(delta_N), delta_N[0].numel()
-    assert numel <= PIECE_NUMEL_MAX, f"a piece of {numel} elements"
+    ensure(numel <= PIECE_NUMEL_MAX, "too long a piece for exact sums", numel=numel)
     whole = numel - numel % _CHUNK_NUMEL
     if 0 < whole < numel:
         return gram_of([d[:whole] for d in delta_N]).plus(gram_of([d[whole:] for d in delta_N]))

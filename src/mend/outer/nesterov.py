@@ -13,7 +13,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from mend.errors import ConfigError
+from mend.errors import ConfigError, ensure
 from mend.outer.base import Rates
 from mend.types import fp32
 
@@ -65,7 +65,7 @@ class Nesterov:
         return ("momentum",) if self.momentum else ()
 
     def rates(self, rounds: Fraction, part: Fraction, *, plain: bool) -> Rates:
-        assert rounds >= 0 < part <= 1, f"{rounds=} {part=}"
+        ensure(rounds >= 0 < part <= 1, "a merge is a part of one round", rounds=rounds, part=part)
         if plain and self.states:
             return Rates(fp32(part), 0.0, 1.0, 0.0)
         mu = self.momentum
@@ -84,7 +84,11 @@ class Nesterov:
         rates: Rates,
     ) -> None:
         """`delta_N` is used up."""
-        assert len(states_N) == len(self.states), f"{len(states_N)} state vectors"
+        ensure(
+            len(states_N) == len(self.states),
+            "another number of state vectors",
+            given=len(states_N),
+        )
         for b_N, b_out_N in zip(
             states_N, states_out_N, strict=True
         ):  # with momentum one, else none

@@ -34,6 +34,7 @@ LOUD = frozenset(
         "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",
         "name-unknown", "port-waits", "events-stopped", "events-resumed", "events-anew",
         "events-lost", "log-lost", "observer-unanswered", "async-tp-in-vain", "close-gave-up",
+        "invariant-broken",
     }
 )  # fmt: skip
 """Kinds that are logged as warnings, some only where `Loudness` says so. The rest is INFO or

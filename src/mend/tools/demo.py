@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mend.config import MendConfig
-from mend.errors import ConfigError, MendError
+from mend.errors import ConfigError, MendError, require
 from mend.tools import demo_report as report
 from mend.tools.launch import Job, Outcome, launch
 from mend.tools.report.run import report as write_report
@@ -120,7 +120,7 @@ def demo(
     for name, recipe in planned.items():
         _clear(Path(recipe.out))
         if recipe.exchange:
-            assert delay_ms is not None, "the run without exchange comes first and times a step"
+            delay_ms = require(delay_ms, "the run without exchange comes first and times a step")
             planned[name] = recipe = replace(recipe, delay_ms=delay_ms)
         run(recipe, nproc_per_rack, console)
         if delay_ms is None:

@@ -11,6 +11,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from mend.errors import ensure
+
 HELD_OUT_PCT = 12
 """Share of the bytes that no rack trains on (in whole packages, so only roughly)."""
 
@@ -67,7 +69,7 @@ def split(texts: dict[str, bytes], racks: int) -> Corpus:
         place = min(range(len(share)), key=lambda part: (sizes[part] / share[part], part))
         parts[place].append(texts[name])
         sizes[place] += len(texts[name])
-    assert sum(sizes) == sum(map(len, texts.values())), "the split lost bytes"
+    ensure(sum(sizes) == sum(map(len, texts.values())), "the split lost bytes", sizes=sizes)
     return Corpus(tuple(b"\n".join(part) for part in parts[1:]), b"\n".join(parts[0]))
 
 

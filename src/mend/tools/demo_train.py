@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mend
+from mend.errors import ensure, require
 from mend.tools import demo_corpus
 from mend.tools.demo_model import SIZES, ByteGPT, Windows, held_out_loss, learning_rate, loss_of
 
@@ -122,8 +123,7 @@ def finish(model: nn.Module, runtime: mend.Runtime, held_out: Any) -> dict[str, 
     runtime.drain(DRAIN_S)
     with runtime.anchor_weights():
         drained = held_out()
-    status = mend.mend_shutdown(model)
-    assert status is not None, "mend_shutdown found no runtime"
+    status = require(mend.mend_shutdown(model), "mend_shutdown found no runtime")
     return {
         "merged_loss_drained": drained,
         "merged_loss": held_out(),
@@ -137,7 +137,7 @@ def parallelize(model: ByteGPT, parallel: str) -> nn.Module:
     rest (embeddings, the last norm)."""
     if parallel == "ddp":
         return nn.parallel.DistributedDataParallel(model)
-    assert parallel == "fsdp2", parallel
+    ensure(parallel == "fsdp2", "neither ddp nor fsdp2", parallel=parallel)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)

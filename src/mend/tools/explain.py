@@ -15,7 +15,7 @@ from mend.coordination.ladder import AWAITED_AGAIN, BATCH, GIVEN_UP, LEFT, PUT_O
 from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
 from mend.coordination.slow_cause import CAUSE
 from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
-from mend.errors import ConfigError
+from mend.errors import ConfigError, require
 from mend.tools.trace_timeline import (
     SLOW_NOTES,
     OfferFacts,
@@ -206,8 +206,7 @@ def sentences(story: Story, made: RoundFacts) -> list[str]:
 
 def left_out(story: Story, made: RoundFacts, rack: int) -> str:
     """Say why a member of the job is not one of the round."""
-    commit, closed_ns = made.commit, made.closed_ns
-    assert commit is not None
+    commit, closed_ns = require(made.commit, "the round has no commit"), made.closed_ns
     for ended in commit.dropped:
         if ended.member.rack == rack:
             return (

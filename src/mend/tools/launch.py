@@ -23,7 +23,7 @@ from mend.config.settings import check_environment
 from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
-from mend.errors import ConfigError
+from mend.errors import ConfigError, require
 from mend.tools.begun import Begun
 from mend.tools.keys_command import create
 from mend.tools.links import Link, Net, links
@@ -559,11 +559,11 @@ class Launch:
 
     def _witness_ended(self) -> bool:
         limit = time.monotonic() + WITNESS_EXIT_S
-        assert self.witness is not None
-        while self.witness.running() and time.monotonic() < limit:
+        witness = require(self.witness, "there is no witness")
+        while witness.running() and time.monotonic() < limit:
             time.sleep(POLL_S)
             self._poll_children()
-        return not self.witness.running()
+        return not witness.running()
 
 
 def check_script(script: str) -> None:

@@ -7,7 +7,7 @@ import secrets
 from contextlib import ExitStack, closing
 
 from mend.config.sources import LAUNCH_PORTS
-from mend.errors import AddressInUse, ConfigError
+from mend.errors import AddressInUse, ConfigError, ensure
 from mend.transport.bulk_client import BulkLane
 
 LOOPBACK = "127.0.0.1"
@@ -52,5 +52,5 @@ def free_ports(count: int, base: int = 0) -> list[int]:
                     f"another ({count} in a row are needed), or 0 to have free ones picked."
                 ) from error
             ports.append(lane.address.port)
-    assert len(set(ports)) == count, f"ports were given twice: {ports}"
+    ensure(len(set(ports)) == count, "a port was given twice", ports=ports)
     return ports

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from types import FrameType
 
-from mend.errors import ConfigError
+from mend.errors import ConfigError, require
 
 TOKEN = "LAUNCHED_BY_MEND"
 """Set for every process of a launch, to recognise its orphans. Not MEND_...: those are settings."""
@@ -64,8 +64,7 @@ class Child:
             if self._log is not None:
                 self._log.close()
             raise
-        assert self.process.stdout is not None
-        self._pipe = self.process.stdout
+        self._pipe = require(self.process.stdout, "a pipe was asked for")
         os.set_blocking(self._pipe.fileno(), False)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""

@@ -172,14 +172,13 @@ def effect_of(answer: Answer) -> Effect:
 def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
     """`number`: what an entry is called. Raises TapeError, never anything else."""
     try:
-        decoded = _decoder.decode(record)
+        decoded: _Bound | _Given | Gap | Base = _decoder.decode(record)
     except _BAD as error:
         raise TapeError(f"record {number} is not of this format: {error}") from error
     if isinstance(decoded, _Bound):
         return decoded.header
     if isinstance(decoded, Gap | Base):
         return decoded
-    assert isinstance(decoded, _Given)
     try:
         event: Event = _typed(_EVENTS, decoded.event_name, decoded.event)
     except TapeError as error:

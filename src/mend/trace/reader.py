@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from mend.errors import TapeError
+from mend.errors import TapeError, require
 from mend.trace import format as form
 from mend.trace.format import Base, Entry, Gap, Head, Header, Unpacker
 
@@ -158,8 +158,11 @@ def _checked(path: Path) -> tuple[Header, TapeFile, str]:
         ended = chunk is not None
         if ended and file.read(1):
             raise TapeError(f"there is data after its end (at byte {stop})")
-    assert header is not None, "the first chunk has it"
-    return header, TapeFile(path, stop, number, ended), lost
+    return (
+        require(header, "the first chunk has no header"),
+        TapeFile(path, stop, number, ended),
+        lost,
+    )
 
 
 def _header_in(chunk: tuple[Head, bytes] | None, lost: str) -> Header:

@@ -70,8 +70,7 @@ class _Writer:
             return value
         if isinstance(value, msgspec.Struct):
             return ["m", _name(kind), _encoder.encode(value)]
-        if kind is int:
-            assert isinstance(value, int)
+        if type(value) is int:
             return value if -INT_MAX <= value < INT_MAX else ["i", str(value)]
         if kind is tuple or kind is frozenset:
             return self._items(value, _CONTAINERS[kind])

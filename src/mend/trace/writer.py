@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
 from mend.coordination.machines import Parts
-from mend.errors import diagnostics_remedy
+from mend.errors import diagnostics_remedy, require
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
 from mend.trace.replay import said
@@ -321,7 +321,7 @@ class _Files:
         self._begin(base)
 
     def _append(self, data: bytes) -> None:
-        assert self._file is not None
-        self._file.write(data)
-        self._file.flush()
+        file = require(self._file, "no file of the tape is open")
+        file.write(data)
+        file.flush()
         self._sizes[self.path] += len(data)

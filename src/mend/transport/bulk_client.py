@@ -26,6 +26,7 @@ from mend.errors import (
     PeerUnreachable,
     TransferStalled,
     TransportError,
+    ensure,
 )
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import Holder, advertised
@@ -150,7 +151,7 @@ class BulkLane:
         left that could write `into`, and only then, the call returns, raises, or lets a
         cancellation out.
         """
-        assert len(key) == KEY_BYTES, f"{len(key)=} is not a key"
+        ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         if not into.nbytes:
             return
         if not holders:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.errors import AddressInUse, ConfigError, TransportError, ensure, require
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
 from mend.transport.listeners import open_listener
@@ -155,7 +155,7 @@ class Holder:
 
     def serve(self, key: bytes, view: memoryview) -> None:
         """Answer requests for `key` from `view` (C-contiguous) until `drop`."""
-        assert len(key) == KEY_BYTES, f"{len(key)=} is not a key"
+        ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         self._served[key] = view.cast("B").toreadonly()
 
     def drop(self, key: bytes) -> None:
@@ -180,22 +180,22 @@ class Holder:
 
     def _take_in(self) -> None:
         """Serve the connections that the door hands over; be the door once there is none."""
-        assert self._shared is not None
+        shared = require(self._shared, "no port is shared")
         while not self._closed.is_set():
-            sock = self._shared.take()
+            sock = shared.take()
             if sock is not None:
                 self._admit(sock, _host_of(sock))
                 self._rest()
-            elif self._listener is None and not self._shared.has_door():
+            elif self._listener is None and not shared.has_door():
                 with contextlib.suppress(TransportError):  # another one is faster, or it is dying
                     self._listener = self._listen()
                     self._begin(self._accept)
 
     def _accept(self) -> None:
-        assert self._listener is not None
+        listener = require(self._listener, "nobody listens")
         while not self._closed.is_set():
             try:
-                sock, where = self._listener.accept()
+                sock, where = listener.accept()
             except OSError as error:  # of that connection, or of a system that is out of something
                 if error.errno != errno.ECONNABORTED:
                     self._closed.wait(0.1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import xxhash
 
-from mend.errors import ChecksumMismatch, PayloadGone, TransportError
+from mend.errors import ChecksumMismatch, PayloadGone, TransportError, ensure
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
 from mend.types import Address, Extent, Meter
@@ -114,7 +114,7 @@ class Incoming:
         Blaming one holder at a time ends after as many rounds as there are holders, and never
         leaves out a good one because a bad one sent the first half.
         """
-        assert self.complete, f"{self._left} bytes are missing"
+        ensure(self.complete, "bytes are missing", left=self._left)
         if not self.checksum or self._hash.hexdigest() == self.checksum:
             return None
         got, blamed = self._hash.hexdigest(), self._contributors[0]

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
-from mend.errors import ConfigError, TransportError
+from mend.errors import ConfigError, TransportError, ensure
 from mend.types import PERSON as PERSON_RACK
 from mend.types import RACKS_MAX, WITNESS, Peer
 
@@ -84,7 +84,7 @@ class Secret:
     def lane(self, job: bytes, reader: bytes, holder: bytes) -> tuple[Channel, Channel]:
         """(requests, replies) of one connection. `job`: the lane's token; `reader`, `holder`: what
         each side has drawn for this connection alone."""
-        assert len(reader) == len(holder) == RANDOM_BYTES, "not the random of two sides"
+        ensure(len(reader) == len(holder) == RANDOM_BYTES, "not the random of two sides")
         purpose = b"mend 1 lane connection " if self.conceal else b"mend 1 lane open connection "
         made = HKDF(
             algorithm=SHA256(), length=2 * _KEY_BYTES, salt=reader + holder, info=purpose + job

@@ -46,11 +46,18 @@ def _name(host: str) -> bytes:
     try:
         number = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        name = host.encode("idna")
+        name = _encoded(host)
         if len(name) > NAME_BYTES_MAX:
             raise ConnectionError(f"a name of {len(name)} bytes is too long for SOCKS") from None
         return bytes((NAME, len(name))) + name
     return bytes((IPV4 if number.version == 4 else IPV6,)) + number.packed
+
+
+def _encoded(host: str) -> bytes:
+    try:
+        return host.encode("idna")
+    except UnicodeError as error:  # of a part that is empty or too long
+        raise ConnectionError(f"{host!r} is no name of a host: {error}") from None
 
 
 def _read(sock: socket.socket, size: int) -> bytes:

@@ -30,7 +30,7 @@ from typing import NamedTuple, cast
 
 import zmq
 
-from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.errors import AddressInUse, ConfigError, TransportError, ensure
 from mend.transport.listeners import open_listener
 from mend.transport.probe import host_and_port
 from mend.transport.security import CurveKeys, Secrets
@@ -238,7 +238,7 @@ class ZmqSideband:
         known = self._outgoing.get(peer)
         if known is not None and known[0].address == address:
             return
-        assert not self._closed, "connect after close"
+        ensure(not self._closed, "connect after close", peer=peer)
         made: list[_Outgoing] = []
         early, tunnel = _Early(), cast(Tunnel | None, None)
         try:
@@ -374,7 +374,7 @@ class ZmqSideband:
     async def receive_from(self) -> Received:
         """The same, with where it came from. What a turn has read beyond it waits for the next
         call; nothing more is read meanwhile."""
-        assert self._waiting is None, "two tasks receive on one sideband"
+        ensure(self._waiting is None, "two tasks receive on one sideband")
         while not self._ready and not self._closed:
             self._waiting = self._loop.create_future()
             self.hear(self._keep)

@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mend.config import MendConfig
 from mend.config.wiring import policy_of
-from mend.errors import ConfigError
+from mend.errors import ConfigError, require
 from mend.types import MOMENT_PERIODS, MS, SECOND
 from mend_lab.sim import World, draw, python_of, shrink, tell
 from mend_lab.sim.scenario import Scenario
@@ -225,9 +225,7 @@ def _enter(stop: Event) -> None:
 
 def _end_with_the_parent() -> None:
     """One that was killed stops nobody; its workers would wait for ever for the next seeds."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+    require(multiprocessing.parent_process(), "a worker has a parent").join()
     os._exit(1)
 
 

@@ -118,8 +118,7 @@ class ReplayCoordinator(Coordinator):
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         known, reports = self._differences(), [view.report for view in self.views.values()]
-        for round_ in self.rounds:
-            assert isinstance(round_, ReplayRound)
+        for round_ in (each for each in self.rounds if isinstance(each, ReplayRound)):
             round_.settled = min(r.versions[round_.fragment] if r else -1 for r in reports)
         super()._advance_rounds(live, now_ns, effects)
         effects += [Fail(DIFFERS, each) for each in self._differences() if each not in known]

@@ -24,7 +24,7 @@ from mend.engine.rank_factory import RankFactory
 from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
-from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError
+from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer
 from mend_lab.replay.comparison import (
@@ -249,8 +249,8 @@ class ReplayTrainer(Trainer):
         files = self._states.of_mirrors()
         for given in self._mirrors:
             if (given.donor, given.step) == (self.member.rack, self.step):
-                assert self.training_state is not None, "a script that registers has one"
-                data_B = self.training_state.rack_state(self.step)
+                state = require(self.training_state, "a script that registers has a state")
+                data_B = state.rack_state(self.step)
                 self._keep(files, given, data_B, "what it has registered with scope rack")
 
     def _await_state(self, files: StateFiles, copied: GivenState) -> Doing:
@@ -272,9 +272,9 @@ class ReplayTrainer(Trainer):
         """Write the state that another life begins with. Raises ReplayDiffers if it differs from
         the tape."""
         self.state_due, given = None, self._gives.pop(0)
-        assert self.training_state is not None, "a script that gave a state has one"
+        state = require(self.training_state, "a script that gave a state has one")
         what = "what it trains with besides the weights (optimizer, registered objects)"
-        self._keep(self._states, given, self.training_state.take(self.step), what)
+        self._keep(self._states, given, state.take(self.step), what)
         if self._gives and self._gives[0].step == self.step:
             self.give_state()
 

@@ -187,7 +187,8 @@ class World(Writer):
         try:
             return self.loop.run(until, limit_ns), ""
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            where = [each for each in frames if not each.filename.endswith("mend/errors.py")][-1]
             name = where.filename.rpartition("/")[2]
             return False, f"{type(error).__name__}: {error} ({name}:{where.lineno})"
         finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mend import MendConfig
+from mend.config import keyfile
 from mend.config.keyfile import (
     FILE_BYTES_MAX,
     is_loopback,
@@ -202,3 +203,27 @@ def test_key_file_that_cannot_be_read_is_found_at_the_config(tmp_path: Path) -> 
     """It was found by mend_init, minutes later, after the model had been loaded."""
     with pytest.raises(ConfigError, match=r"key_file=.*cannot be read by this user"):
         MendConfig(key_file=tmp_path / "none")
+
+
+def test_letters_that_are_no_base64_are_refused_and_not_left_out(key: Path) -> None:
+    text = key.read_text()
+    secret = text.index(keyfile.WORD) + len(keyfile.WORD) + 5
+    key.write_text(f"{text[:secret]}!{text[secret:]}")
+    with pytest.raises(ConfigError, match="its key 1 is not"):
+        read_secrets(key)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "inside"),
+    [
+        (("127.0.0.1",), True),
+        (("127.0.0.1", "::1"), True),
+        (("127.0.0.1", "10.0.0.7"), False),
+        ((), False),
+    ],
+)
+def test_name_is_loopback_only_with_all_its_addresses(
+    numbers: tuple[str, ...], inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyfile, "numbers_of", lambda host: numbers)
+    assert is_loopback("tcp://here:21900") == inside

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mend.config import MendConfig
+from mend.config.sources import named_key_file
 from mend.errors import ConfigError
 
 
@@ -240,3 +241,28 @@ def test_a_shortened_name_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEND_QUORUM", "2")
     with pytest.raises(ConfigError, match=r"closest name is MEND_QUORUM_MIN_LEARNERS\.$"):
         MendConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "found"),
+    [
+        ('[mend]\nkey_file = "b.key"\nfragments = "wrong"', "", Path("b.key")),
+        ('key_file = "b.key"', "", Path("b.key")),
+        ('[mend]\nkey_file = "b.key"', "a.key", Path("a.key")),
+        ('[mend]\nkey_file = "b.key"', "none", None),
+        ('[mend]\nkey_file = "none"', "", None),
+        ("[mend]\nfragments = 4\n", "", None),
+        ("[mend", "", None),
+    ],
+)
+def test_key_file_is_found_for_tools_whatever_else_is_wrong(
+    text: str, variable: str, found: Path | None, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(text)
+    monkeypatch.setenv("MEND_KEY_FILE", variable)
+    assert named_key_file() == found
+
+
+def test_no_key_file_is_found_where_no_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEND_CONFIG", raising=False)
+    assert named_key_file() is None

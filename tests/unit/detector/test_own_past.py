@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from mend.detector import DetectorOptions, OwnPast
+from mend.detector.own_past import _shift
 
 OPTIONS = DetectorOptions()
 
@@ -38,6 +39,12 @@ def test_relief_is_found_and_the_next_slowdown_is_one_of_its_own() -> None:
     past, changed = verdicts(noisy([1.0] * 100 + [2.0] * 300 + [1.0] * 100 + [1.5] * 50))
     assert [k // 10 * 10 for k in changed] == [100, 400, 500]
     assert past.slowdown is not None
+
+
+def test_samples_on_both_sides_of_the_level_are_no_shift() -> None:
+    assert _shift([1.0, 2.0, 4.0, 5.0], 3.0) == 0.0
+    assert _shift([1.0, 4.0, 4.0, 5.0], 3.0) == 1.0
+    assert _shift([1.0, 2.0, 2.0, 5.0], 3.0) == -1.0
 
 
 def test_a_ramp_is_found_soon_and_its_ratio_grows() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mend.determinism import digest, optimizer_digest, weight_digest
-from mend.determinism.digests import same_bits, tensor_hash
+from mend.determinism.digests import first_difference, same_bits, tensor_hash
 from mend.errors import UsageError
 
 
@@ -69,6 +69,13 @@ def test_an_optimizer_counts_with_its_options_and_its_state() -> None:
     assert len(set(digests)) == 4
 
 
+def test_options_of_an_optimizer_count_and_its_parameters_do_not() -> None:
+    def of(rate: float, weight: float) -> str:
+        return optimizer_digest(torch.optim.SGD([nn.Parameter(torch.tensor([weight]))], lr=rate))
+
+    assert of(0.1, 1.0) == of(0.1, 2.0) != of(0.2, 1.0)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -109,3 +116,18 @@ def test_one_element_of_a_larger_tensor_has_bytes() -> None:
     assert one.stride() == (16,)
     assert same_bits(one, torch.tensor([0.0]))
     assert tensor_hash(one) == tensor_hash(torch.tensor([0.0]))
+
+
+def test_names_that_run_together_are_told_apart() -> None:
+    one, other = {"a=1.b=2.c": 3, "d": 4}, {"a": 1, "b=2.c=3.d": 4}
+    assert digest(one) != digest(other)
+
+
+def test_first_difference_is_that_of_a_name_a_bit_or_a_type() -> None:
+    one = {"a": torch.zeros(2), "b": torch.ones(2)}
+    assert first_difference(one, {"b": torch.ones(2), "a": torch.zeros(2)}) is None
+    assert first_difference(one, {**one, "b": torch.tensor([1.0, 2.0])}) == "b"
+    assert first_difference(one, {**one, "a": -torch.zeros(2)}) == "a"
+    assert first_difference(one, {**one, "a": torch.zeros(2, dtype=torch.int32)}) == "a"
+    assert first_difference({"a": torch.zeros(2)}, one) == "b"
+    assert first_difference(one, {"a": torch.zeros(2)}) == "b"

@@ -1,11 +1,16 @@
-"""A host of the settings that has no address is named, once."""
+"""A host without an address is named, once; a broken rule stops the loop without a word."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-from mend.engine.io_loop import IoLoop
+import pytest
+
+from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.errors import GaveUp, InvariantError, MendError, ensure
+from mend.status.event_log import EventLog
+from mend.types import SECOND, Member, Peer
 
 
 def test_a_host_without_an_address_is_named_with_the_remedy() -> None:
@@ -21,3 +26,49 @@ def test_a_host_without_an_address_is_named_with_the_remedy() -> None:
     ((kind, fields),) = notes
     assert (kind, fields["host"]) == ("name-unknown", "no..host")
     assert "MEND_SIDEBAND_PEERS" in str(fields["remedy"])
+
+
+class Machines:
+    """As the machines of a process, which have nothing to do."""
+
+    def __init__(self) -> None:
+        self.failures: list[MendError] = []
+
+    def deadline_ns(self) -> int | None:
+        return None
+
+    def crashed(self, error: MendError) -> None:
+        self.failures.append(error)
+
+
+def break_on_loop(loop: IoLoop) -> None:
+    loop.call(lambda: ensure(False, "planted", seq=3))
+    loop._thread.join(20)
+
+
+def break_elsewhere(loop: IoLoop) -> None:
+    loop.break_off(InvariantError("planted", {"seq": 3}))
+
+
+@pytest.mark.parametrize("find", [break_on_loop, break_elsewhere])
+def test_broken_invariant_stops_the_loop_without_a_farewell(find: Any) -> None:
+    notes: list[tuple[str, dict[str, object]]] = []
+    options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
+    loop = IoLoop(Peer(0, 0), Member(0, 1), "job", options, EventLog({"rack": 0, "rank": 0}, None))
+    loop.note = lambda kind, fields: notes.append((kind, fields))  # type: ignore[method-assign]
+    machines, farewells = Machines(), list[str]()
+    try:
+        loop.attach(machines)  # type: ignore[arg-type]
+        find(loop)
+        find(loop)
+        assert not loop._thread.is_alive()
+    finally:
+        loop.close(lambda: farewells.append("farewell"))
+        loop.recorder.close()
+    (failure,) = machines.failures
+    assert isinstance(failure, InvariantError)
+    assert not isinstance(failure, GaveUp)
+    assert [kind for kind, _ in notes] == ["invariant-broken"]
+    assert "planted (seq=3)" in str(notes[0][1]["detail"])
+    assert farewells == []
+    assert loop.done.is_set()

@@ -13,7 +13,7 @@ from mend.coordination.messages import Gather, RankReport, Total
 from mend.engine.merging import Merging
 from mend.engine.numerics import Anchor
 from mend.engine.sums import Tensors, partial_of
-from mend.errors import WorkerFailed
+from mend.errors import InvariantError, WorkerFailed, ensure
 from mend.transport.bulk_wire import checksum_of
 from tests.unit.coordination.nouns import member, offer
 from tests.unit.engine.test_concurrent_outer_step import N, Story
@@ -105,3 +105,12 @@ def test_a_bug_in_the_sums_stops_the_rack_where_the_user_looks() -> None:
     made, _ = story()
     made.rank._merging.sum(ev.Sum(0, 1, 1, ()), lambda event: None)  # of nobody
     assert isinstance(made.published.failure, WorkerFailed)
+
+
+def test_broken_invariant_of_a_job_is_raised_on_the_loop_and_is_no_failed_merge() -> None:
+    """It would be tried again for ever."""
+    made, _ = story()
+    given: list[object] = []
+    with pytest.raises(InvariantError, match="planted"):
+        made.rank.work(lambda: ensure(False, "planted"), given.append)
+    assert given == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import threading
@@ -131,6 +132,14 @@ def test_a_disk_that_stays_full_is_told_once_and_does_not_hold_the_end(
     assert said.kinds == ["events-stopped", "events-lost"]
 
 
+def test_folders_above_the_file_are_made(tmp_path: Path, said: Said) -> None:
+    path = tmp_path / "runs" / "first" / NAME
+    file = EventsFile(path, said)
+    put(file, 0)
+    file.close()
+    assert steps(path) == [0]
+
+
 def test_a_directory_that_cannot_be_is_told(tmp_path: Path, said: Said) -> None:
     (tmp_path / "file").write_text("")
     file = EventsFile(tmp_path / "file" / NAME, said)
@@ -244,6 +253,45 @@ def test_a_file_that_was_removed_is_noticed_at_the_end_at_the_latest(
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     file.close()
     assert steps(path) == [0, 1, "events-anew"]
+
+
+def test_burst_behind_a_removal_is_in_the_new_file(tmp_path: Path, said: Said) -> None:
+    """More lines than are kept between two looks at the clock: the count of them is one, too."""
+    path = tmp_path / NAME
+    file = EventsFile(path, said)
+    put(file, 0)
+    until(lambda: path.exists() and len(steps(path)) == 1, "a line is written")
+    path.unlink()
+    count = 3 * module.KEPT_MAX
+    for number in range(1, count):
+        put(file, number)
+    file.close()
+    assert [step for step in steps(path) if isinstance(step, int)] == list(range(count))
+    assert file.lost == 0
+
+
+def test_half_a_line_is_taken_back_when_the_disk_is_full(
+    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the size lets a part of a write pass, and then fails as a full disk does."""
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    path = tmp_path / NAME
+    file = EventsFile(path, said)
+    put(file, 0)
+    until(lambda: path.exists() and len(steps(path)) == 1, "a line is written")
+    size = path.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+    try:
+        put(file, 1)
+        until(lambda: "events-stopped" in said.kinds, "the disk is full")
+        full = path.stat().st_size
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert full == size
+    until(lambda: "events-resumed" in said.kinds, "there is room again")
+    file.close()
+    assert steps(path) == [0, 1]
 
 
 # -------------------------------------------------------------- a file that grows

@@ -26,6 +26,8 @@ from mend.tools.links_check import Measured, difference, measure, verify
         ("2000kbit, 0.5ms, 0.1%", Link(2_000_000, 0.5, 0.1)),
         ("100Mbit,10MS", Link(100_000_000, 10.0)),
         ("400mbit,1%", Link(400_000_000, 0.0, 1.0)),
+        ("1mbit,10000ms,50%", Link(1_000_000, 10_000.0, 50.0)),
+        ("100gbit", Link(100_000_000_000)),
     ],
 )
 def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
@@ -40,6 +42,10 @@ def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
         ("fast", "is not RATE"),
         ("400,20", "is not RATE"),
         ("400mbps", "is not RATE"),
+        ("999.999kbit", "rate must be"),
+        ("100.1gbit", "rate must be"),
+        ("1gbit,10000.5ms", "round trip must be"),
+        ("1gbit,20ms,50.1%", "loss must be"),
         ("10kbit", "rate must be"),
         ("400gbit", "rate must be"),
         ("1gbit,20000ms", "round trip must be"),
@@ -55,6 +61,13 @@ def test_what_is_no_link_is_told_with_one_that_is(text: str, rule: str) -> None:
 def test_a_job_with_a_wrong_link_is_not_built() -> None:
     with pytest.raises(ConfigError, match="link='fast'"):
         Job(command=("train.py",), link="fast")
+
+
+def test_sites_are_the_racks_and_then_the_witness_if_there_is_one() -> None:
+    racks, witness = (Site("a", "10.0.0.1"), Site("b", "10.0.0.2")), Site("w", "10.0.0.9")
+    link = Link.parse("1gbit")
+    assert Net(link, racks, None, "").hosts == ("10.0.0.1", "10.0.0.2")
+    assert Net(link, racks, witness, "").hosts == ("10.0.0.1", "10.0.0.2", "10.0.0.9")
 
 
 def test_packets_are_large_where_that_holds_nobody_up() -> None:

@@ -118,6 +118,20 @@ def test_what_is_no_state_is_a_tape_error(written: object) -> None:
         decode_state(b"")
 
 
+def test_class_is_not_found_where_it_is_only_imported() -> None:
+    """Whatever a machine's module imports would be open to a file."""
+    with pytest.raises(TapeError, match="no class of this mend"):
+        _struct("mend.coordination.messages:Struct", b"")
+    with pytest.raises(TapeError, match="no class of this mend"):
+        _enum("mend.consensus.quorum:quorum", "x")
+
+
+def test_everything_on_a_tape_is_a_machine() -> None:
+    state = encode_state({**keeping(), "more": 5})  # type: ignore[dict-item]
+    with pytest.raises(TapeError, match="is a dict"):
+        decode_state(state)
+
+
 def test_class_of_another_kind_on_a_tape_is_a_tape_error() -> None:
     """They were asserts, which `python -O` leaves out: a file then chose what is called."""
     with pytest.raises(TapeError, match="no enumeration"):

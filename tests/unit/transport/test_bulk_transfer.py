@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 
 import pytest
+import xxhash
 
 from mend.errors import PayloadGone, TransferStalled
 from mend.transport.bulk_client import checksum_of
@@ -15,7 +17,7 @@ from mend.types import Address
 HOLDER, OTHER = Address("holder", 1), Address("other", 2)
 
 
-def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20) -> Attempt:
+def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20, quick: bool = True) -> Attempt:
     return Attempt(
         Incoming(memoryview(bytearray(1)), ""),
         HOLDER,
@@ -24,7 +26,7 @@ def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20) -> Attempt:
         stall_s=stall_s,
         clock_s=lambda: 0.0,
         count=lambda _: None,
-        quick=True,
+        quick=quick,
     )
 
 
@@ -69,6 +71,61 @@ def test_the_lowest_missing_range_is_asked_for_first() -> None:
     incoming.give_back(8, 10)
     incoming.give_back(0, 4)
     assert [incoming.take(4) for _ in range(3)] == [(0, 4), (8, 10), None]
+
+
+class SlowHash:
+    """A hash whose `update` waits for the test."""
+
+    def __init__(self) -> None:
+        self.hash = xxhash.xxh3_128()
+        self.begins, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
+
+    def update(self, data: memoryview) -> None:
+        self.begins.release()
+        assert self.may_end.acquire(timeout=20)
+        self.hash.update(data)
+
+    def hexdigest(self) -> str:
+        return self.hash.hexdigest()
+
+
+def test_transfer_is_incomplete_while_a_thread_hashes() -> None:
+    """Else the checksum of a part would be compared, and a good holder blamed."""
+    sent = b"01234567"
+    incoming = Incoming(memoryview(bytearray(sent)), checksum_of(sent))
+    incoming._hash = slow = SlowHash()  # type: ignore[assignment]
+    parts = [incoming.take(4), incoming.take(4)]
+    assert parts == [(0, 4), (4, 8)]
+    assert incoming.all_taken
+    first = threading.Thread(target=incoming.accept, args=(0, 4, HOLDER))
+    first.start()
+    assert slow.begins.acquire(timeout=20)
+    incoming.accept(4, 8, OTHER)  # the first thread finds this range as well
+    assert not incoming.complete
+    slow.may_end.release()
+    assert slow.begins.acquire(timeout=20)
+    assert not incoming.complete
+    slow.may_end.release()
+    first.join(20)
+    assert incoming.complete
+    assert incoming.settle() is None
+
+
+def test_all_is_taken_when_no_range_is_left_to_ask_for() -> None:
+    incoming = Incoming(memoryview(bytearray(4)), "")
+    assert not incoming.all_taken
+    incoming.take(4)
+    assert incoming.all_taken
+    incoming.give_back(0, 2)
+    assert not incoming.all_taken
+
+
+def test_further_connections_begin_at_once_where_the_holder_is_known_to_be_quick() -> None:
+    assert attempt(quick=True).widens.is_set()
+    waiting = attempt(quick=False)
+    assert not waiting.widens.is_set()
+    waiting.stop(None)
+    assert waiting.widens.is_set()
 
 
 def test_requests_grow_while_replies_are_quick() -> None:

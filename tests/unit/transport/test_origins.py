@@ -68,6 +68,8 @@ def test_a_name_is_looked_up_beside_and_one_at_a_time(monkeypatch: pytest.Monkey
     for number in range(100):
         assert not known.fits(f"tcp://host{number}:1", "10.0.0.7")
     assert len(asked) <= 1
+    looking = [each for each in threading.enumerate() if each.name == "mend-lookup"]
+    assert all(each.daemon for each in looking), "nor the end of the process"
     answer.set()
     until(lambda: known.fits("tcp://host0:1", "10.0.0.7"))
     assert not known.fits("tcp://host0:1", "10.0.0.8")

@@ -79,3 +79,22 @@ def test_address_of_the_proxy_may_be_of_any_kind(bound: bytes) -> None:
 def test_refusal_is_an_error_of_the_connection_with_its_reason(answer: bytes, reason: str) -> None:
     with proxied(answer) as (client, _), pytest.raises(ConnectionError, match=reason):
         connect_through(client, Address("10.0.0.7", 1))
+
+
+LONGEST = ".".join(["a" * 63] * 4)
+
+
+def test_longest_name_is_sent_whole() -> None:
+    with proxied(GREETED + DONE) as (client, heard):
+        connect_through(client, Address(LONGEST, 1))
+    assert bytes(heard)[6:] == b"\x00\x03\xff"[1:] + LONGEST.encode() + b"\x00\x01"
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [(f"{LONGEST}.", "256 bytes is too long"), ("b" * 64, "is no name"), ("a..b", "is no name")],
+)
+def test_name_that_cannot_be_is_an_error_of_the_connection(host: str, reason: str) -> None:
+    """As a UnicodeError it ended the thread that connects, with a traceback."""
+    with proxied(GREETED + DONE) as (client, _), pytest.raises(ConnectionError, match=reason):
+        connect_through(client, Address(host, 1))

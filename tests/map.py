@@ -72,7 +72,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "xxhash": _NUMERIC
     | {"determinism", "coordination", "trace", "transport", "engine", "sim", "tools"},
     "zmq": frozenset({"transport"}),
-    "cryptography": frozenset({"transport"}),
+    "cryptography": frozenset({"transport", "tools"}),
     "numba": frozenset({"kernels"}),
     "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": frozenset({"tools"}),
@@ -84,7 +84,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "asyncio": frozenset({"transport", "engine", "sim", "tools"}),
     "concurrent": frozenset({"transport", "engine", "tools"}),
     "datetime": frozenset({"status", "engine", "tools"}),
-    "logging": frozenset({"status", "hardware", "engine"}),
+    "logging": frozenset({"status", "hardware", "engine", "determinism"}),
     "multiprocessing": frozenset({"tools"}),
     "os": frozenset(
         {"transport", "trace", "status", "hardware", "engine", "config", "tools", "determinism"}

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from mend.errors import MendError
-from mend.tools import app
-from mend.tools import repro as repro_of
+from mend.tools import app, repro_runs
 from tests.process.racks import ROOT, environment, until
 
 SCRIPT = ["--", "-m", "tests.process.planted"]
@@ -26,10 +26,15 @@ SCRIPT = ["--", "-m", "tests.process.planted"]
 
 def repro(*arguments: str) -> tuple[int, str]:
     """Status and stdout."""
+    done = invoke(*arguments)
+    return done.exit_code, done.stdout
+
+
+def invoke(*arguments: str) -> Result:
     done = CliRunner().invoke(app, ["repro", *arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
-    return done.exit_code, done.stdout
+    return done
 
 
 def found(*arguments: str) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def test_the_fault_of_the_example_is_found() -> None:
 @pytest.mark.usefixtures("warm")
 def test_equal_runs_and_runs_that_fail() -> None:
     assert found("--steps", "2", *SCRIPT)["steps"] == 2
-    with pytest.raises(MendError, match=r"run A ended with status 2:\n(.|\n)*--fault"):
+    with pytest.raises(MendError, match=r"run A \(1 of 2\) ended with status 2:\n(.|\n)*--fault"):
         repro(*SCRIPT, "--fault", "unknown")
     with pytest.raises(MendError, match="no step of a torch optimizer"):
         repro(*SCRIPT, "--steps", "0")
@@ -104,14 +109,14 @@ def test_a_script_that_hangs_behind_its_last_step_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script of two ranks did once, in destroy_process_group(): the command waited for ever."""
-    monkeypatch.setattr(repro_of, "END_S", 2.0)  # in which it comes to where it hangs
+    monkeypatch.setattr(repro_runs, "END_S", 2.0)  # in which it comes to where it hangs
     (tmp_path / "hangs.py").write_text(HANGS)
-    status, said = repro("--steps", "2", "--", str(tmp_path / "hangs.py"))
-    assert status == 0
-    for name in "AB":
-        assert f"repro: run {name}: killed 2 s after step 2, its last step\n" in said
-    assert said.count('hangs.py", line 10 in <module>\n') == 2
-    assert said.endswith("equal: 2 steps: losses, gradients, weights, optimizer\n")
+    done = invoke("--steps", "2", "--", str(tmp_path / "hangs.py"))
+    assert done.exit_code == 0
+    for name in ("A (1 of 2)", "B (2 of 2)"):
+        assert f"repro: run {name}: killed 2 s after step 2, its last step\n" in done.stderr
+    assert done.stderr.count('hangs.py", line 10 in <module>\n') == 2
+    assert done.stdout == "equal: 2 steps: losses, gradients, weights, optimizer\n"
 
 
 def test_one_run_is_recorded_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:

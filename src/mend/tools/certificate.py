@@ -23,7 +23,7 @@ FORMAT = "mend-certificate-1"
 FILE_BYTES_MAX = 1 << 24
 KEY_BYTES_MAX = 1 << 16
 
-FIELDS = {
+FIELDS: dict[str, type | tuple[type, ...]] = {
     "claim": str,
     "cuts": list,
     "leaves": (int, type(None)),

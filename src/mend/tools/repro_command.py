@@ -5,12 +5,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mend.errors import ConfigError, UsageError
 from mend.tools.launch_command import pair_of
+
+if TYPE_CHECKING:
+    from mend.tools.repro_runs import Setting
 
 HELP = """Run a training script twice, compare the bits, and name the first operator that differs.
 
@@ -146,36 +149,47 @@ def repro_command(
         cuts = (microbatches, microbatches_option, ranks)
         raise typer.Exit(_certify(command, cuts, output, sign, more))
     from mend.tools.launch import check_script
-    from mend.tools.repro import HASH_SEEDS, HOW, compare_folders, repro
+    from mend.tools.repro import HOW, compare_folders, repro
     from mend.tools.repro import record as record_run
-    from mend.tools.repro_runs import Asked, Setting
+    from mend.tools.repro_runs import Asked
 
     if context.obj is None:
         raise typer.Exit(compare_folders(recordings or [], as_json))
     if recordings or not context.obj:
         raise UsageError(HOW)
     check_script(context.obj[0])
-    made = [
-        Setting(
-            name,
-            nproc if processes is None else processes,
-            tuple(shlex.split(arguments)),
-            dict(pair_of(text, f"--{name.lower()}-env") for text in env or []),
-            HASH_SEEDS[0],
-        )
-        for name, processes, arguments, env in (
-            ("A", a_nproc, a_args, a_env),
-            ("B", b_nproc, b_args, b_env),
-        )
-    ]
-    if replace(made[1], name="A") == made[0]:  # else one difference at a time
-        made[1] = replace(made[1], hash_seed=HASH_SEEDS[1])
-    asked = Asked(tuple(context.obj), (made[0], made[1]), steps, keep, as_json)
+    made = _settings((nproc, a_nproc, b_nproc), (a_env, b_env), (a_args, b_args))
+    asked = Asked(tuple(context.obj), made, steps, keep, as_json)
     if record is not None:
         raise typer.Exit(record_run(asked, record, (at, at)))
     if at:
         raise UsageError("--at needs --record; without it mend repro finds the step itself")
     raise typer.Exit(repro(asked))
+
+
+def _settings(
+    ranks: tuple[int, int | None, int | None],
+    env: tuple[list[str] | None, list[str] | None],
+    arguments: tuple[str, str],
+) -> tuple[Setting, Setting]:
+    """Of runs A and B. `ranks`: of both, of A, of B."""
+    from mend.tools.repro import HASH_SEEDS
+    from mend.tools.repro_runs import Setting
+
+    both, *own = ranks
+    one, other = (
+        Setting(
+            name,
+            count if (count := own[at]) is not None else both,
+            tuple(shlex.split(arguments[at])),
+            dict(pair_of(text, f"--{name.lower()}-env") for text in env[at] or []),
+            HASH_SEEDS[0],
+        )
+        for at, name in enumerate("AB")
+    )
+    if replace(other, name="A") == one:  # else one difference at a time
+        other = replace(other, hash_seed=HASH_SEEDS[1])
+    return one, other
 
 
 def _certify(

@@ -293,7 +293,9 @@ class Progress:
         steps, since_s = self._first
         if not self._total:
             return ", until the script ends (--steps N ends it earlier)"
+        if self._steps >= self._total:
+            return ", ending"
         if self._steps == steps:
             steps, since_s = 0, self._began_s
         each_s = (now_s - since_s) / (self._steps - steps)
-        return f", {each_s * max(0, self._total - self._steps):.0f} s left"
+        return f", {each_s * (self._total - self._steps):.0f} s left"

@@ -102,11 +102,14 @@ def test_progress_has_phase_steps_and_time_left(
     with (tmp_path / "rank-0.jsonl").open("a") as file:
         file.write(f"{json.dumps(ends[2])}\n")
     assert look_after(6) == "run A (1 of 2): step 3 of 6, 14 s, 18 s left"
+    with (tmp_path / "rank-0.jsonl").open("a") as file:
+        file.write(f"{json.dumps(ends[2])}\n" * 3)
+    assert look_after(6) == "run A (1 of 2): step 6 of 6, 20 s, ending"
     unknown = Progress("run A (1 of 2)", tmp_path, said.append, 0)
     now_s[0] += 10
     unknown.look()
     assert said == [
-        "run A (1 of 2): step 3, 10 s, until the script ends (--steps N ends it earlier)"
+        "run A (1 of 2): step 6, 10 s, until the script ends (--steps N ends it earlier)"
     ]
 
 

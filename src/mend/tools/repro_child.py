@@ -30,8 +30,8 @@ def main() -> None:
             if "at" not in record:
                 file.flush()  # who waits counts the steps
 
-        steps = {"last": int(last), "detail": (int(first), int(final))}
-        with Recorder(write, **steps, rows=rows == "rows"):
+        steps = int(first), int(final)
+        with Recorder(write, last=int(last), detail=steps, rows=rows == "rows"):
             run(command)
 
 

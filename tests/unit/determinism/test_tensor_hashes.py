@@ -80,11 +80,14 @@ def test_large_tensors_are_mixed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_step_is_fetched_once_and_finds_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched = []
+    fetched: list[int] = []
     fetch = TensorHashes.fetch
-    monkeypatch.setattr(
-        TensorHashes, "fetch", lambda self: (fetched.append(len(self._pending)), fetch(self))
-    )
+
+    def counted(self: TensorHashes) -> None:
+        fetched.append(len(self._pending))
+        fetch(self)
+
+    monkeypatch.setattr(TensorHashes, "fetch", counted)
 
     def recorded(detail: int) -> list[dict[str, object]]:
         found: list[dict[str, object]] = []

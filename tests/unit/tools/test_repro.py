@@ -10,7 +10,6 @@ import pytest
 from mend.determinism.comparison import Finding, Recording
 from mend.determinism.recorder import FORMAT
 from mend.errors import UsageError
-from mend.tools import repro_runs
 from mend.tools.repro import Found, _equal_so_far, compare_folders, lines_of, print_verdict
 from mend.tools.repro_runs import Asked, Extent, Progress, Setting, command_of, read
 
@@ -81,7 +80,7 @@ def test_progress_has_phase_steps_and_time_left(
 ) -> None:
     # "run A: 0 steps", for two minutes.
     now_s = [100.0]
-    monkeypatch.setattr(repro_runs.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("mend.tools.repro_runs.time.monotonic", lambda: now_s[0])
     said: list[str] = []
     lines = ["reading the corpus"]
     progress = Progress("run A (1 of 2)", tmp_path, said.append, 6, lines)

@@ -41,7 +41,7 @@ def test_hash_changes_with_every_bit_and_place() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (torch.arange(8.0), torch.arange(8.0).flip(0)),
+        (torch.arange(8.0).view(4, 2), torch.arange(8.0).view(4, 2).flip(0)),
         (torch.ones(8), torch.full((8,), 2.0)),
         (torch.zeros(8), torch.full((8,), -0.0)),
     ],

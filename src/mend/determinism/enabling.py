@@ -31,7 +31,7 @@ TINY_PARAMETERS = 50_000
 """A step of a smaller model is calls rather than arithmetic, of which level shape makes more."""
 
 COSTS = {
-    "CPU": f"2 to 3 times a plain step, 3 to 6 times below {TINY_PARAMETERS:,} parameters",
+    "CPU": f"2 to 3.5 times a plain step, 3 to 6 times below {TINY_PARAMETERS:,} parameters",
     "GPU": "0.9 times a plain step in a CUDA graph, 2.5 times if Python starts every kernel",
 }
 """Rough times of a training step at level shape; docs/determinism.md has the measurements."""

@@ -139,12 +139,13 @@ def repro_command(
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
+    _refuse_options(context, certify, verify is not None)
     if verify is not None:
         from mend.tools.certify import verify as verify_file
 
         raise typer.Exit(verify_file(verify, key, as_json))
     if certify:
-        command = tuple(context.obj or map(str, recordings or []))
+        command = (*map(str, recordings or []), *(context.obj or []))
         more = (steps, nproc, keep, as_json)
         cuts = (microbatches, microbatches_option, ranks)
         raise typer.Exit(_certify(command, cuts, output, sign, more))
@@ -165,6 +166,22 @@ def repro_command(
     if at:
         raise UsageError("--at needs --record; without it mend repro finds the step itself")
     raise typer.Exit(repro(asked))
+
+
+_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output", "sign")
+_OF_PAIRS = ("a_nproc", "b_nproc", "a_env", "b_env", "a_args", "b_args", "record", "at")
+
+
+def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None:
+    """Raises UsageError for an option that the mode would not read."""
+    wrong = {name: "needs --certify" for name in _OF_CERTIFY if not certify}
+    wrong |= {} if verify else {"key": "needs --verify"}
+    if certify or verify:
+        wrong |= dict.fromkeys(_OF_PAIRS, "is an option of two runs that are compared")
+    for name, why in wrong.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
 def _settings(

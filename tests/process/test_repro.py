@@ -103,7 +103,7 @@ words = "alpha beta gamma delta epsilon zeta".split()
 seed = os.environ.get("PYTHONHASHSEED", "random")
 number = {word: at for at, word in enumerate(sorted(words, key=lambda word: hash_of(seed, word)))}
 torch.manual_seed(1)
-first = 1 + number["beta"] if sys.argv[1] == "start" else 1.0
+first = 1 + number["alpha"] if sys.argv[1] == "start" else 1.0
 weight = torch.nn.Parameter(torch.full((6, 2), float(first)))
 optimizer = torch.optim.SGD([weight], 0.1)
 for _ in range(2):
@@ -117,7 +117,7 @@ for _ in range(2):
 def test_hash_seed_is_named_as_the_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, part: str
 ) -> None:
-    """An outsider's script, whose vocabulary was a set, was not resolved in two minutes. What is
+    """A script whose vocabulary was a set was not resolved in two minutes. What is
     forked keeps the hashes of its parent, so the script orders its words by the variable."""
     order = (
         "from hashlib import sha256\ndef hash_of(*a): return sha256(repr(a).encode()).digest()\n"

@@ -34,6 +34,7 @@ OPTIONS = {
     "threads": (1, "of torch"),
     "steps": (5, "steps of a block"),
     "blocks": (30, "pairs of blocks; one more warms up"),
+    "own_loop": (0, "1: level shape in the plain loop, whose optimizer is watched"),
 }
 
 
@@ -54,7 +55,12 @@ def main() -> None:
 
 
 def _plain(options: Any) -> float:
-    model, optimizer, words_BT = _training(options)
+    return _timed_loop_ms(options, *_training(options))
+
+
+def _timed_loop_ms(
+    options: Any, model: nn.Module, optimizer: torch.optim.Optimizer, words_BT: Tensor
+) -> float:
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -68,6 +74,8 @@ def _plain(options: Any) -> float:
 def _shape(options: Any) -> float:
     model, optimizer, words_BT = _training(options)
     with enable(SEED, "shape"):
+        if options.own_loop:
+            return _timed_loop_ms(options, model, optimizer, words_BT)
         trainer = DeterministicTrainer(model, optimizer, SEED, level="shape", grad_norm_max=CLIP)
         return _timed_ms(lambda: trainer.step(words_BT, loss_of), options.steps)
 

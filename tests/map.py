@@ -90,7 +90,7 @@ OWNERS: dict[str, frozenset[str]] = {
     | {"trace", "status", "engine", "config", "tools", "mend_lab.sim", "mend_lab.replay"},
     "xxhash": _NUMERIC | {"determinism", "coordination", "trace", "transport", "engine", "tools"},
     "zmq": frozenset({"transport"}),
-    "cryptography": frozenset({"transport"}),
+    "cryptography": frozenset({"transport", "tools"}),
     "numba": frozenset({"kernels"}),
     "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": _COMMANDS,
@@ -105,7 +105,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "asyncio": frozenset({"transport", "engine", "tools"}),
     "concurrent": _COMMANDS | {"transport", "engine", "mend_lab.replay"},
     "datetime": frozenset({"status", "engine", "tools"}),
-    "logging": frozenset({"status", "hardware", "engine"}),
+    "logging": frozenset({"status", "hardware", "engine", "determinism"}),
     "multiprocessing": _COMMANDS,
     "os": _COMMANDS
     | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}

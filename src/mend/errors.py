@@ -125,6 +125,11 @@ class CheckpointError(MendError):
     model, plan or lineage, or the racks do not have the same one."""
 
 
+class CertificateError(MendError):
+    """A certificate of `mend repro` cannot be read, was edited, or was not signed by the key that
+    was asked for."""
+
+
 class StateRefused(UsageError):
     """An optimizer or a registered object holds a value that cannot travel to another rack or into
     a checkpoint, or one of another shape than here. Named by its place."""

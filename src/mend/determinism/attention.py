@@ -18,23 +18,27 @@ from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic
 
 
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """aten::scaled_dot_product_attention."""
-    args = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return attend_with(_attention, *args)
+def operator_with(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return aten::scaled_dot_product_attention, which computes by `attend`."""
+
+    def scaled_dot_product_attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        args = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return _attend_with(attend, *args)
+
+    return scaled_dot_product_attention
 
 
-def attend_with(
+def _attend_with(
     attend: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
@@ -107,6 +111,9 @@ def _attention(
     if dropout_p:
         weights = torch.dropout(weights, dropout_p, True)
     return matmul(weights, value)
+
+
+scaled_dot_product_attention = operator_with(_attention)
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, gqa: bool) -> bool:

@@ -54,7 +54,8 @@ class Finding:
 
     `part`: of PARTS, or "length" (one run made fewer steps). `name`: the first parameter that
     differs there. `operator`: empty where none was found, or none was looked for (`located` says
-    which); `direction`: forward, recompute, backward, optimizer.
+    which); `direction`: forward, recompute, backward, optimizer. `measured`: the cause was shown by
+    further runs, and is not only likely.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Finding:
     module: str = ""
     operator: str = ""
     cause: str = ""
+    measured: bool = False
 
 
 def recording_of(records: Iterable[dict[str, Any]]) -> Recording:

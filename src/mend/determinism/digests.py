@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from mend.determinism.sharding import share_of, whole_of, whole_tensor
 from mend.errors import UsageError
+
+Hash = TypeVar("Hash")
 
 DEPTH_MAX = 32
 """Of nested lists and dicts in a state."""
@@ -45,11 +47,18 @@ def optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
 def digest(value: Any) -> str:
     """Digest of nested dicts, lists, tensors, arrays and numbers, as a scheduler's state_dict()."""
     whole = hashlib.sha256(b"mend-dg1")
-    shares = [share for each in _tensors(value, 0) if (share := share_of(each)) is not None]
-    for piece in _pieces(value, "", whole_of(shares)):
+    for piece in pieces([value], tensor_hash)[0]:
         whole.update(struct.pack("!Q", len(piece)))
         whole.update(piece)
     return whole.hexdigest()
+
+
+def pieces(values: Sequence[Any], hash_of: Callable[[Tensor], Hash]) -> list[list[bytes | Hash]]:
+    """What makes each value: names, shapes, types and numbers, and `hash_of` every whole tensor.
+    Where there are DTensors a collective, for all values together."""
+    cut = (share_of(tensor) for value in values for tensor in _tensors(value, 0))
+    wholes = whole_of([share for share in cut if share is not None])
+    return [list(_pieces(value, "", wholes, hash_of)) for value in values]
 
 
 def tensor_hash(tensor: Tensor) -> bytes:
@@ -104,11 +113,13 @@ def _items(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def _pieces(value: Any, path: str, wholes: Iterator[Tensor]) -> Iterator[bytes]:
+def _pieces(
+    value: Any, path: str, wholes: Iterator[Tensor], hash_of: Callable[[Tensor], Hash]
+) -> Iterator[bytes | Hash]:
     """`wholes`: what is next of the tensors that are cut."""
     if isinstance(value, Tensor):
         yield f"{path}:{value.dtype}:{tuple(value.shape)}".encode()
-        yield tensor_hash(value if share_of(value) is None else next(wholes))
+        yield hash_of(whole_tensor(value) if share_of(value) is None else next(wholes))
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:  # else of addresses
         yield f"{path}:{value.dtype}:{value.shape}".encode()
         yield xxhash.xxh3_128_digest(value.tobytes())
@@ -119,7 +130,7 @@ def _pieces(value: Any, path: str, wholes: Iterator[Tensor]) -> Iterator[bytes]:
     else:
         yield _scalar(value, path)
     for further, item in _items(value):
-        yield from _pieces(item, path + further, wholes)
+        yield from _pieces(item, path + further, wholes, hash_of)
 
 
 def _scalar(value: Any, path: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 import os
 import random
@@ -23,6 +24,17 @@ from mend.determinism.reach import REACHED, put_in_place
 from mend.errors import ConfigError, NotDeterministic, UsageError
 
 Level = Literal["run", "shape"]
+
+logger = logging.getLogger("mend")
+
+TINY_PARAMETERS = 50_000
+"""A step of a smaller model is calls rather than arithmetic, of which level shape makes more."""
+
+COSTS = {
+    "CPU": f"2 to 3.5 times a plain step, 3 to 6 times below {TINY_PARAMETERS:,} parameters",
+    "GPU": "0.9 times a plain step in a CUDA graph, 2.5 times if Python starts every kernel",
+}
+"""Rough times of a training step at level shape; docs/determinism.md has the measurements."""
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
@@ -47,6 +59,8 @@ UNSEEN = (
 """Sources of other bits that no switch of a running process covers."""
 
 _enabled: Determinism | None = None
+_said: set[str] = set()
+"""Lines of the log that this process has written."""
 
 
 class Closes:
@@ -112,6 +126,11 @@ class Determinism(Closes):
         self._coverage = Coverage(REACHED, strict)
         self._undo.enter_context(self._coverage)
         self.settings |= {"kernels": "of mend.determinism, on the CPU", **settings}
+        self.settings["cost"] = "; ".join(
+            f"{device}: {cost}"
+            for device, cost in COSTS.items()
+            if device == "CPU" or "leaf_rows" in settings  # kernels are there
+        )
 
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
@@ -166,7 +185,27 @@ def enable(
         raise
     seed_all(seed)
     _enabled = state
+    _say_cost(state)
     return state
+
+
+def _say_cost(state: Determinism) -> None:
+    if "cost" in state.settings:
+        _say_once("cost", f'mend level-shape cost="{state.settings["cost"]}"')
+
+
+def say_if_tiny(parameters: int) -> None:
+    """Warn of the cost of a tiny model on the CPU at level shape."""
+    if parameters < TINY_PARAMETERS:
+        cost = "tiny on the CPU: 3 to 6 times a plain step"
+        _say_once("tiny", f'mend level-shape parameters={parameters} cost="{cost}"')
+
+
+def _say_once(kind: str, line: str) -> None:
+    """Once in a process, and on one rank."""
+    if kind not in _said and os.environ.get("RANK", "0") == "0":
+        _said.add(kind)
+        logger.warning("%s", line)
 
 
 def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mend.determinism.attention import attend_with
+from mend.determinism.attention import operator_with
 from mend.determinism.coverage import unseen
 from mend.determinism.gemm import refuse_wide
 from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
@@ -125,20 +125,7 @@ def _attend(
     return output
 
 
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """aten::scaled_dot_product_attention."""
-    args = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return attend_with(_attend, *args)
+scaled_dot_product_attention = operator_with(_attend)
 
 
 # norms

@@ -8,41 +8,29 @@ from typing import Any
 
 import torch
 
-from mend.determinism import chance, embeddings, gpu_layers, gpu_products, kernels
+from mend.determinism import every_device, gpu_layers, gpu_products
 from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
 from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 
 WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
+    **every_device.WITH_GRADIENTS,
     "linear": gpu_products.linear,
     "matmul": gpu_products.matmul,
     "mm": gpu_products.mm,
     "addmm": gpu_products.addmm,
     "scaled_dot_product_attention": gpu_layers.scaled_dot_product_attention,
-    "dropout": chance.dropout,
     "rms_norm": gpu_layers.rms_norm,
     "layer_norm": gpu_layers.layer_norm,
     "cross_entropy_loss": gpu_layers.cross_entropy,
-    "embedding": embeddings.embedding,
 }
-"""As in reach.py."""
+"""As in every_device.py."""
 
 BELOW: dict[str, Callable[..., Any]] = {
-    "sum": kernels.sum_all,
-    "sum.dim_IntList": kernels.sum_dims,
-    "mean": kernels.mean_all,
-    "mean.dim": kernels.mean_dims,
-    "var.correction": kernels.variance,
-    "std.correction": kernels.deviation,
-    "linalg_vector_norm": kernels.vector_norm,
-    "_foreach_norm.Scalar": kernels.foreach_norm,
-    "dot": kernels.dot,
+    **every_device.BELOW,
     "bmm": gpu_products.bmm,
     "baddbmm": gpu_products.baddbmm,
-    "nll_loss_forward": kernels.nll_loss,
-    "mse_loss": kernels.mse_loss,
-    "mse_loss_backward": kernels.mse_loss_backward,
 }
 
 TORCHS_OWN = frozenset(

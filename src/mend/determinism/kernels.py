@@ -39,7 +39,7 @@ def sum_dims(
     if not (dtype or x.dtype).is_floating_point:  # exact in any order: torch's own, by its `out`
         kind = dtype or (torch.int64 if not x.dtype.is_complex else x.dtype)
         return torch.sum(
-            x, list(dim) if dim else None, keepdim, dtype=kind, out=torch.empty(0, dtype=kind)
+            x, list(dim) if dim else None, keepdim, dtype=kind, out=x.new_empty(0, dtype=kind)
         )
     x = x if dtype is None else x.to(dtype)
     dims = _dims(x, dim)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from mend.determinism import attention, chance, embeddings, kernels, linear, norms
+from mend.determinism import attention, every_device, kernels, linear, norms
 from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
 from mend.determinism.gpu_reach import put_on_gpu
@@ -18,36 +18,24 @@ from mend.determinism.laws import broken_laws
 from mend.errors import NotDeterministic
 
 WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
+    **every_device.WITH_GRADIENTS,
     "linear": linear.linear,
     "matmul": linear.matmul,
     "mm": linear.mm,
     "addmm": linear.addmm,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
-    "dropout": chance.dropout,
     "rms_norm": norms.rms_norm,
-    "embedding": embeddings.embedding,
 }
-"""Differentiated by what they are made of. They see the batch as the module gave it."""
+"""As in every_device.py."""
 
 BELOW: dict[str, Callable[..., Any]] = {
-    "sum": kernels.sum_all,
-    "sum.dim_IntList": kernels.sum_dims,
-    "mean": kernels.mean_all,
-    "mean.dim": kernels.mean_dims,
-    "var.correction": kernels.variance,
-    "std.correction": kernels.deviation,
-    "linalg_vector_norm": kernels.vector_norm,
-    "_foreach_norm.Scalar": kernels.foreach_norm,
-    "dot": kernels.dot,
+    **every_device.BELOW,
     "bmm": kernels.bmm,
     "baddbmm": kernels.baddbmm,
     "_softmax": kernels.softmax,
     "_softmax_backward_data": kernels.softmax_backward,
     "_log_softmax": kernels.log_softmax,
     "_log_softmax_backward_data": kernels.log_softmax_backward,
-    "nll_loss_forward": kernels.nll_loss,
-    "mse_loss": kernels.mse_loss,
-    "mse_loss_backward": kernels.mse_loss_backward,
     "sigmoid": kernels.sigmoid,
     "silu": kernels.silu,
     "silu_backward": kernels.silu_backward,
@@ -62,7 +50,6 @@ BELOW: dict[str, Callable[..., Any]] = {
     "scatter_add_": kernels.scatter_add_,
     "index_put": kernels.index_put,
 }
-"""Below autograd: torch's own formulas of gradients call them."""
 
 REACHED = frozenset(WITH_GRADIENTS) | frozenset(BELOW)
 

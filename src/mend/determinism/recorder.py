@@ -29,12 +29,18 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mend.determinism.digests import bytes_of, digest, plain_name, tensor_hash
+from mend.determinism.digests import pieces, plain_name
+from mend.determinism.enabling import enabled
+from mend.determinism.sharding import whole_tensor
+from mend.determinism.tensor_hashes import TensorHashes, texts_of
 
-FORMAT = 1
+FORMAT = 2
 
 Write = Callable[[dict[str, Any]], None]
 """Takes one record: the header, a step, or an entry of a step. JSON can hold each."""
+
+HASH_SEED_CHOSEN = "HASH_SEED_CHOSEN_BY_MEND"
+"""Variable of runs whose PYTHONHASHSEED was set in place of Python's random one."""
 
 MODULE = "(module)"
 """The operator of an entry that stands for a whole call of a module."""
@@ -62,14 +68,28 @@ _LAST_SEQUENCE_NR = (1 << 64) - 1
 class Recorder:
     """Records the steps up to `last` (0: all), and every operator of steps `detail` (first, last).
 
-    `write` gets a header at once, then one record per step and entry. After step `last` the
-    script is ended by SystemExit. Forked children (loader workers) record nothing.
+    `write` gets a header at once, then the entries of each step and its record. After step `last`
+    the script is ended by SystemExit. Forked children (loader workers) record nothing. `rows`: also
+    record which rows of the batch every call of the model was given. A step waits for its device
+    once, when it ends.
     """
 
-    def __init__(self, write: Write, *, last: int = 0, detail: tuple[int, int] = (0, 0)) -> None:
-        self._write, self._last, self._detail = write, last, detail
+    def __init__(
+        self,
+        write: Write,
+        *,
+        last: int = 0,
+        detail: tuple[int, int] = (0, 0),
+        rows: bool = False,
+        hashes: TensorHashes | None = None,
+    ) -> None:
+        self._write, self._last, self._detail, self._with_rows = write, last, detail, rows
+        self.hashes = TensorHashes() if hashes is None else hashes
         self._pid, self._undo, self._step = os.getpid(), ExitStack(), 1
-        self._losses: list[str] = []
+        self._entries: list[dict[str, Any]] = []
+        self._losses: list[Any] = []
+        self._calls: list[list[Any]] = []
+        self._root: nn.Module | None = None
         self._names: dict[int, str] = {}
         self._before: dict[str, Any] = {}
         self._trace = _Trace(self)
@@ -79,16 +99,18 @@ class Recorder:
         hooks = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
-            register_module_forward_pre_hook(self._name_parameters),
         ]
+        self._naming = register_module_forward_pre_hook(self._name_parameters)
+        hooks.append(self._naming)
         if self._detail[1]:
             hooks += [
                 register_module_forward_pre_hook(self._trace.enter_module),
                 register_module_forward_hook(self._trace.leave_module, always_call=True),
             ]
             self._undo.enter_context(self._trace)
-            self._undo.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
-            nn.Module.__call__ = self._trace.with_keywords(nn.Module.__call__)  # type: ignore[method-assign]
+            self._wrap_calls(self._trace.with_keywords)
+        if self._with_rows:
+            self._wrap_calls(self._noting_rows)
         for hook in hooks:
             self._undo.callback(hook.remove)
         backward, autograd = torch.autograd.backward, torch.autograd
@@ -96,7 +118,8 @@ class Recorder:
         def with_loss(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if self.here:
                 with self._trace.aside():
-                    self._losses += [tensor_hash(each).hex() for each in _tensors(tensors)]
+                    wholes = [whole_tensor(each.detach()) for each in _tensors(tensors)]
+                    self._losses += [self.hashes.whole(each) for each in wholes]
             return backward(tensors, *args, **kwargs)
 
         autograd.backward = with_loss
@@ -115,14 +138,38 @@ class Recorder:
         """Whether every operator is recorded now."""
         return self._detail[0] <= self._step <= self._detail[1] and self.here
 
+    def _wrap_calls(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """torch's global hooks are not given what a module is called with by name."""
+        self._undo.callback(setattr, nn.Module, "__call__", nn.Module.__call__)
+        nn.Module.__call__ = wrap(nn.Module.__call__)  # type: ignore[method-assign]
+
     def _name_parameters(self, module: nn.Module, args: Any) -> None:
         """The outermost module that holds a parameter runs first, in the first step."""
-        if self._step == 1 and self.here:
+        if self._step > 1:
+            self._naming.remove()
+        elif self.here:
             for name, parameter in module.named_parameters():
                 self._names.setdefault(id(parameter), plain_name(name))
 
+    def _noting_rows(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._root is None and self.here and next(module.parameters(), None) is not None:
+                self._root = module
+            if module is self._root:
+                self._note_rows(_tensors((args, kwargs)))
+            return call(module, *args, **kwargs)
+
+        return called
+
+    def _note_rows(self, tensors: Sequence[Tensor]) -> None:
+        batch = next((each for each in tensors if each.dim() and each.shape[0]), None)
+        if batch is None or not torch.is_grad_enabled() or not self.here:
+            return
+        with self._trace.aside():
+            self._calls.append([batch.shape[0], self.hashes.rows(batch, batch.shape[0])])
+
     def entry(self, record: dict[str, Any]) -> None:
-        self._write({"step": self._step, **record})
+        self._entries.append({"step": self._step, **record})
 
     def name_of(self, parameter: object, number: int) -> str:
         return self._names.get(id(parameter), f"parameter {number}")
@@ -137,10 +184,9 @@ class Recorder:
         with self._trace.aside():
             named = self._parameters(optimizer)
             gradients = [(name, each.grad) for name, each in named if each.grad is not None]
-            self._before = {"losses": self._losses, **self._parts("gradients", gradients)}
+            self._before = {"gradients": self._pieces(gradients)}
             if self._step == 1:
-                self._before |= self._parts("start", named)
-        self._losses = []
+                self._before["start"] = self._pieces(named)
         self._trace.optimizer = type(optimizer).__name__
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -150,17 +196,31 @@ class Recorder:
         with self._trace.aside():
             named = self._parameters(optimizer)
             states = [(name, optimizer.state.get(each, {})) for name, each in named]
-            after = {**self._parts("weights", named), **self._parts("optimizer", states)}
-        self._write({"step": self._step, "end": True, **self._before, **after})
+            made = {"weights": self._pieces(named), "optimizer": self._pieces(states)}
+            self.hashes.fetch()
+        record = {"step": self._step, "end": True, "losses": self._losses, **_setting()}
+        if self._with_rows:
+            record["calls"] = self._calls
+            record["devices"] = sorted({each.device.type for _, each in named})
+        for part, each in (self._before | made).items():
+            record |= self._digests(part, each)
+        for every in (*self._entries, record):
+            self._write(texts_of(every))
+        self._entries, self._losses, self._calls = [], [], []
         self._trace.begin()
         done, self._step = self._step, self._step + 1
         if done == self._last:
             raise SystemExit(0)
 
-    def _parts(self, part: str, named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    def _pieces(self, named: Sequence[tuple[str, Any]]) -> list[list[Any]]:
+        """[name, what the value is made of], with hashes that may be pending."""
+        made = pieces([value for _, value in named], self.hashes.whole)
+        return [[name, each] for (name, _), each in zip(named, made, strict=True)]
+
+    def _digests(self, part: str, named: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """One digest, and one per name where names may be asked for."""
-        each = [[name, digest(value)[:32]] for name, value in named]
-        whole = {part: digest([hashed for _, hashed in each])[:32]}
+        each = [[name, _digest_of(made)] for name, made in named]
+        whole = {part: _digest_of([hashed for _, hashed in each])}
         return whole | ({f"{part} by name": each} if self.detailed or part == "start" else {})
 
 
@@ -323,15 +383,33 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
             return None
-        octets = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu()).numpy()
-        rows, by_row = self._rows, ""
-        if rows and tensor.dim() and tensor.shape[0] and tensor.shape[0] % rows == 0:
-            by_row = "".join(xxhash.xxh3_64_hexdigest(row.data) for row in octets.reshape(rows, -1))
-        return [list(tensor.shape), xxhash.xxh3_128_hexdigest(octets.data), by_row]
+        hashes, rows = self._recorder.hashes, self._rows
+        is_cut = rows and tensor.dim() and tensor.shape[0] and tensor.shape[0] % rows == 0
+        by_row = hashes.rows(tensor, rows) if is_cut else ""
+        return [list(tensor.shape), hashes.whole(tensor), by_row]
+
+
+def _digest_of(made: Sequence[Any]) -> str:
+    """Of bytes and of hashes that were fetched."""
+    whole = xxhash.xxh3_128()
+    for each in made:
+        piece = each if isinstance(each, bytes) else str(each).encode()
+        whole.update(len(piece).to_bytes(8, "big") + piece)
+    return str(whole.hexdigest())
+
+
+def _setting() -> dict[str, Any]:
+    """The level of determinism that is enabled now."""
+    active = enabled()
+    if active is None:
+        return {"level": "none"}
+    leaf_rows = int(active.settings.get("leaf_rows", "1"))
+    return {"level": active.level, "seed": active.seed, "leaf_rows": leaf_rows}
 
 
 def header() -> dict[str, Any]:
     """Facts that two runs should have in common."""
+    hash_seed = os.environ.get("PYTHONHASHSEED", "random")
     return {
         "format": FORMAT,
         "rank": int(os.environ.get("RANK", "0")),
@@ -341,6 +419,7 @@ def header() -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "CPU": torch.backends.cpu.get_cpu_capability(),
             "GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+            "PYTHONHASHSEED": "random" if HASH_SEED_CHOSEN in os.environ else hash_seed,
         },
     }
 

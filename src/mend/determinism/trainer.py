@@ -27,6 +27,7 @@ from mend.determinism.enabling import (
     enable,
     enabled,
     random_state,
+    say_if_tiny,
     seed_all,
     seed_of,
     set_random_state,
@@ -92,6 +93,8 @@ class DeterministicTrainer(Closes):
             if value < 1 or (level == "shape" and value & (value - 1)):
                 rule = "a power of two at level shape, where the sum over the batch is a tree"
                 raise ConfigError(name, value, rule, "Take 1, 2, 4 or 8.")
+        if level == "shape" and all(each.is_cpu for each in model.parameters()):
+            say_if_tiny(sum(each.numel() for each in model.parameters()))
         self.steps = 0
         self._own: Determinism | None = None
         active = enabled()

@@ -1,8 +1,8 @@
-"""`python -m mend.tools.repro_child FOLDER LAST FIRST:LAST [-m] SCRIPT [ARGS]...` runs a script as
-`python SCRIPT` does, and records its steps into FOLDER/rank-N.jsonl.
+"""`python -m mend.tools.repro_child FOLDER LAST FIRST:LAST ROWS [-m] SCRIPT [ARGS]...` runs a
+script as `python SCRIPT` does, and records its steps into FOLDER/rank-N.jsonl.
 
 LAST: the step after which the script is ended, 0: none. FIRST:LAST: the steps whose operators are
-recorded, 0:0: none.
+recorded, 0:0: none. ROWS: "rows" or "-".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mend.determinism.recorder import Recorder
 
 
 def main() -> None:
-    folder, last, detail, *command = sys.argv[1:]
+    folder, last, detail, rows, *command = sys.argv[1:]
     first, _, final = detail.partition(":")
     faulthandler.enable()  # a script that hangs is ended by SIGABRT, and says where
     path = Path(folder) / f"rank-{os.environ.get('RANK', '0')}.jsonl"
@@ -30,7 +30,8 @@ def main() -> None:
             if "at" not in record:
                 file.flush()  # who waits counts the steps
 
-        with Recorder(write, last=int(last), detail=(int(first), int(final))):
+        steps = int(first), int(final)
+        with Recorder(write, last=int(last), detail=steps, rows=rows == "rows"):
             run(command)
 
 

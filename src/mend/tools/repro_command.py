@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from mend.errors import UsageError
+from mend.errors import ConfigError, UsageError
 from mend.tools.launch_command import pair_of
+
+if TYPE_CHECKING:
+    from mend.tools.repro_runs import Setting
 
 HELP = """Run a training script twice, compare the bits, and name the first operator that differs.
 
@@ -26,7 +30,12 @@ differently (microbatches, ranks), repro compares rows, at whatever position of 
 To compare two machines, record on each with --record, copy both folders to one machine, and compare
 them there.
 
-Exit status 0: equal; 1: different; 2: a run failed; 130: stopped by Ctrl-C, as is the script.
+With --certify it runs the script once uncut, once more, in microbatches and on several ranks, and
+writes a certificate: which of these gave equal bits on this machine, with versions and digests. The
+number of microbatches is passed to the script as --microbatches N; ranks are started by torchrun.
+
+Exit status 0: equal; 1: different; 2: a run failed, or a certificate does not hold; 130: stopped by
+Ctrl-C, as is the script.
 
 [bold]Examples[/bold]
 
@@ -39,6 +48,10 @@ Exit status 0: equal; 1: different; 2: a run failed; 130: stopped by Ctrl-C, as 
   mend repro --a-nproc 1 --b-nproc 2 -- -m my.training
 
   mend repro --record here --steps 50 -- train.py; mend repro here there
+
+  mend repro --certify --ranks 2,4 --sign key.pem -- train.py --steps 100
+
+  mend repro --verify train.certificate.json --key key.pub
 """
 
 
@@ -83,6 +96,33 @@ _Record = Annotated[
 _At = Annotated[
     int, typer.Option(min=0, help="With --record: also record the operators of this step.")
 ]
+_Certify = Annotated[
+    bool, typer.Option("--certify", help="Certify which cuts of the batch give equal bits.")
+]
+_Microbatches = Annotated[
+    str | None,
+    typer.Option(metavar="N,...", help="With --certify: numbers to try; default 2,4; 1: none."),
+]
+_MicrobatchesOption = Annotated[
+    str, typer.Option(metavar="NAME", help="With --certify: the script's option for them.")
+]
+_CutRanks = Annotated[
+    str | None,
+    typer.Option(metavar="N,...", help="With --certify: numbers to try; default 2; 1: none."),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(help="With --certify: the file to write; default SCRIPT.certificate.json."),
+]
+_Sign = Annotated[
+    Path | None,
+    typer.Option(metavar="KEY", help="With --certify: sign by this private Ed25519 key."),
+]
+_Verify = Annotated[Path | None, typer.Option(metavar="FILE", help="Check a certificate.")]
+_Key = Annotated[
+    Path | None,
+    typer.Option(metavar="PUB", help="With --verify: the public key that must have signed it."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -100,33 +140,127 @@ def repro_command(
     keep: _Keep = None,
     record: _Record = None,
     at: _At = 0,
+    certify: _Certify = False,
+    microbatches: _Microbatches = None,
+    microbatches_option: _MicrobatchesOption = "--microbatches",
+    ranks: _CutRanks = None,
+    output: _Output = None,
+    sign: _Sign = None,
+    verify: _Verify = None,
+    key: _Key = None,
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
+    _refuse_options(context, certify, verify is not None)
+    if verify is not None:
+        from mend.tools.certify import verify as verify_file
+
+        raise typer.Exit(verify_file(verify, key, as_json))
+    if certify:
+        command = (*map(str, recordings or []), *(context.obj or []))
+        more = (steps, nproc, keep, as_json)
+        cuts = (microbatches, microbatches_option, ranks)
+        raise typer.Exit(_certify(command, cuts, output, sign, more))
     from mend.tools.launch import check_script
-    from mend.tools.repro import HOW, Asked, Setting, compare_folders, repro
+    from mend.tools.repro import HOW, compare_folders, repro
     from mend.tools.repro import record as record_run
+    from mend.tools.repro_runs import Asked
 
     if context.obj is None:
         raise typer.Exit(compare_folders(recordings or [], as_json))
     if recordings or not context.obj:
         raise UsageError(HOW)
     check_script(context.obj[0])
-    made = [
-        Setting(
-            name,
-            nproc if processes is None else processes,
-            tuple(shlex.split(arguments)),
-            dict(pair_of(text, f"--{name.lower()}-env") for text in env or []),
-        )
-        for name, processes, arguments, env in (
-            ("A", a_nproc, a_args, a_env),
-            ("B", b_nproc, b_args, b_env),
-        )
-    ]
-    asked = Asked(tuple(context.obj), (made[0], made[1]), steps, keep, as_json)
+    made = _settings((nproc, a_nproc, b_nproc), (a_env, b_env), (a_args, b_args))
+    asked = Asked(tuple(context.obj), made, steps, keep, as_json)
     if record is not None:
         raise typer.Exit(record_run(asked, record, (at, at)))
     if at:
         raise UsageError("--at needs --record; without it mend repro finds the step itself")
     raise typer.Exit(repro(asked))
+
+
+_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output", "sign")
+_OF_PAIRS = ("a_nproc", "b_nproc", "a_env", "b_env", "a_args", "b_args", "record", "at")
+
+
+def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None:
+    """Raises UsageError for an option that the mode would not read."""
+    wrong = {name: "needs --certify" for name in _OF_CERTIFY if not certify}
+    wrong |= {} if verify else {"key": "needs --verify"}
+    if certify or verify:
+        wrong |= dict.fromkeys(_OF_PAIRS, "is an option of two runs that are compared")
+    for name, why in wrong.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def _settings(
+    ranks: tuple[int, int | None, int | None],
+    env: tuple[list[str] | None, list[str] | None],
+    arguments: tuple[str, str],
+) -> tuple[Setting, Setting]:
+    """Of runs A and B. `ranks`: of both, of A, of B."""
+    from mend.tools.repro import HASH_SEEDS
+    from mend.tools.repro_runs import Setting
+
+    both, *own = ranks
+    one, other = (
+        Setting(
+            name,
+            count if (count := own[at]) is not None else both,
+            tuple(shlex.split(arguments[at])),
+            dict(pair_of(text, f"--{name.lower()}-env") for text in env[at] or []),
+            HASH_SEEDS[0],
+        )
+        for at, name in enumerate("AB")
+    )
+    if replace(other, name="A") == one:  # else one difference at a time
+        other = replace(other, hash_seed=HASH_SEEDS[1])
+    return one, other
+
+
+def _certify(
+    command: tuple[str, ...],
+    cuts: tuple[str | None, str, str | None],
+    output: Path | None,
+    sign: Path | None,
+    more: tuple[int, int, Path | None, bool],
+) -> int:
+    from mend.tools.certify import Wanted, certify
+    from mend.tools.launch import check_script
+    from mend.tools.repro import HOW
+
+    if not command:
+        raise UsageError(HOW)
+    check_script(command[0])
+    microbatches, option, ranks = cuts
+    steps, nproc, keep, as_json = more
+    name = Path(command[1] if command[0] == "-m" and len(command) > 1 else command[0]).stem
+    return certify(
+        Wanted(
+            command,
+            output or Path(f"{name}.certificate.json"),
+            steps,
+            nproc,
+            _numbers("--ranks", "2" if ranks is None else ranks),
+            _numbers("--microbatches", "2,4" if microbatches is None else microbatches),
+            option,
+            must=microbatches is not None or ranks is not None,
+            sign=sign,
+            keep=keep,
+            as_json=as_json,
+        )
+    )
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    """Those above 1 of "2,4"."""
+    try:
+        numbers = tuple(int(each) for each in text.split(","))
+    except ValueError:
+        numbers = (0,)
+    if min(numbers) < 1:
+        raise ConfigError(name, text, "needs numbers of at least 1", "Give them as 2,4.")
+    return tuple(dict.fromkeys(each for each in numbers if each > 1))

@@ -15,7 +15,7 @@ from mend.determinism.comparison import (
     recording_of,
     steps_of_all,
 )
-from mend.determinism.recorder import MODULE
+from mend.determinism.recorder import FORMAT, MODULE
 from mend.errors import UsageError
 from tests.unit.determinism.recorded import recorded
 
@@ -176,7 +176,7 @@ def test_a_collective_is_blamed_behind_an_operator_of_another_rank() -> None:
 
     def rank(number: int, product: str, total: str) -> list[dict[str, object]]:
         return [
-            {"format": 1, "rank": number, "ranks": 2, "facts": {}},
+            {"format": FORMAT, "rank": number, "ranks": 2, "facts": {}},
             entry("aten.mm.default", "x", product),
             entry("c10d.allreduce_.default", product, total),
             {"step": 1, "end": True, "gradients": total},
@@ -208,7 +208,7 @@ def test_a_view_of_memory_that_nobody_wrote_is_not_blamed() -> None:
             | {"in": [[[1], each, ""] for each in read], "out": [[[1], each, ""] for each in out]}
             for number, (name, read, out) in enumerate(made)
         ]
-        header = {"format": 1, "rank": 0, "ranks": 1, "facts": {}}
+        header = {"format": FORMAT, "rank": 0, "ranks": 1, "facts": {}}
         return [recording_of([header, *entries, {"step": 1, "end": True, "losses": summed}])]
 
     finding = compare(run("p", "s"), run("q", "t"))

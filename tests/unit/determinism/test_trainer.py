@@ -299,16 +299,19 @@ def test_degrees_that_are_no_power_of_two_are_refused() -> None:
     assert enabled() is None
 
 
-def test_the_example_does_what_it_says(
+def test_example_prints_whether_cuts_have_equal_digests(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(__file__).parents[3] / "examples" / "equal_bits.py"
-    said = []
-    for level in ("shape", "run"):
-        for parts in ("1", "4"):
-            options = ["--steps", "2", "--level", level, "--microbatches", parts]
-            monkeypatch.setattr("sys.argv", [str(path), *options])
+    for level, parts, status, verdict in (
+        ("shape", "2", 0, "equal: 1 rank, 2 microbatches = 1 rank, 1 microbatch"),
+        ("run", "1", 1, "different: 1 rank, 1 microbatch != 1 rank, 4 microbatches"),
+    ):
+        options = ["--steps", "2", "--level", level, "--microbatches", parts]
+        monkeypatch.setattr("sys.argv", [str(path), *options])
+        with pytest.raises(SystemExit) as left:
             runpy.run_path(str(path), run_name="__main__")
-            said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert len(set(said)) == 3
+        *digests, said = capsys.readouterr().out.splitlines()
+        assert (left.value.code, said) == (status, verdict)
+        one, other = (line.partition("weights=")[2] for line in digests)
+        assert (one == other) == (status == 0)

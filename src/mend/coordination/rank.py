@@ -261,6 +261,8 @@ class RankMachine:
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
         known = self.folded.copy() if isinstance(record, Roster) else None
+        if isinstance(record, Lineage) and self.me.rank == 0 and self._seated():
+            effects += _undone(self.folded.versions, record)
         self.folded.take(record)
         self._note_end(known, now_ns)
         after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
@@ -589,3 +591,14 @@ class RankMachine:
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
             slices=tuple([sliced for sliced in slices if sliced]),
         )
+
+
+def _undone(versions: Sequence[int], record: Lineage) -> list[ev.Effect]:
+    """Say which decided versions are undone, as only the dead held them."""
+    both = list(enumerate(zip(versions, record.versions, strict=True)))
+    back = [f"fragment {p} from version {old} to {new}" for p, (old, new) in both if old > new]
+    if not back:
+        return []
+    racks = [member.rack for member in record.dead]
+    effect = "only they held these versions; what this rack trained stays in its weights"
+    return [ev.Note("undone", {"back": back, "dead": racks, "effect": effect})]

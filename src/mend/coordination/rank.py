@@ -179,6 +179,7 @@ class RankMachine:
             case ev.Applied(p, version, ended):
                 self.replicas[p].train_on(version)
                 self._end_part(p, ended)
+                self._mind_undone(effects)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
@@ -352,6 +353,18 @@ class RankMachine:
             effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
+        self._mind_undone(effects)
+
+    def _mind_undone(self, effects: list[ev.Effect]) -> None:
+        """Stop if this rank trains on a version that a lineage has undone. It got it when its
+        leader had already said what the rack holds, and the number will be given to other bits."""
+        decided = self.folded.versions
+        undone = [p for p, r in enumerate(self.replicas) if decided and r.applied > decided[p]]
+        if undone and not self.finished:
+            self.finished = True
+            names = ", ".join(f"version {self.replicas[p].applied} of fragment {p}" for p in undone)
+            reason = f"it trained on {names}, which the other racks undid, as it came too late"
+            effects.append(ev.Finished(reason))
 
     def _on_mark(self, record: Mark) -> None:
         """Pin the versions of a checkpoint that this rank asked for; or ask for the next number

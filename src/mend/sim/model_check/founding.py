@@ -397,9 +397,10 @@ class ModelWorld(Snapshots):
         asked = frozenset(each for each in state.prepares if each.epoch not in leads)
         return state._replace(prepares=asked, votes=frozenset(newest.values()))
 
-    def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...]]:
-        acceptor_state = self.acceptor_states[vote.acceptor_state]
-        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided, vote.held
+    def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...], int]:
+        number = vote.acceptor_state
+        state = self.acceptor_states[number]
+        return state.accepted, state.last, state.decided, vote.held, number
 
     def _number(self, state: State, node: int) -> int:
         epochs = [sent.epoch for sent in state.orders] + [asked.epoch for asked in state.prepares]

@@ -390,17 +390,18 @@ class ModelWorld(Snapshots):
                 state = self._left(state, node)
         leads = {its.right.epoch for its in state.nodes if its.right.leading}
         rights = {its.right.epoch for its in state.nodes}
-        newest: dict[tuple[int, Member], SentVote] = {}
-        for vote in sorted(state.votes, key=self._place):
-            if vote.epoch in rights:
-                newest[(vote.epoch, vote.sender)] = vote
+        newest: dict[tuple[int, Member], tuple[object, ...]] = {}
+        votes = sorted((self._place(vote), vote) for vote in state.votes if vote.epoch in rights)
+        for place, vote in votes:
+            newest[(vote.epoch, vote.sender)] = place
+        kept = (vote for place, vote in votes if newest[(vote.epoch, vote.sender)] == place)
         asked = frozenset(each for each in state.prepares if each.epoch not in leads)
-        return state._replace(prepares=asked, votes=frozenset(newest.values()))
+        return state._replace(prepares=asked, votes=frozenset(kept))
 
-    def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...], int]:
-        number = vote.acceptor_state
-        state = self.acceptor_states[number]
-        return state.accepted, state.last, state.decided, vote.held, number
+    def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...]]:
+        """Of two votes in one place, one has the records that the candidate asked for."""
+        state = self.acceptor_states[vote.acceptor_state]
+        return state.accepted, state.last, state.decided, vote.held
 
     def _number(self, state: State, node: int) -> int:
         epochs = [sent.epoch for sent in state.orders] + [asked.epoch for asked in state.prepares]

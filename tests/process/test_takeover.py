@@ -184,57 +184,6 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
         job.witness_ended()
 
 
-def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jobs) -> None:
-    """Racks 0 and 1 die, and of the two that are left each lacks a version that the other holds.
-    Half of them could decide, without that version. Now both are needed; and when rack 3 dies,
-    too, rack 2 waits until it is started again, and goes on from the version before."""
-    job = jobs(racks=4)
-    go, stop, late = job.gate("go"), job.gate("stop"), job.gate("late")
-    options: dict[str, Any] = {"steps": 48, "config": CONFIG, "pace_ms": 2}
-    for rack in range(4):
-        lacks = {2: [["hold_back", 1, late]], 3: [["hold_back", 0, job.gate("never")]]}
-        acts = {"12": [*lacks.get(rack, []), ["gate", go]], "20": [["gate", stop]]}
-        job.start(rack, **options, at=acts)
-    first_commits(job, 4)
-    Path(go).touch()
-    for rack in (2, 3):
-        job.event(rack, "commit", fragment=0, version=2)
-        job.event(rack, "commit", fragment=1, version=2)
-    before = [job.events(rack, kind="commit")[-2:] for rack in (2, 3)]
-    assert [[commit["version"] for commit in commits] for commits in before] == [[2, 2], [2, 2]]
-    for rack in (0, 1):
-        job.processes[rack].signal(signal.SIGKILL)
-        assert job.ended(rack) == -signal.SIGKILL
-        job.start(rack, **options)
-
-    def lineages() -> list[tuple[list[int], list[int]]]:
-        events = [event for rack in (2, 3) for event in job.events(rack, kind="lineage")]
-        return [(event["without"], event["versions"]) for event in events]
-
-    until(lambda: ([0, 1], [2, 2]) in lineages(), lambda: f"a lineage begins\n{job.logs()}")
-    job.processes[3].signal(signal.SIGKILL)
-    assert job.ended(3) == -signal.SIGKILL
-    decided = len(job.events(2, kind="commit"))
-    job.event(2, "stands")
-    job.start(3, **options)
-    undone = job.event(2, "undone")
-    assert undone["back"] == ["fragment 1 from version 2 to 1"]
-    assert undone["dead"] == [0, 1, 3]
-    assert ([0, 1, 3], [2, 1]) in lineages()
-    assert len(job.events(2, kind="commit")) == decided, "nothing was decided without rack 3"
-    for rack in (0, 1, 3):
-        until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
-    Path(late).touch()
-    Path(stop).touch()
-    for rack in range(4):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(4)]
-    assert len({result.digest for result in results}) == 1
-    assert {commit["fragment"] for commit in results[2].commits[decided:]} == {0, 1}
-    assert all(result.status["ledger"]["open"] == 0 for result in results)
-    assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
-
-
 def test_a_witness_that_is_started_again_begins_no_second_job_and_votes(jobs: Jobs) -> None:
     """It was the founder. It gets its seat and its vote back, so rack 1 may die next: rack 0 takes
     its vote, goes on alone, and gives it back to its next life."""

@@ -333,29 +333,6 @@ class Acts:
         for (fragment, _), anchor in list(rank.anchors.items()):
             rank.host.drop(rank._state_key(fragment, anchor))
 
-    def hold_back(self, fragment: int, path: str) -> None:
-        """Pulls of this fragment wait for the test, which makes the file, as over a link too
-        slow."""
-        from mend.coordination.events import Copy, Fetch
-
-        rank, io_loop = self.runtime._rank.rank, self.runtime._rank.io_loop
-        perform, held = rank._perform, list[Any]()
-
-        def pulls(effect: Any, machine: Any) -> None:
-            of = effect.offer if isinstance(effect, Fetch) else effect
-            late = isinstance(effect, Fetch | Copy) and of.fragment == fragment
-            if not late or Path(path).exists():
-                perform(effect, machine)
-            else:
-                held.append((effect, machine))
-
-        def release() -> None:
-            self.gate(path)
-            io_loop.call(lambda: [perform(*each) for each in held])
-
-        rank._perform = pulls
-        threading.Thread(target=release, daemon=True).start()
-
     def slow(self, times: float) -> None:
         """From here on a step takes so many times as long."""
         self.slower = times

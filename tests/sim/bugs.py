@@ -54,10 +54,11 @@ BUGS = (
         "4",
         "votes count by rack: a restarted rack votes for its former life",
         ("consensus.proposer:Proposer.decide",
-         "quorum({member for member, last in reached.items() if last > index}, "
-         "log.voters_at(index + 1))",
-         "quorum({member.rack for member, last in reached.items() if last > index}, {member.rack "
-         "for member in log.voters_at(index + 1)})"),
+         "log.roster_at(index + 1).may_decide({member for member, last in reached.items() if last "
+         "> index})",
+         "(lambda votes, voters: 2 * len(votes & voters) > len(voters) or (2 * len(votes) == "
+         "len(voters) and min(voters) in votes))({member.rack for member, last in reached.items() "
+         "if last > index}, {member.rack for member in log.roster_at(index + 1).voters})"),
     ),
     _bug(
         "4b",
@@ -85,10 +86,10 @@ BUGS = (
         "7b",
         "half of the voters decide if the lowest that answered is among them",
         ("consensus.proposer:Proposer.decide",
-         "quorum({member for member, last in reached.items() if last > index}, "
-         "log.voters_at(index + 1))",
-         "2 * len(log.voters_at(index + 1) & {m for m, last in reached.items() if last > index}) "
-         ">= len(log.voters_at(index + 1))"),
+         "log.roster_at(index + 1).may_decide({member for member, last in reached.items() if last "
+         "> index})",
+         "2 * len(log.roster_at(index + 1).voters & {m for m, last in reached.items() if last > "
+         "index}) >= len(log.roster_at(index + 1).voters)"),
     ),
     _bug(
         "8",
@@ -237,9 +238,10 @@ BUGS = (
         "24",
         "K votes decide",
         ("consensus.proposer:Proposer.decide",
-         "index < log.last and quorum({member for member, last in reached.items() if last > "
-         "index}, log.voters_at(index + 1))",
-         "index < log.last and log.voters_at(index + 1) and (len(log.voters_at(index + 1) & {m "
+         "index < log.last and log.roster_at(index + 1).may_decide({member for member, last in "
+         "reached.items() if last > index})",
+         "index < log.last and log.roster_at(index + 1).voters and "
+         "(len(log.roster_at(index + 1).voters & {m "
          "for m, last in reached.items() if last > index}) >= "
          "log.appended.policy.quorum_min_learners)"),
     ),
@@ -468,7 +470,7 @@ BUGS = (
         "43",
         "a rack is evicted though nobody but one would vote without it",
         ("coordination.ladder:_needed",
-         "len(left) < VOTERS_LEFT_MIN or not quorum(left, log.voters)", "not left"),
+         "len(left) < VOTERS_LEFT_MIN or not log.may_decide(left)", "not left"),
     ),
     _bug(
         "43b",
@@ -519,6 +521,18 @@ BUGS = (
         ("coordination.election:Election._ask", "self.proposer.lost", "not self.proposer.epoch"),
     ),
     _bug(
+        "45",
+        "half of a lineage decides, though each of its racks lacks what another one holds",
+        ("consensus.proposer:Proposer._lineage", "len(late) == len(seats)", "False"),
+        ("consensus.proposer:Proposer._lineage", "set[int]() if unanimous else late",
+         "late if len(late) < len(seats) else set()"),
+    ),
+    _bug(
+        "45b",
+        "the racks of such a lineage decide alike for ever",
+        ("coordination.membership:_copied", "context.log.unanimous", "False"),
+    ),
+    _bug(
         "44",
         "time in which a process got no processor counts as the silence of others",
         ("coordination.awake:Sleep.take", "return slept_ns", "return 0"),
@@ -537,6 +551,9 @@ ELSEWHERE = {
     "fell silent a moment ago are awaited at the end, the seeds that showed it (747, 5551, 7377, "
     "13661) are clean: their racks were dead for less than three detection times.",
     "41": "`pytest tests/sim/test_ladder.py`. It costs what a merge is worth, no invariant.",
+    "45": "`pytest tests/sim/test_deaths.py`. It takes the death of the quorum, another newest "
+    "version on each of those that are left, and one more death before they have copied.",
+    "45b": "`pytest tests/sim/test_deaths.py`. Any other roster ends it as well.",
     "44": "`pytest tests/sim/test_awake.py`. It costs a take-over or a vote, no invariant.",
     "40": "`pytest tests/sim/test_together.py`. It costs bytes and breaks nothing: no invariant.",
     "40b": "`pytest tests/sim/test_together.py`. It costs what a merge is worth, no invariant.",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 
 import pytest
 
-from mend.consensus import proposer, quorum
+from mend.consensus import log, quorum
 from mend.coordination import membership
 from mend.types import Member
 from mend_lab.sim.model_check import world as model_world
@@ -67,7 +67,7 @@ PLANTS: dict[str, Plant] = {
     "6-append-behind-an-undecided-roster": rewritten(
         MAY_APPEND, "isinstance(record, Roster | Lineage)", "False"
     ),
-    "7-tie-break-on-both-halves": replaced(proposer, "quorum", _half),
+    "7-tie-break-on-both-halves": replaced(log, "quorum", _half),
     "8-no-hold-at-commit": replaced(model_world, "hold", lambda holders, _: bool(holders)),
     "9-no-hold-at-roster": replaced(
         membership, "_keeps_bytes", lambda _, roster: bool(roster.members)
@@ -84,5 +84,5 @@ PLANTS: dict[str, Plant] = {
     "27-an-old-tail-survives": rewritten(
         APPEND, "self.log.cut(max(reached, self.log.decided))", "pass"
     ),
-    "votes-by-rack": replaced(proposer, "quorum", _by_rack),
+    "votes-by-rack": replaced(log, "quorum", _by_rack),
 }

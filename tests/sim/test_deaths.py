@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
-from mend.types import SECOND
+from mend.types import MS, SECOND
 from mend_lab.sim import WITNESS, World
 from mend_lab.sim.world import DETECT_NS
 from tests.sim.bugs import NAMED, planted
@@ -109,6 +111,73 @@ def test_a_lineage_by_one_of_them_is_found(two_without_a_vote: World) -> None:
         problems = two_without_a_vote.run(first=True).problems
     assert problems
     assert "begins anew without Peer(rack=" in problems[0]
+
+
+def half_each(steps: int = 80, busy_s: float = 30.0) -> World:
+    """Racks 0 and 1 of four die when version 4 of both fragments is decided. Rack 3 still waits for
+    an offer of fragment 0, rack 2's worker is busy with fragment 1: each of them lacks a version
+    that only the other holds, for some seconds."""
+    world = World(
+        seed=3, racks=4, witness=False, fragments=2, steps=steps, step_ns=200 * MS, period_steps=10,
+        overlap_steps=5, grace_ns=300 * MS, delay_ns=50 * MS, shutdown_ns=60 * SECOND,
+    )  # fmt: skip
+    world.slow_link(1, 3, 4.0, at=7.55, until=7.85)
+    return world.slow_worker(2, busy_s, at=8.4, until=9.35)
+
+
+def begun_with(world: World) -> list[object]:
+    said = sorted((at_ns, fields["versions"]) for _, fields, at_ns in noted(world, "lineage"))
+    return [versions for _, versions in said]
+
+
+@pytest.mark.parametrize(("dies", "left", "back"), [(3, (4, 3), "1"), (2, (3, 4), "0")])
+def test_second_death_within_a_copy_undoes_a_version_by_name_and_all_fragments_go_on(
+    dies: int, left: tuple[int, int], back: str
+) -> None:
+    """The lower of two racks was a quorum of the lineage, without one of its versions: that
+    fragment was never merged again, and nobody said so."""
+    world = half_each().restart(0, at=9.4, until=9.9).restart(1, at=9.4, until=9.9)
+    report = world.restart(dies, at=13.0, until=14.0).run()
+    assert report.problems == []
+    assert begun_with(world) == [(4, 4), left]
+    ((process, said, _),) = noted(world, "undone")
+    assert process.me.rack == 5 - dies
+    assert said["back"] == [f"fragment {back} from version 4 to 3"]
+    assert said["dead"] == [0, 1, dies]
+    ends = {tuple(t.anchor.version for t in of.trainer.tracks) for of in world.trainings.values()}
+    (versions,) = ends
+    assert min(versions) > 8
+    assert all(of.trainer.open_tokens() == 0 for of in world.trainings.values())
+
+
+def test_second_death_for_good_stops_the_merges_until_a_person_attests_it() -> None:
+    world = half_each().restart(0, at=9.4, until=9.9).restart(1, at=9.4, until=9.9)
+    report = world.crash(3, at=13.0).retire(3, at=18.0).run()
+    assert report.problems == []
+    assert begun_with(world) == [(4, 4), (4, 3)]
+    after = [at for at in decided_ns(world) if at > 12 * SECOND]
+    assert after[0] > 18 * SECOND
+    assert len(after) > 5
+
+
+def test_bug_that_half_of_such_a_lineage_decides_is_seen() -> None:
+    world = half_each().restart(0, at=9.4, until=9.9).restart(1, at=9.4, until=9.9)
+    with planted(NAMED["45"]):
+        problems = world.restart(3, at=13.0, until=14.0).run(first=True).problems
+    assert problems
+    assert problems[0].startswith("I4: version 4 of fragment 1 is lost: [2] live and are a quorum")
+
+
+@pytest.mark.parametrize("bug", [None, "45b"])
+def test_lineage_of_racks_that_have_copied_decides_with_a_quorum_again(bug: str | None) -> None:
+    """Racks 0 and 1 never come back, so that no other roster follows. Rack 3 may die later."""
+    world = half_each(steps=200, busy_s=5.0).crash(0, at=9.4).crash(1, at=9.4).crash(3, at=26.0)
+    world.retire(0, at=10.0).retire(1, at=10.0)
+    with planted(NAMED[bug]) if bug else nullcontext():
+        world.run()
+    assert begun_with(world) == [(4, 4)]
+    later = [at for at in decided_ns(world) if at > 29 * SECOND]
+    assert bool(later) == (bug is None)
 
 
 @pytest.mark.parametrize("racks", [2, 3])

@@ -7,10 +7,11 @@ quorum accepted, which a later epoch may cut.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from copy import copy
 from dataclasses import dataclass, field
 
+from mend.consensus.quorum import quorum
 from mend.consensus.records import (
     AWAITED,
     EVICTED,
@@ -82,6 +83,9 @@ class LogState:
     non_voters: frozenset[int] = frozenset()
     """Racks without a vote: newcomers until they hold what is decided, and `demoted`; the witness
     where it is not named."""
+    unanimous: bool = False
+    """Whether a decision needs every voter: after a lineage in which each lacks what another holds,
+    until the next roster."""
     demoted: frozenset[int] = frozenset()
     """Racks that keep their seats and had a vote: they may hold what no voter does."""
     witness: Member | None = None
@@ -139,6 +143,10 @@ class LogState:
         for them; they change with the roster only."""
         self.voters = voters_of(self.seats.values(), self.non_voters, self.witness)
         self.members = voters_of(self.seats.values(), (), self.witness)
+
+    def may_decide(self, votes: Set[Member]) -> bool:
+        """Whether these members are enough to decide."""
+        return self.voters <= votes if self.unanimous else quorum(votes, self.voters)
 
     def copy(self) -> LogState:
         """An independent copy."""
@@ -269,6 +277,7 @@ class LogState:
         self.work = {key: work for key, work in self.work.items() if key[0] in stay}
         self.seats = {seat.member.rack: seat for seat in record.members}
         self.non_voters, self.witness = non_voters, record.witness
+        self.unanimous = isinstance(record, Lineage) and record.unanimous
         self._count_seats()
         self.roster_number = record.number
 
@@ -319,6 +328,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         mark_versions=snapshot.mark_versions,
         mitigations={one.rack: one for one in snapshot.mitigations},
         evictions=dict(snapshot.evictions),
+        unanimous=snapshot.unanimous,
     )
 
 
@@ -449,13 +459,9 @@ class Log:
             self.append(record)
         return True
 
-    def voters_at(self, index: int) -> frozenset[Member]:
-        """The voters that decide record `index` (not decided yet)."""
-        return self.roster_at(index).voters
-
     def roster_at(self, index: int) -> LogState:
-        """What is in force for record `index` (not decided yet): the newest roster before it; the
-        first record of a lineage brings its own."""
+        """What is in force for record `index` (not decided yet), and who decides it: the newest
+        roster before it; the first record of a lineage brings its own."""
         changes = [
             i
             for i in range(self.decided + 1, min(index, self.last) + 1)
@@ -552,6 +558,7 @@ class Log:
             mark_versions=told.mark_versions,
             mitigations=tuple(told.mitigations[rack] for rack in sorted(told.mitigations)),
             evictions=tuple(sorted(told.evictions.items())),
+            unanimous=told.unanimous,
         )
 
     def install(self, snapshot: Snapshot) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from mend.consensus.log import UNDECIDED_MAX, Log, LogState, witness_votes
-from mend.consensus.quorum import quorum
 from mend.consensus.records import AcceptorState, Epoch, Lineage, Record, Roster
 from mend.errors import ensure
 from mend.types import WITNESS, Member
@@ -122,7 +121,7 @@ class Proposer:
         if not self._enough(promises.keys(), rosters):
             return False
         opening: Record | None = Epoch(self.epoch)
-        if not all(quorum(promises.keys(), roster.voters) for roster in rosters):
+        if not all(roster.may_decide(promises.keys()) for roster in rosters):
             opening = self._lineage(promises.keys())
         if opening is None:
             return False
@@ -134,13 +133,14 @@ class Proposer:
         """Whether a quorum of each roster has promised, or all members that are left in each:
         members without a vote may hold versions that no live voter does."""
         lefts = [each.members - self.dead for each in rosters]
-        return all(quorum(promised, each.voters) for each in rosters) or all(
+        return all(each.may_decide(promised) for each in rosters) or all(
             left and left <= promised for left in lefts
         )
 
     def _lineage(self, left: Set[Member]) -> Lineage | None:
         """The new lineage with these members alone; None while their versions are not known, or if
-        no rack is among them."""
+        no rack is among them. A rack that is late has no vote. If all of them are, each lacks what
+        another one holds, and no quorum but all of them has the bytes."""
         log = self.log.appended
         seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
         held = [self.held.get(seat.member, ()) for seat in seats]
@@ -158,10 +158,11 @@ class Proposer:
         rounds = [self.log.rounds_of(p, version) for p, version in enumerate(versions)]
         if any(value is None for value in (*digests, *rounds)):
             return None
-        non_voters = late if len(late) < len(seats) else set[int]()
+        unanimous = len(late) == len(seats)
+        non_voters = set[int]() if unanimous else late
         witness = log.witness if log.witness in left else self.returned
         votes = witness_votes(witness, len(seats) - len(non_voters)) and witness != self.returned
-        if witness and not votes:
+        if witness and (unanimous or not votes):
             non_voters.add(WITNESS)
         return Lineage(
             epoch=self.epoch,
@@ -174,6 +175,7 @@ class Proposer:
             digests=tuple(value for value in digests if value is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",
             rounds=tuple(value for value in rounds if value is not None),
+            unanimous=unanimous,
         )
 
     def _by_hand(self) -> str:
@@ -236,7 +238,7 @@ class Proposer:
             for index in range(log.decided + 1, log.last + 1)
             if isinstance(log.record(index), Lineage)
         ]
-        return not log.appended.begun or any(quorum(heard, log.voters_at(i)) for i in nexts)
+        return not log.appended.begun or any(log.roster_at(i).may_decide(heard) for i in nexts)
 
     def common(self, member: Member) -> int:
         """The index up to which a voter's log is surely the same as this one."""
@@ -255,7 +257,7 @@ class Proposer:
         return {m for m, b in acceptor_states if b.accepted == self.epoch and b.last == last}
 
     def decide(self) -> list[Record]:
-        """Index i is decided when a quorum of the roster in force at i accepted it in this epoch,
+        """Index i is decided when enough of the roster in force at i accepted it in this epoch,
         Genesis when all its members did; returns what is newly so."""
         log, index = self.log, self.log.decided
         if index == log.last:
@@ -263,14 +265,14 @@ class Proposer:
         reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}
         if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
             return []  # all must begin this job, and no other: a majority could begin two
-        while index < log.last and quorum(
-            {member for member, last in reached.items() if last > index}, log.voters_at(index + 1)
+        while index < log.last and log.roster_at(index + 1).may_decide(
+            {member for member, last in reached.items() if last > index}
         ):
             index += 1
         for anew in range(index + 1, log.last + 1):
             # A new lineage decides with its own voters, and with itself all that it took over.
-            if isinstance(log.record(anew), Lineage) and quorum(
-                {member for member, last in reached.items() if last >= anew}, log.voters_at(anew)
+            if isinstance(log.record(anew), Lineage) and log.roster_at(anew).may_decide(
+                {member for member, last in reached.items() if last >= anew}
             ):
                 index = anew
         return log.decide(index) if self.leading else []

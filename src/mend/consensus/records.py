@@ -49,10 +49,11 @@ CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. An offer has one per rank and is sent to every rack: bytes,
 not hex."""
 
-RECORDS_FORMAT = 5
+RECORDS_FORMAT = 6
 """What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
 witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular, and jobs
-begin at version 0, without checkpoints. 4: racks that leave are never absent."""
+begin at version 0, without checkpoints. 4: racks that leave are never absent. 5: half of the racks
+of a lineage may decide, whatever they hold."""
 
 
 class Word(Struct, frozen=True, array_like=True):
@@ -296,6 +297,9 @@ class Lineage(Word, frozen=True, tag=6):
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     reason: Text
     rounds: Rounds = ()
+    unanimous: bool = False
+    """Whether no member holds all of these versions: then every voter is needed for a decision,
+    until a roster says otherwise."""
 
 
 class Mark(Word, frozen=True, tag=7):
@@ -381,6 +385,8 @@ class Snapshot(Word, frozen=True):
     """In force, ascending by rack."""
     evictions: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=64)] = ()
     """(rack, how often it was evicted), ascending; without those that never were."""
+    unanimous: bool = False
+    """As in `Lineage`, if no roster followed."""
 
 
 Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation

@@ -116,10 +116,10 @@ class FragmentReplica:
         late keeps the newest one it has, to train on."""
         recent = newest - HELD_BEHIND
         gone: list[int] = []
-        if not all(recent < v <= newest or v == self.applied for v in self.held):
+        if not all(v <= newest and (recent < v or v == self.applied) for v in self.held):
             real = {v for v in self.held if v <= newest}
-            keep = {v for v in real if v > recent} | {self.applied, max(real, default=self.applied)}
-            keep |= {self.pinned} & real
+            keep = {v for v in real if v > recent} | {max(real, default=self.applied)}
+            keep |= {self.applied, self.pinned} & real
             gone, self.held = sorted(self.held - keep), self.held & keep
         if any(v <= recent for v in self.digests):
             self.digests = {v: d for v, d in self.digests.items() if v > recent or v in self.held}
@@ -127,8 +127,8 @@ class FragmentReplica:
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
         """Go on in a new lineage, from `version`. Returns the offers that undone commits had named
-        or dropped. A rank may hold a later version if a rack-mate did not; then no rank trains on
-        it."""
+        or dropped. A rank may hold a later version if a rack-mate did not, or if it came after its
+        leader had said what the rack holds. It does not go on from there."""
         self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from mend.consensus.log import LogState
 from mend.consensus.proposer import Proposer
-from mend.consensus.quorum import quorum
 from mend.consensus.records import (
     AWAITED,
     EVICTED,
@@ -309,7 +308,7 @@ def _needed(
         if report.leaving:
             return f"rack {other} leaves"
     left = {voter for voter in log.voters if voter.rack != rack and voter.rack in live}
-    if len(left) < VOTERS_LEFT_MIN or not quorum(left, log.voters):
+    if len(left) < VOTERS_LEFT_MIN or not log.may_decide(left):
         return "too few votes would be left"
     wanted = log.policy.quorum_min_learners if log.policy is not None else 0
     return f"a merge needs {wanted} racks" if len(others) < wanted else ""

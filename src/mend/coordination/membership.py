@@ -17,7 +17,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from mend.consensus.log import LogState, voters_of, witness_votes
-from mend.consensus.quorum import hold, quorum
+from mend.consensus.quorum import hold
 from mend.consensus.records import EVICTED, Roster, Seat
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Report
@@ -71,7 +71,7 @@ class MembershipContext:
     def decidable(self) -> bool:
         """Whether those that are heard can decide a change. One that they cannot would be in force
         as soon as it did no good any more."""
-        return quorum(self.heard, self.log.voters)
+        return self.log.may_decide(self.heard)
 
 
 def look(
@@ -122,7 +122,7 @@ def _over(context: MembershipContext) -> Roster | None:
 
 def _changes(context: MembershipContext) -> Iterable[Roster]:
     """Changes that are due, the most urgent first."""
-    votes = _votes(context) if context.decidable else ()
+    votes = (*_copied(context), *_votes(context)) if context.decidable else ()
     for proposal in (*_comings(context), *votes, *_evictions(context)):
         yield from _named(context, proposal)
     if context.decidable:
@@ -155,6 +155,14 @@ def _evictions(context: MembershipContext) -> Iterable[Roster]:
         )
         if silent and rack in context.log.seats:
             yield _without(context.log, rack, f"rack {rack} was not there for too long")
+
+
+def _copied(context: MembershipContext) -> Iterable[Roster]:
+    """The racks of a lineage in which each lacked what another held have copied enough of it: from
+    here on a quorum of them decides."""
+    if context.log.unanimous:
+        reason = "every quorum holds what is decided"
+        yield _changed(context.log, context.log.seats, context.log.non_voters, reason)
 
 
 def _votes(context: MembershipContext) -> Iterable[Roster]:

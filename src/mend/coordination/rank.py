@@ -180,6 +180,7 @@ class RankMachine:
             case ev.Applied(p, version, ended):
                 self.replicas[p].train_on(version)
                 self._end_part(p, ended)
+                self._mind_undone(effects)
             case ev.Discarded(p, seq):
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
@@ -262,6 +263,8 @@ class RankMachine:
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
         known = self.folded.copy() if isinstance(record, Roster) else None
+        if isinstance(record, Lineage) and self.me.rank == 0 and self._seated():
+            effects += _undone(self.folded.versions, record)
         self.folded.take(record)
         self._note_end(known, now_ns)
         after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
@@ -351,6 +354,18 @@ class RankMachine:
             effects += replica.slices.undo(p, version)
             if p in self.parts and (self.member, self.parts[p].seq) in named:
                 effects.append(ev.DropOffer(p, self.parts[p].seq))
+        self._mind_undone(effects)
+
+    def _mind_undone(self, effects: list[ev.Effect]) -> None:
+        """Stop if this rank trains on a version that a lineage has undone. It got it when its
+        leader had already said what the rack holds, and the number will be given to other bits."""
+        decided = self.folded.versions
+        undone = [p for p, r in enumerate(self.replicas) if decided and r.applied > decided[p]]
+        if undone and not self.finished:
+            self.finished = True
+            names = ", ".join(f"version {self.replicas[p].applied} of fragment {p}" for p in undone)
+            reason = f"it trained on {names}, which the other racks undid, as it came too late"
+            effects.append(ev.Finished(reason))
 
     def _on_mark(self, record: Mark) -> None:
         """Pin the versions of a checkpoint that this rank asked for; or ask for the next number
@@ -589,3 +604,14 @@ class RankMachine:
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
             slices=tuple([sliced for sliced in slices if sliced]),
         )
+
+
+def _undone(versions: Sequence[int], record: Lineage) -> list[ev.Effect]:
+    """Say which decided versions are undone, as only the dead held them."""
+    both = list(enumerate(zip(versions, record.versions, strict=True)))
+    back = [f"fragment {p} from version {old} to {new}" for p, (old, new) in both if old > new]
+    if not back:
+        return []
+    racks = [member.rack for member in record.dead]
+    effect = "only they held these versions; what this rack trained stays in its weights"
+    return [ev.Note("undone", {"back": back, "dead": racks, "effect": effect})]

@@ -21,7 +21,7 @@ LOUD = frozenset(
     {
         "waiting", "refused", "resume-ignored", "resume-lost", "resume-recut", "fault", "differs",
         "declined", "diverged", "drop", "coordinator-silent", "coordinator-back", "takes-over",
-        "deposed", "no-quorum", "lineage", "gives-up", "job-lost", "retired", "joined",
+        "deposed", "no-quorum", "lineage", "undone", "gives-up", "job-lost", "retired", "joined",
         "made-equal", "state-copied", "state-copy-failed", "state-fresh", "mirror-failed",
         "mirror-loaded", "mirror-refused", "state-unclaimed", "rack-silent", "rack-back",
         "pulling", "pulls-fail", "pulls-work", "stall-over", "left-alone", "expelled", "seat-lost",

@@ -59,11 +59,16 @@ class Seating:
     racks: dict[int, Member] = field(default_factory=dict)
     non_voters: frozenset[int] = frozenset()
     witness: Member | None = None
+    unanimous: bool = False
 
     @property
     def voters(self) -> frozenset[int]:
         named = frozenset({WITNESS} if self.witness else ())
         return (frozenset(self.racks) | named) - self.non_voters
+
+    def may_decide(self, votes: Set[int]) -> bool:
+        """A quorum of the voters; all of them, where no rack holds everything."""
+        return is_quorum(votes, self.voters) and (not self.unanimous or votes >= self.voters)
 
 
 def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
@@ -269,7 +274,7 @@ class Agreement:
         anew = _next_lineage(log, index)  # decides with its own voters, and all before itself
         voters = after if own else before if anew is None else _fold(before, anew)
         votes = self._votes(index, voters)
-        if not (votes >= voters.voters if own else is_quorum(votes, voters.voters)):
+        if not (votes >= voters.voters if own else voters.may_decide(votes)):
             self._problem(
                 f"I1: {process.me} decided record {index} ({type(record).__name__}) with the votes "
                 f"{sorted(votes)} of {sorted(voters.voters)}"
@@ -307,7 +312,7 @@ class Agreement:
             for rack in known.retired if isinstance(known, Roster) else ():
                 away.pop(rack, None)
         left, voters = roster.voters - {record.rack}, roster.voters
-        if len(left) < 2 or not is_quorum(left, voters):
+        if len(left) < 2 or not roster.may_decide(left):
             self._problem(
                 f"I9: rack {record.rack} is evicted, {sorted(left)} of {sorted(voters)} are left"
             )
@@ -389,7 +394,7 @@ class Agreement:
         seated = [process for process, _ in self.replicas.values() if is_seated(process, roster)]
         alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
         key = (commit.fragment, commit.version)
-        if not is_quorum(alive, roster.voters) or key in self.lost or not roster.racks:
+        if not roster.may_decide(alive) or key in self.lost or not roster.racks:
             return
         left = any(process.stopped for process in seated)
         if not left and not self._holders(commit, roster, live=True):
@@ -422,7 +427,8 @@ def _fold(roster: Seating, record: Record) -> Seating:
         return roster
     seats = record.roster if isinstance(record, Genesis) else record.members
     racks = {seat.member.rack: seat.member for seat in seats}
-    return Seating(racks, frozenset(record.non_voters), record.witness)
+    unanimous = isinstance(record, Lineage) and record.unanimous
+    return Seating(racks, frozenset(record.non_voters), record.witness, unanimous)
 
 
 def _next_lineage(log: Log, index: int) -> Lineage | None:

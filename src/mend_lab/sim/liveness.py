@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mend.errors import Diverged, GaveUp, Refused, StartTimeout
 from mend.types import SECOND, WITNESS, Peer
-from mend_lab.sim.agreement import is_held, is_quorum, is_seated
+from mend_lab.sim.agreement import is_held, is_seated
 from mend_lab.sim.faults import SPOILT, target
 from mend_lab.sim.scenario import SHUTDOWN_NS
 from mend_lab.sim.scripted_faults import VOTES_NS
@@ -122,7 +122,7 @@ def _must_converge(world: World) -> bool:
     seated = [process for process in everybody if is_seated(process, seating)]
     alive = {p.me.rack for p in seated} - {p.me.rack for p in seated if p.dead}
     racks = alive - {WITNESS}
-    decide = is_quorum(alive, seating.voters)
+    decide = seating.may_decide(alive)
     if scenario.lockstep:  # no vote is taken from those whose bytes hold the others up
         decide = decide and is_held(racks, seating.voters)
     return decide and len(racks) >= min(scenario.k, len(seating.racks))

@@ -249,6 +249,19 @@ def test_a_snapshot_is_what_the_records_add_up_to() -> None:
     assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
 
 
+def test_snapshot_says_whether_every_voter_is_needed_until_a_roster_ends_that() -> None:
+    anew = replace(lineage(SECOND_, [0, 1], dead=[2], versions=[1]), unanimous=True)
+    log = log_of(*commits(1), anew, commit(2, [offer(1, 2)]), roster(2, [0, 1]))
+    log.decide(log.last - 1)
+    for state in (log.committed, log_state_of(log.snapshot())):
+        assert not state.may_decide({member(0)})
+        assert state.may_decide({member(0), member(1), member(WITNESS)})
+    log.decide(log.last)
+    for state in (log.committed, log_state_of(log.snapshot())):
+        assert state.may_decide({member(0)}), "the lowest of two"
+        assert not state.may_decide({member(1)})
+
+
 def test_a_snapshot_says_where_the_newest_checkpoint_lies_and_who_has_written_it() -> None:
     first = Mark(1, "one", "ab" * 32, (0, 1))
     written = Mark(1, "one", "ab" * 32, (0,), written=True)
@@ -435,7 +448,7 @@ def test_a_roster_decides_from_the_record_behind_it() -> None:
     expected = [all_three, all_three, all_three, two, two]
     for decided in range(5):
         log.decide(decided)
-        found = [log.voters_at(index) for index in range(decided + 1, 6)]
+        found = [log.roster_at(index).voters for index in range(decided + 1, 6)]
         assert found == expected[decided:], f"{decided=}"
 
 
@@ -497,7 +510,7 @@ def test_a_lineage_is_decided_by_those_who_are_left() -> None:
     all_three = {member(0), member(1), member(2)}
     for decided in range(4):
         log.decide(decided)
-        found = [log.voters_at(index) for index in range(max(1, decided + 1), 5)]
+        found = [log.roster_at(index).voters for index in range(max(1, decided + 1), 5)]
         assert found == [all_three, all_three, {member(2)}, {member(2)}][-len(found) :]
 
 

@@ -615,6 +615,71 @@ def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
     assert record.digests == ((digest(1000),), (digest(1000),))
 
 
+def halves(held: dict[int, tuple[int, int]], *, witness: bool = False) -> Cast:
+    """Rack 1 of six stands. Only those of `held` are left, and the witness."""
+    begin = genesis(racks=6, fragments=2, witness=witness)
+    made = [commit(1, [offer(0, 1, fragment=p)], fragment=p) for p in (0, 1)]
+    cast = cast_of(*range(6), *([WITNESS] if witness else []), records=[begin, *made])
+    proposer = cast.stand()
+    proposer.dead = {member(rack) for rack in range(6) if rack not in held}
+    proposer.held = {member(rack): versions for rack, versions in held.items()}
+    return cast
+
+
+def test_lineage_of_racks_that_each_lack_a_version_needs_all_of_them() -> None:
+    """Rack 1 alone is half of them with the lowest; it has no version 1 of fragment 0."""
+    cast = halves({1: (0, 1), 4: (1, 0)})
+    assert cast.promise(1, 4)
+    record = cast.proposer.log.record(cast.proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.unanimous, record.versions, record.non_voters) == (True, (1, 1), ())
+    assert cast.follow(1) == []
+    assert not cast.proposer.may_decide({member(1)})
+    assert cast.follow(4)[-1] == record
+    assert cast.proposer.may_decide({member(1), member(4)})
+    assert not cast.proposer.may_decide({member(1)}), "nor anything after it"
+
+
+def test_lineage_of_three_such_racks_is_not_decided_by_two() -> None:
+    cast = halves({1: (0, 1), 4: (1, 0), 5: (0, 1)})
+    assert cast.promise(1, 4, 5)
+    assert cast.follow(1) == []
+    assert cast.follow(5) == []
+    assert cast.follow(4) != []
+
+
+def test_lineage_with_a_rack_that_holds_everything_needs_that_one_alone() -> None:
+    cast = halves({1: (0, 1), 4: (1, 1)})
+    assert cast.promise(1, 4)
+    record = cast.proposer.log.record(cast.proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.unanimous, record.non_voters) == (False, (1,))
+
+
+def test_witness_has_no_vote_in_a_lineage_that_needs_every_rack() -> None:
+    cast = halves({1: (0, 1), 4: (1, 0)}, witness=True)
+    assert cast.promise(1, 4, WITNESS)
+    record = cast.proposer.log.record(cast.proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.unanimous, record.non_voters) == (True, (WITNESS,))
+
+
+def test_takeover_of_a_lineage_that_needs_every_rack_needs_their_promises_or_their_deaths() -> None:
+    """Without rack 2 its only copy of a version is gone: the job goes back to the one before."""
+    begin = genesis(racks=3, fragments=2)
+    made = [commit(1, [offer(0, 1, fragment=p)], fragment=p) for p in (0, 1)]
+    anew = replace(lineage(SECOND_, [1, 2], dead=[0], versions=(1, 1)), unanimous=True)
+    cast = cast_of(1, 2, records=[begin, *made, anew])
+    proposer = cast.stand()
+    assert not cast.promise(1)
+    proposer.dead, proposer.held = {member(0), member(2)}, {member(1): (0, 1)}
+    assert proposer.try_lead()
+    record = proposer.log.record(proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert (record.versions, record.unanimous) == ((0, 1), False)
+    assert proposer.log.appended.voters == {member(1)}
+
+
 def test_what_they_hold_of_what_is_not_decided_is_not_begun_with() -> None:
     cast = bereft()
     cast.proposer.held[cast.me] = (7,)

@@ -19,6 +19,7 @@ from tests.unit.coordination.nouns import (
     commit,
     genesis,
     hello,
+    lineage,
     log_of,
     member,
     offer,
@@ -404,6 +405,21 @@ def test_a_silent_rack_loses_its_vote_at_once_where_hold_needs_it() -> None:
         assert change.non_voters == (lost, WITNESS), "beside one rack a witness is of no use"
         assert change.reason == f"rack {lost} is silent"
         assert house.voters() == [left]
+
+
+def test_racks_of_a_lineage_decide_with_a_quorum_once_each_quorum_holds_everything() -> None:
+    anew = replace(lineage(5, [0, 1], dead=[2], versions=[1]), unanimous=True)
+    house = Votes(anew)
+    house.say(0, versions=(0,))
+    assert house.next() is None, "rack 0 is the lower of two"
+    house.say(0, versions=(1,))
+    house.silent(1, LONG_NS)
+    assert house.next() is None, "rack 0 alone cannot decide it"
+    house.absent.clear()
+    change = house.next()
+    assert change is not None
+    assert (seats_of(change), change.non_voters) == ([member(0), member(1)], ())
+    assert change.reason == "every quorum holds what is decided"
 
 
 def test_elsewhere_it_keeps_its_vote_for_a_while() -> None:

@@ -923,6 +923,38 @@ def test_a_held_version_that_a_new_lineage_undoes_is_not_served_any_more() -> No
     assert rack.report.versions == (1,)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_rank_that_trains_on_an_undone_version_stops_and_holds_it_no_more(late: bool) -> None:
+    """The version came between the promise of its leader and the lineage: its number is given to
+    other bits, which this rank would take for its own. `late`: it is applied after the lineage."""
+    rack = Rack().begun()
+    rack.version(1)
+    rack(ev.Applied(0, 1, 0))
+    rack.version(2)
+    effects = [] if late else rack(ev.Applied(0, 2, 0))
+    assert of(ev.Finished, effects) == []
+    effects = rack.told(anew(1, MINE, OTHER))
+    assert ev.DropAnchor(0, 2) in effects
+    assert rack.report.versions == (1,)
+    if late:
+        assert of(ev.Finished, effects) == []
+        effects = rack(ev.Applied(0, 2, 0))
+    (stop,) = of(ev.Finished, effects)
+    assert stop.reason.startswith("it trained on version 2 of fragment 0, which the other racks un")
+
+
+def test_undone_version_is_named_by_the_racks_of_the_lineage() -> None:
+    rack = Rack().begun()
+    rack.version(1)
+    rack.told(commit(2, [offer(OTHER, 2, base=1)]))
+    (said,) = [
+        note for note in of(ev.Note, rack.told(anew(1, MINE, OTHER))) if note.kind == "undone"
+    ]
+    assert said.fields["back"] == ["fragment 0 from version 2 to 1"]
+    assert said.fields["dead"] == [THIRD]
+    assert of(ev.Note, rack.told(anew(1, MINE, OTHER))) == [], "nothing is undone"
+
+
 def test_a_copy_of_an_undone_version_that_lands_later_is_not_the_new_one_of_its_number() -> None:
     rack = Rack().begun()
     rack.version(1)

@@ -43,6 +43,7 @@ class Bounds:
     stands: int = 1
     commits: int = 1
     lineages: bool = False
+    fragments: int = 1
 
 
 class Ear(NamedTuple):
@@ -66,8 +67,10 @@ class Node(NamedTuple):
     life: int
     ear: Ear
     right: ProposerShot
-    held: int = -1
-    """The version that it holds; only `lineages` reads it."""
+    held: tuple[int, ...] = ()
+    """Per fragment the version that it holds; this and the rest only `lineages` reads."""
+    made: frozenset[int] = frozenset()
+    """Commits, by their numbers, whose results it has merged and not yet heard to be decided."""
 
 
 class SentOrders(NamedTuple):
@@ -95,7 +98,7 @@ class SentVote(NamedTuple):
     epoch: int
     sender: Member
     acceptor_state: int
-    held: int = -1
+    held: tuple[int, ...] = ()
 
 
 class Used(NamedTuple):
@@ -208,19 +211,19 @@ class ModelWorld(Snapshots):
         member: Member,
         acceptor_state: int,
         dead: frozenset[Member],
-        held: tuple[tuple[Member, int], ...] | None,
+        held: tuple[tuple[Member, tuple[int, ...]], ...] | None,
     ) -> ProposerShot:
         """A leader or candidate hears the state of an acceptor; one that would depose it has no
-        effect here. `held`: the version of each member; None: every member with a log has a
-        version."""
+        effect here. `held`: the versions of each member; None: every member with a log has
+        version 0."""
         proposer = self.proposer_of(right)
         if not proposer.hear(member, self.acceptor_states[acceptor_state]):
             return right
         if not proposer.leading:
             if held is None:
                 states = proposer.acceptor_states.items()
-                held = tuple((m, 0 if b.decided or b.last else -1) for m, b in states)
-            proposer.held = {who: (version,) for who, version in held}
+                held = tuple((m, (0 if b.decided or b.last else -1,)) for m, b in states)
+            proposer.held = dict(held)
             proposer.dead = set(dead)
             proposer.try_lead()
         if proposer.leading:
@@ -387,16 +390,18 @@ class ModelWorld(Snapshots):
                 state = self._left(state, node)
         leads = {its.right.epoch for its in state.nodes if its.right.leading}
         rights = {its.right.epoch for its in state.nodes}
-        newest: dict[tuple[int, Member], SentVote] = {}
-        for vote in sorted(state.votes, key=self._place):
-            if vote.epoch in rights:
-                newest[(vote.epoch, vote.sender)] = vote
+        newest: dict[tuple[int, Member], tuple[object, ...]] = {}
+        votes = sorted((self._place(vote), vote) for vote in state.votes if vote.epoch in rights)
+        for place, vote in votes:
+            newest[(vote.epoch, vote.sender)] = place
+        kept = (vote for place, vote in votes if newest[(vote.epoch, vote.sender)] == place)
         asked = frozenset(each for each in state.prepares if each.epoch not in leads)
-        return state._replace(prepares=asked, votes=frozenset(newest.values()))
+        return state._replace(prepares=asked, votes=frozenset(kept))
 
-    def _place(self, vote: SentVote) -> tuple[int, int, int, int]:
-        acceptor_state = self.acceptor_states[vote.acceptor_state]
-        return acceptor_state.accepted, acceptor_state.last, acceptor_state.decided, vote.held
+    def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...]]:
+        """Of two votes in one place, one has the records that the candidate asked for."""
+        state = self.acceptor_states[vote.acceptor_state]
+        return state.accepted, state.last, state.decided, vote.held
 
     def _number(self, state: State, node: int) -> int:
         epochs = [sent.epoch for sent in state.orders] + [asked.epoch for asked in state.prepares]
@@ -429,7 +434,9 @@ class ModelWorld(Snapshots):
         votes = witness is None or witness_votes(witness, self.bounds.racks)
         seats: tuple[Seat, ...] = tuple(seat(Member(r, life)) for r, life in enumerate(lives))
         non_voters = () if votes else (WITNESS,)
-        genesis = Genesis(seats, witness, policy(self.bounds.racks), "", (("",),), 3, non_voters)
+        fragments = self.bounds.fragments
+        settings, digests = policy(self.bounds.racks, fragments), (("",),) * fragments
+        genesis = Genesis(seats, witness, settings, "", digests, 3, non_voters)
         return self._append(state, node, right, genesis)
 
     def _commit(self, state: State, node: int) -> State | None:
@@ -470,8 +477,10 @@ class ModelWorld(Snapshots):
         after = self.counts(right, vote.sender, vote.acceptor_state, dead, held)
         return None if after == right else self._says(state, node, after)
 
-    def _held(self, state: State, right: ProposerShot) -> tuple[tuple[Member, int], ...] | None:
-        """(member, version) as the members have reported them to this proposer."""
+    def _held(
+        self, state: State, right: ProposerShot
+    ) -> tuple[tuple[Member, tuple[int, ...]], ...] | None:
+        """(member, versions) as the members have reported them to this proposer."""
         return None
 
     def _gone(self, state: State) -> frozenset[Member]:

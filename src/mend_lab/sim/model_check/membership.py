@@ -27,9 +27,9 @@ def seat(member: Member) -> Seat:
     return Seat(member, f"tcp://rack{member.rack}:1", ())
 
 
-def policy(racks: int) -> Policy:
-    """Of one fragment; nothing else of it is read where no clock runs."""
-    return Policy(**nothing(Policy) | {"racks": racks, "ranks": 1, "fragments": 1})
+def policy(racks: int, fragments: int = 1) -> Policy:
+    """Nothing else of it is read where no clock runs."""
+    return Policy(**nothing(Policy) | {"racks": racks, "ranks": 1, "fragments": fragments})
 
 
 def nothing(kind: type[Struct]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Rosters:
         if replica.last != replica.decided:
             return ()
         lives = {member.rack: member for member in self.members}
-        known = dict(zip(self.members, held, strict=True))
+        known = {m: (version,) for m, version in zip(self.members, held, strict=True)}
         rosters = proposals(replica.appended, leader, lives, known, ready)
         return tuple(self.parts.records.number(roster) for roster in rosters)
 
@@ -86,7 +86,7 @@ class Rosters:
     def _hall(self, folded: LogState, held: tuple[int, ...]) -> MembershipContext:
         reported = dict(zip(self.members, held, strict=True))
         views = {
-            rack: MemberView(each.member, 0, report=report(reported[each.member]))
+            rack: MemberView(each.member, 0, report=report((reported[each.member],)))
             for rack, each in folded.seats.items()
         }
         return MembershipContext(
@@ -108,7 +108,7 @@ def proposals(
     log: LogState,
     leader: int,
     lives: Mapping[int, Member],
-    held: Mapping[Member, int],
+    held: Mapping[Member, tuple[int, ...]],
     ready: Collection[Member],
 ) -> list[Roster]:
     """What the leader (a rack, or the witness) would append after `log`, by who else is silent,
@@ -126,7 +126,8 @@ def proposals(
         views = {}
         for rack, member in seats.items():
             long = rack not in live and said.get(rack) == "long"
-            reported = report(held.get(member, -1)) if rack != WITNESS else None
+            none = (-1,) * len(log.versions)
+            reported = report(held.get(member, none)) if rack != WITNESS else None
             views[rack] = MemberView(member, 0, LONG_AGO_NS if long else NOW_NS, reported)
         context = MembershipContext(
             log=log,
@@ -150,6 +151,6 @@ def hello(member: Member) -> Hello:
     return Hello(**nothing(Hello) | {"seat": seat(member)})
 
 
-def report(held: int) -> Report:
-    """Of a rack whose newest version is `held`."""
-    return Report(**nothing(Report) | {"versions": (held,)})
+def report(held: tuple[int, ...]) -> Report:
+    """Of a rack whose newest versions are `held`."""
+    return Report(**nothing(Report) | {"versions": held})

@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sim": _BELOW_API,
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
+    "compat": _BELOW_API | {"api"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
     "__main__": frozenset({"tools"}),
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 """room -> the other rooms of mend that it may import."""
 
 _TENSORS = _NUMERIC | {
+    "compat",
     "determinism",
     "hardware",
     "kernels",

@@ -155,9 +155,10 @@ def test_all_ranks_of_a_rack_take_part_and_the_first_one_tells(
 ) -> None:
     met, stores = doctors(2), free_ports(2)
     argv = ["mend.tools", "doctor", "--meet", "--json", "--megabytes", "1", "--for", "60"]
+    env = {"MEND_LOCKSTEP": "true", "MEND_MOMENTUM_SYNC_PERIOD_STEPS": "256"}
     racks = [
-        Siblings(met.nursery, argv, 2, met.env(rack), met.folder / f"rack{rack}", stores[rack])
-        for rack in range(2)
+        Siblings(met.nursery, argv, 2, met.env(r, **env), met.folder / f"rack{r}", stores[r])
+        for r in range(2)
     ]
     for rack in racks:
         first, second = rack.ranks

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,9 @@ from mend.types import MB, MS, WITNESS
 
 EXCHANGE_S = 20.0
 """Longest wait for the exchange while no bytes arrive."""
+
+RANKS_S = 60.0
+"""The first rank looks at its machine before it joins the others of its rack."""
 
 RECORDED_S = 5.0
 """Longest wait until all racks have said what they have set."""
@@ -122,11 +126,18 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
 def attend(config: MendConfig, wait_s: float, megabytes: float) -> int:
     """Of the other ranks of a rack: take part, and leave the findings to the first one. The exit
     status."""
+    if is_alone(config):
+        return 0
     error = _run(config, wait_s, megabytes, lambda _: {}).error
     if not isinstance(error, _OF_THIS_RANK):
         return 0  # the first rank says the same
     print(f"mend doctor: {type(error).__name__}: {error}", file=sys.stderr)
     return 1
+
+
+def is_alone(config: MendConfig) -> bool:
+    """Whether there is nobody to meet."""
+    return not config.exchange or config.racks == 1
 
 
 def settings_of(config: MendConfig) -> dict[str, float]:
@@ -151,7 +162,7 @@ def _run(
 ) -> Told:
     told = Told()
     os.environ.pop(OUTCOMES, None)  # a launcher would count this as the training
-    with _rack(), tempfile.TemporaryDirectory(prefix="mend-doctor-") as folder:
+    with _rack(wait_s), tempfile.TemporaryDirectory(prefix="mend-doctor-") as folder:
         probe = probe_config(config, wait_s, Path(folder))
         model = payload(probe, megabytes)
         try:
@@ -212,11 +223,11 @@ def _optimizer(model: nn.Module, config: MendConfig) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def _rack() -> Iterator[None]:
+def _rack(wait_s: float) -> Iterator[None]:
     """The process group of a rack of several ranks, as torchrun describes it."""
     several = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
     if several:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=wait_s + RANKS_S))
     try:
         yield
     finally:

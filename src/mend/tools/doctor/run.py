@@ -27,7 +27,7 @@ from mend.tools.doctor.examine import CANNOT_LISTEN, Report, examine
 from mend.tools.doctor.findings import of_meeting
 from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meeting import attend, meet
+from mend.tools.doctor.meeting import attend, is_alone, meet
 from mend.tools.doctor.planning import planned
 from mend.tools.doctor.show import show
 from mend.tools.doctor.terms import Finding, Meeting, problem, remark
@@ -115,7 +115,7 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
     if config.rack is None:
         findings.append(_cannot_meet("nothing says which rack this is", "Set MEND_RACK."))
         return None
-    if not config.exchange or config.racks == 1:
+    if is_alone(config):
         found = "This rack trains alone (racks=1 or exchange=false): there is nobody to meet."
         findings.append(remark("meeting", found, "Set MEND_RACKS."))
         return None

@@ -106,21 +106,6 @@ def test_racks_begin_measure_each_other_and_leave_nothing(doctors: Make, tmp_pat
     assert not list(temporary.iterdir())
 
 
-def test_settings_that_differ_are_all_named_with_both_values(doctors: Make) -> None:
-    met = doctors(2)
-    met.start(1, MEND_SYNC_PERIOD_STEPS="32", MEND_MAX_AGE="3")
-    met.listens(1)
-    met.start(0, "--json", "--for", "5")
-    code, text = met.ended(1)
-    assert code == 1
-    assert "PlanMismatch: rack 1 differs from rack 0: sync_period_steps is 32 there" in text
-    assert "max_age is 3 there and not here" in text
-    told = said(met.report(0, 1), "problem", "rack 1")
-    assert "sync_period_steps is 32 there and 128 here" in told
-    assert "max_age is 3 there and 2 here" in told
-    assert "Set it alike on all racks" in told
-
-
 def test_a_rack_that_does_not_come_is_named_with_the_cause(doctors: Make) -> None:
     """Of four racks one has another job's name, one thinks that rack 0 is elsewhere, one is not
     there at all."""

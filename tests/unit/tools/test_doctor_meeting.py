@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from mend.config import MendConfig
 from mend.config.wiring import policy_of
 from mend.consensus.records import Policy
 from mend.tools.doctor.jobs import NAME_CHARS_MAX, OF_A_MEETING, meeting_of
-from mend.tools.doctor.meeting import flows_of, payload, probe_config
+from mend.tools.doctor.meeting import flows_of, meet, payload, probe_config
+from mend.tools.doctor.terms import Meeting
 from mend.types import MB, MS
 
 OWN = {
@@ -83,3 +86,47 @@ def test_slices_of_a_payload_count_together() -> None:
 def test_without_a_payload_there_is_no_rate() -> None:
     flows = flows_of([pulled(1, 4e-6, 0, 1)], 0)
     assert (flows.mbit, flows.inbound_mbit) == ({}, 0.0)
+
+
+# ------------------------------------------------------------------ two racks of one process
+
+
+def met(ports: list[int], wait_s: float, *given: dict[str, Any]) -> list[Meeting]:
+    """What each rack found, by rack."""
+    peers = tuple(f"tcp://127.0.0.1:{port}" for port in ports)
+    racks = [
+        MendConfig(**{"rack": r, "racks": 2, "sideband_peers": peers, **given[r]}) for r in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rack: meet(rack, wait_s, 1.0), racks))
+
+
+def test_racks_exchange_with_the_codec_and_the_moments_of_the_job(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    both = {"outer_step_compression_mode": "int8", "momentum_sync_period_steps": 256}
+    own = {"sideband_heartbeat_ms": 150}
+    for meeting in met(free_ports(2), 60.0, both, both | own):
+        assert (meeting.failure, meeting.outcome) == ("", "")
+        (seen,) = meeting.peers
+        assert seen.mbit is not None
+        assert seen.mbit > 0
+        assert seen.megabytes > 0.2
+        assert seen.p50_ms is not None
+        assert seen.settings.keys() == meeting.settings.keys()
+        differing = {n for n in seen.settings if seen.settings[n] != meeting.settings[n]}
+        assert differing == {"sideband_heartbeat_ms"}
+        assert meeting.inbound_mbit is not None
+
+
+def test_racks_with_other_settings_are_refused_and_both_values_are_told(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    first, second = met(free_ports(2), 5.0, {}, {"overlap_steps": 3, "max_age": 3})
+    assert second.failure.startswith("PlanMismatch: rack 1 differs from rack 0: overlap_steps is 3")
+    assert not second.timed_out
+    assert "max_age is 3 there and not here" in second.failure
+    assert first.failure.startswith("StartTimeout: ")
+    assert first.timed_out
+    refused = first.peers[0].refused
+    assert "overlap_steps is 3 there and 8 here; max_age is 3 there and 2 here" in refused

@@ -101,8 +101,8 @@ def test_an_answer_that_does_not_arrive_names_the_direction() -> None:
     told = next(each for each in of_meeting(meeting) if each.topic == "rack 0")
     assert "its answer does not arrive at tcp://a:21900" in told.found
     assert "entry 1 of MEND_SIDEBAND_PEERS on rack 0" in told.change
-    waits = of_meeting(replace(meeting, answered=True))
-    assert any("waits as well" in each.found for each in waits)
+    both = replace(meeting, answered=True, peers=(replace(founder, waits="no answer yet"),))
+    assert any("waits as well: no answer yet" in each.found for each in of_meeting(both))
 
 
 def test_a_rack_that_was_refused_is_named_with_both_values() -> None:

@@ -127,7 +127,8 @@ def _of_view(meeting: Meeting, seen: Seen) -> Finding:
             f"Rack {rack} has to reach that address: check MEND_ADVERTISE_HOST here, entry {mine} "
             f"of MEND_SIDEBAND_PEERS on rack {rack}, and the firewalls between the two.",
         )
-    return ok(topic, f"it is there, and waits as well ({seen.address})")
+    why = f": {seen.waits}" if seen.waits else ""
+    return ok(topic, f"it is there at {seen.address}, and waits as well{why}")
 
 
 def _state_of_port(seen: Seen) -> str:

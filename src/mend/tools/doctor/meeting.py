@@ -310,6 +310,7 @@ def _port(watch: Watch, rack: int, address: str) -> Seen:
         speaks=(knock is not None and knock.speaks) or address in watch.looks.speaking,
         locked=address in watch.looks.locked and view is None,
         job=view.job if view is not None else "",
+        waits=view.detail if view is not None else "",
     )
 
 

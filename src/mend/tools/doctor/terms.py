@@ -49,6 +49,8 @@ class Seen:
     """It has another key, or one of the two sides has none."""
     job: str = ""
     """Job of the process that answers looks there; empty: none does."""
+    waits: str = ""
+    """Why that process waits, as it says."""
     hello: bool = False
     """Its hello arrived here; only the rack that founds the job gets hellos."""
     refused: str = ""

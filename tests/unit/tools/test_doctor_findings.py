@@ -24,7 +24,7 @@ def seen_from_rack_0(*peers: Seen, **more: Any) -> Meeting:
     usual: dict[str, Any] = {
         "rack": 0, "racks": 1 + len(peers), "job": "j-doctor", "address": "tcp://a:21900",
         "heartbeat_ms": 100, "detect_ms": 2000.0, "seconds": 3.0, "settings": SETTINGS,
-        "peers": peers,
+        "peers": peers, "megabytes": 16.0,
     }  # fmt: skip
     return Meeting(**{**usual, **more})
 
@@ -172,7 +172,18 @@ def test_clocks_far_apart_are_a_note_as_nothing_is_decided_by_them() -> None:
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
     blind = Seen(rack=1, address="tcp://b:1")  # behind a proxy, --megabytes 0
-    assert [each.topic for each in of_meeting(seen_from_rack_0(blind))] == ["meeting"]
+    (told,) = of_meeting(seen_from_rack_0(blind, megabytes=0.0))
+    assert (told.severity, told.topic) == ("ok", "meeting")
+
+
+@pytest.mark.parametrize("error", ["", "holder b:22000: refused."])
+def test_a_rack_that_merged_alone_has_met_nobody(error: str) -> None:
+    """Its own end was good, and it said that all racks had exchanged."""
+    alone = replace(GOOD, rack=2, mbit=None, error=error)
+    found = [each for each in of_meeting(seen_from_rack_0(GOOD, alone)) if each.severity != "ok"]
+    assert {each.severity for each in found} == {"problem"}
+    assert "nothing was pulled from 2." in found[0].found
+    assert len(found) == (2 if error else 1)
 
 
 def test_socket_buffers_on_a_long_link_are_a_note() -> None:

@@ -83,8 +83,8 @@ def test_slices_of_a_payload_count_together() -> None:
     assert flows.mbit == {1: 1000.0}
 
 
-def test_without_a_payload_there_is_no_rate() -> None:
-    flows = flows_of([pulled(1, 4e-6, 0, 1)], 0)
+def test_without_a_pull_there_is_no_rate() -> None:
+    flows = flows_of([pulled(0, 8, 0, 5)], 0)
     assert (flows.mbit, flows.inbound_mbit) == ({}, 0.0)
 
 

@@ -43,6 +43,12 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
         yield problem("meeting", f"The racks did not begin: {meeting.failure}.")
     elif meeting.outcome:
         yield problem("meeting", f"The racks began, and this one ended {meeting.outcome}.")
+    elif missing := [
+        s.rack for s in meeting.peers if s.error or (meeting.megabytes and not s.mbit)
+    ]:
+        racks = ", ".join(map(str, missing))
+        change = "See what is said of these racks, also by their own doctors."
+        yield problem("meeting", f"The racks began, and nothing was pulled from {racks}.", change)
     else:
         told = f"all {meeting.racks} racks began together, exchanged and ended in"
         yield ok("meeting", f"{told} {meeting.seconds:.1f} s; what a job compares is equal")

@@ -111,6 +111,7 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
         heartbeat_ms=config.sideband_heartbeat_ms,
         detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
         seconds=time.monotonic() - begun_s,
+        megabytes=megabytes,
         peers=tuple(_seen(config, told, watch, rack) for rack in others),
         failure=f"{type(error).__name__}: {error}" if error is not None else "",
         timed_out=isinstance(error, StartTimeout),
@@ -177,7 +178,7 @@ def _run(
         except (MendError, Evicted) as error:
             told.error = error
         told.events = _events(Path(folder))
-        if told.status is not None:
+        if told.status is not None and megabytes:
             told.flows = _of_all_ranks(flows_of(told.of("pulled"), told.status.rack))
     return told
 
@@ -260,7 +261,7 @@ def flows_of(pulled: list[dict[str, Any]], rack: int) -> Flows:
     """Of the events `pulled` of one rank."""
     foreign = [event for event in pulled if event["rack"] != rack]
     least = LARGE * max((event["bytes"] for event in foreign), default=0)
-    large = [event for event in foreign if event["bytes"] >= least and event["bytes"] >= MB / 100]
+    large = [event for event in foreign if event["bytes"] >= least]
     mbit, megabytes = dict[int, float](), dict[int, float]()
     for event in large:
         size = event["bytes"] / MB
@@ -334,7 +335,7 @@ def _seen(config: MendConfig, told: Told, watch: Watch, rack: int) -> Seen:
         clock_ms=clock_ns / MS if clock_ns is not None else None,
         mbit=mbit,
         megabytes=flows.megabytes.get(rack, 0.0) if flows is not None else 0.0,
-        error=failed[-1] if failed and mbit is None else "",
+        error=(failed[-1].partition(" failed: ")[2] or failed[-1]) if failed and not mbit else "",
     )
 
 

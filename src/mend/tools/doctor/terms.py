@@ -82,6 +82,8 @@ class Meeting:
     heartbeat_ms: int
     detect_ms: float
     seconds: float
+    megabytes: float
+    """What this rack was to pull from the others; 0: nothing is measured."""
     peers: tuple[Seen, ...]
     failure: str = ""
     """The error with which the start failed; empty: the racks began together."""

@@ -18,6 +18,12 @@ from tests.process.racks import Forked, Nursery, Siblings, environment, until
 Report = dict[str, Any]
 
 
+def read(text: str) -> Report:
+    """The report among lines of the log."""
+    found: Report = json.JSONDecoder().raw_decode(text, text.index("{\n"))[0]
+    return found
+
+
 class Doctors:
     """Racks of one job on the loopback interface, each with a doctor when it is asked for."""
 
@@ -54,8 +60,7 @@ class Doctors:
     def report(self, rack: int, code: int) -> Report:
         status, text = self.ended(rack)
         assert status == code, text
-        found: Report = json.loads(text[text.index("\n{\n") + 1 if text[0] != "{" else 0 :])
-        return found
+        return read(text)
 
 
 Make = Callable[[int], Doctors]
@@ -150,7 +155,7 @@ def test_all_ranks_of_a_rack_take_part_and_the_first_one_tells(
         assert rack.wait() == 0, first.log.read_text() + second.log.read_text()
         assert '"findings"' not in second.log.read_text()
         text = first.log.read_text()
-        report: Report = json.loads(text[text.index("{\n") :])
+        report = read(text)
         assert "all 2 racks began together" in said(report, "ok", "meeting")
         (seen,) = report["meeting"]["peers"]
         assert seen["megabytes"] == pytest.approx(1.0), "the halves of both ranks"

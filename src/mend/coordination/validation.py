@@ -47,6 +47,9 @@ Fact = tuple[str, str]
 PARAMETER = "param "
 """How the facts of parameters begin."""
 
+DERIVED = "shards of rank "
+"""How those facts begin that are digests of others."""
+
 NAMED_MAX = 8
 """Most differences that a refusal names."""
 
@@ -345,17 +348,26 @@ def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
 
 
 def differences(lowest: Hello, other: Hello) -> list[Difference]:
-    """What differs, each once. Parameters only where nothing else does: a setting can move all of
-    them."""
+    """What differs, each once. Parameters that both have, and digests of them, only where nothing
+    else differs: a setting or one parameter too many can move them all."""
     names = differing(lowest.facts, other.facts)
     ours, theirs = dict(lowest.facts), dict(other.facts)
+    both = ours.keys() & theirs.keys()
+    causes = [
+        n for n in names if not _is_derived(n) and not (n.startswith(PARAMETER) and n in both)
+    ]
+    names = causes or sorted(names, key=_is_derived)
     facts = [
         Difference(NAMES_OF_FACTS.get(n, n), theirs.get(n, "absent"), ours.get(n, "absent"))
-        for n in [n for n in names if not n.startswith(PARAMETER)] or names
+        for n in names
     ]
     known = {difference.name for difference in facts}
     policies = policy_differences(lowest.policy, other.policy)
     return facts + [each for each in policies if each.name not in known]
+
+
+def _is_derived(name: str) -> bool:
+    return name.startswith(DERIVED)
 
 
 def policy_differences(lowest: Policy, other: Policy) -> list[Difference]:

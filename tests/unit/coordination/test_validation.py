@@ -226,6 +226,17 @@ def test_a_parameter_that_one_rack_lacks_is_named_before_those_that_it_moves() -
         assert differing_fact(mine, theirs).startswith("param b ")
 
 
+def test_a_digest_of_the_shards_is_named_behind_the_parameters() -> None:
+    """A rack without a bias was told a digest, and nothing of the bias."""
+    mine = (("shards of rank 0", "1b"), ("param w", "4 float32 0"), ("param b", "2 float32 0"))
+    without = (("shards of rank 0", "2c"), ("param w", "4 float32 0"))
+    found = differences(hello(0, facts=mine), hello(1, facts=without))
+    assert [difference.name for difference in found] == ["param b"]
+    other = (("shards of rank 0", "3d"), ("param w", "4 bfloat16 0"), mine[2])
+    found = differences(hello(0, facts=mine), hello(1, facts=other))
+    assert [difference.name for difference in found] == ["param w", "shards of rank 0"]
+
+
 def test_parameters_that_a_setting_moves_are_not_named() -> None:
     mine, theirs = ((("fragments", n), ("param a", f"4 float32 {n}")) for n in "24")
     found = differences(hello(0, facts=mine), hello(1, facts=theirs))

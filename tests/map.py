@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
     "integrations": _PLAIN | {"api", "config", "status"},
+    "compat": _BELOW_API | {"api"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
     "__main__": frozenset({"tools"}),
@@ -58,6 +59,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 _COMMANDS = frozenset({"tools", "mend_lab.commands"})
 
 _TENSORS = _NUMERIC | {
+    "compat",
     "determinism",
     "hardware",
     "kernels",

@@ -249,7 +249,6 @@ class Runtime:
         self._last: Status | None = None
         self._checkpoint_error: CheckpointError | None = None
         """Error of the last background checkpoint, if only `shutdown` has waited for it."""
-        self._warned_provider = False
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
         # Runs when the model is freed, or at the end of a program that never shut down. The module
         # itself: a script may drop a wrapper of torch.compile and train on.
@@ -282,14 +281,6 @@ class Runtime:
         if self._closed and not self._steps.by_given_optimizer:
             raise UsageError("a step after mend_shutdown")
         self._steps.count_by_hand(tokens)
-
-    def step_begin(self, step: int) -> None:
-        """Older pair with step_end; nothing is due before a step."""
-
-    def step_end(self, step: int) -> None:
-        """One step is done, unless an optimizer given to mend_init has counted it already."""
-        if not self._steps.by_given_optimizer:
-            self.step()
 
     def register_state(
         self, name: str, value: Stateful, scope: Literal["job", "rack"] = "job"
@@ -513,7 +504,7 @@ class Runtime:
             mirror_bytes=rank.published.mirror_bytes,
         )
 
-    # -------------------------------------------------------------- the older, explicit surface
+    # -------------------------------------------------------------- the schedule
 
     def schedule_for(self, step: int) -> StepPlan:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
@@ -527,22 +518,6 @@ class Runtime:
     def outer_step_in_flight(self) -> bool:
         """Whether an own contribution waits for its merge."""
         return any(track.offer is not None for track in self._trainer.tracks)
-
-    def outer_step_begin(self, round_id: int, fragment_provider: Any = None) -> None:
-        """Nothing to do: mend captures and exchanges by itself.
-
-        The provider is not called; a warning says so once.
-        """
-        if fragment_provider is not None and not self._warned_provider:
-            self._warned_provider = True
-            warnings.warn(
-                "outer_step_begin: mend reads the fragments from the model itself; "
-                "fragment_provider is not called. Both outer_step lines can be removed.",
-                stacklevel=2,
-            )
-
-    def outer_step_collect(self) -> None:
-        """Always None: mend has already applied what was merged."""
 
     # -------------------------------------------------------------- the end
 

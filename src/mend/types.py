@@ -72,9 +72,11 @@ class Extent(NamedTuple):
 
 @dataclass(slots=True)
 class Meter:
-    """One pull: its bytes, and how many of them are verified so far. Whoever pulls writes it."""
+    """One pull: its bytes, the rack that it is counted for, and how many bytes are verified so far.
+    The thread that pulls writes it."""
 
     size: int
+    rack: int
     verified: int = 0
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mend import MendConfig, mend_init, mend_shutdown
-from mend.engine import get_runtime
+from mend.compat import MendConfig, mend_init, mend_shutdown
+from mend.compat.runtime import get_runtime
 from tests.process import train
 
 STEPS = 140

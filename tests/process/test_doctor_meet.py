@@ -1,4 +1,4 @@
-"""`mend doctor --meet`: the doctors of several racks find each other, or say why not."""
+"""`mend doctor --meet`: the racks begin a job of the doctor's own together, or hear why not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.process.racks import Forked, Nursery, environment, until
+from mend.tools.keys_command import create
+from tests.process.racks import Forked, Nursery, Siblings, environment, until
 
 Report = dict[str, Any]
+
+
+def read(text: str) -> Report:
+    """The report among lines of the log."""
+    found: Report = json.JSONDecoder().raw_decode(text, text.index("{\n"))[0]
+    return found
 
 
 class Doctors:
@@ -24,24 +31,27 @@ class Doctors:
         self.nursery, self.folder, self.ports = nursery, folder, ports
         self.running: dict[int, Forked] = {}
 
-    def start(self, rack: int, *arguments: str, peers: list[int] | None = None, **env: str) -> None:
+    def env(self, rack: int, peers: list[int] | None = None, **more: str) -> dict[str, str]:
         listed = ",".join(f"tcp://127.0.0.1:{port}" for port in peers or self.ports)
         own = {
             "MEND_RACK": str(rack), "MEND_RACKS": str(len(self.ports)),
             "MEND_SIDEBAND_PEERS": listed, "MEND_JOB_ID": "clinic", "COLUMNS": "100",
-            "MEND_SIDEBAND_ADDR": f"tcp://127.0.0.1:{self.ports[rack]}", **env,
+            "MEND_SIDEBAND_ADDR": f"tcp://127.0.0.1:{self.ports[rack]}", **more,
         }  # fmt: skip
+        return environment(**own)
+
+    def start(self, rack: int, *arguments: str, peers: list[int] | None = None, **env: str) -> None:
         argv = ["mend.tools", "doctor", "--meet", *arguments]
         log = self.folder / f"rack{rack}.log"
-        self.running[rack] = Forked(self.nursery, argv, environment(**own), log)
+        self.running[rack] = Forked(self.nursery, argv, self.env(rack, peers, **env), log)
 
     def listens(self, rack: int) -> None:
-        def heard() -> bool:
+        def is_open() -> bool:
             assert self.running[rack].code is None, self.running[rack].log.read_text()
-            log = self.running[rack].log
-            return log.exists() and "hears" in log.read_text()
+            with closing(socket.socket()) as asking:
+                return asking.connect_ex(("127.0.0.1", self.ports[rack])) == 0
 
-        until(heard, f"rack {rack} listens")
+        until(is_open, f"rack {rack} listens")
 
     def ended(self, rack: int) -> tuple[int, str]:
         code = self.running[rack].wait()
@@ -50,8 +60,7 @@ class Doctors:
     def report(self, rack: int, code: int) -> Report:
         status, text = self.ended(rack)
         assert status == code, text
-        found: Report = json.loads(text)
-        return found
+        return read(text)
 
 
 Make = Callable[[int], Doctors]
@@ -74,65 +83,82 @@ def said(report: Report, severity: str, topic: str) -> str:
     )
 
 
-def test_three_racks_meet_and_the_one_with_another_setting_is_named(doctors: Make) -> None:
-    met = doctors(3)
-    options = ("--json", "--for", "60", "--bandwidth", "0.1", "--params", "40M", "--step-ms", "900")
-    for rack, period in enumerate(("64", "64", "32")):
-        met.start(rack, *options, MEND_SYNC_PERIOD_STEPS=period)
-    first, second, third = (met.report(rack, 1) for rack in range(3))
-    for report in (first, second, third):
-        assert "all 3 racks met" in said(report, "ok", "meeting")
-        assert report["meeting"]["turns_done"]
-        for seen in report["meeting"]["peers"]:
-            assert seen["heard"]
-            assert seen["hears_us"]
-            assert seen["trips"] >= 50
-            assert 0 < seen["p50_ms"] <= seen["p99_ms"]
-            flows = [seen[way] for way in ("here", "there", "together")]
-            assert all(flow["mbit"] > 0 and not flow["error"] for flow in flows), flows
-        assert report["exchange"]["total_ms"] > 0
-        assert report["memory"]["params"] == 40_000_000
-    there = first["meeting"]["peers"][0]["there"]["mbit"]
-    here = second["meeting"]["peers"][0]["here"]["mbit"]
-    assert there == pytest.approx(here), "both ends tell the same of one direction"
-    assert said(first, "problem", "rack 1") == ""
-    for report, topic in ((first, "rack 2"), (second, "rack 2"), (third, "rack 0")):
-        told = said(report, "problem", topic)
-        assert "sync_period_steps is " in told
-        assert "Set MEND_SYNC_PERIOD_STEPS alike" in told
-    assert "tau=8" in said(first, "ok", "overlap") + said(first, "note", "overlap")
+def test_racks_begin_measure_each_other_and_leave_nothing(doctors: Make, tmp_path: Path) -> None:
+    met = doctors(2)
+    create(key := tmp_path / "key", (bytes(range(32)),))
+    (kept := tmp_path / "kept").mkdir()
+    (temporary := tmp_path / "tmp").mkdir()
+    options = ("--json", "--megabytes", "1", "--for", "60", "--params", "4M", "--step-ms", "900")
+    env = {"MEND_KEY_FILE": str(key), "MEND_DIAGNOSTICS_DIR": str(kept), "TMPDIR": str(temporary)}
+    for rack, heartbeat in enumerate(("100", "150")):
+        met.start(rack, *options, MEND_SIDEBAND_HEARTBEAT_MS=heartbeat, **env)
+    for rack in range(2):
+        report = met.report(rack, 0)
+        assert "all 2 racks began together" in said(report, "ok", "meeting")
+        (seen,) = report["meeting"]["peers"]
+        assert seen["mbit"] > 0
+        assert seen["megabytes"] == pytest.approx(1.0)
+        assert seen["trips"] == 50
+        assert 0 < seen["p50_ms"] <= seen["p99_ms"]
+        assert abs(seen["clock_ms"]) < 1000
+        assert not seen["locked"]
+        note = said(report, "note", f"rack {1 - rack}")
+        assert "sideband_heartbeat_ms is " in note
+        assert report["plan"]["settings"]["exchange_ms"] > 0
+        assert "racks that begin with equal weights copy nothing" in said(report, "ok", "start")
+        assert report["meeting"]["inbound_mbit"] == pytest.approx(seen["mbit"], rel=0.1)
+    assert not list(kept.iterdir())
+    assert not list(temporary.iterdir())
 
 
-def test_who_does_not_come_is_told_with_the_reason(doctors: Make) -> None:
+def test_a_rack_that_does_not_come_is_named_with_the_cause(doctors: Make) -> None:
     """Of four racks one has another job's name, one thinks that rack 0 is elsewhere, one is not
     there at all."""
     met = doctors(4)
     nowhere = [met.ports[3], *met.ports[1:]]  # nobody listens there
-    met.start(1, "--for", "600", "--bandwidth", "0", MEND_JOB_ID="other")
-    met.start(2, "--for", "600", "--bandwidth", "0", peers=nowhere)
+    met.start(1, "--for", "600", MEND_JOB_ID="other")
+    met.start(2, "--json", "--for", "600", peers=nowhere)
     met.listens(1)
     met.listens(2)
-    met.start(0, "--json", "--for", "3", "--bandwidth", "0")
+    met.start(0, "--json", "--for", "10")
     report = met.report(0, 1)
-    met.running[1].signal(signal.SIGINT)
+    assert "rack 1 is of job 'other-doctor'" in said(report, "problem", "meeting")
     other_job = said(report, "problem", "rack 1")
     assert "Rack 1 came with job id 'other'; this rack has 'clinic'" in other_job
-    assert "Set the same MEND_JOB_ID" in other_job
     one_way = said(report, "problem", "rack 2")
-    assert "listens at" in one_way, one_way
-    assert "check entry 0 of MEND_SIDEBAND_PEERS there" in one_way
+    assert "One direction fails: rack 2 is there and is reached from here" in one_way
+    assert "its entry 0 of MEND_SIDEBAND_PEERS" in one_way
     absent = said(report, "problem", "rack 3")
     assert "Rack 3 did not come" in absent
     assert "refused the connection" in absent
-    assert "Start `mend doctor --meet`" in absent
-    code, text = met.ended(2)  # rack 0 went, so nobody is left to wait for
-    assert code == 1
-    assert "One direction fails: rack 0 is heard here" in text
-    assert "refused the connection" in text
-    code, text = met.ended(1)
-    assert code == 130, "Ctrl-C"
-    assert "stopped; nothing was changed" in text
-    assert "Traceback" not in text
+    met.running[1].signal(signal.SIGINT)
+    met.running[2].signal(signal.SIGINT)
+    for rack in (1, 2):
+        code, text = met.ended(rack)
+        assert code == 130, text
+        assert "stopped; nothing was changed" in text
+        assert "Traceback" not in text
+
+
+def test_all_ranks_of_a_rack_take_part_and_the_first_one_tells(
+    doctors: Make, free_ports: Callable[[int], list[int]]
+) -> None:
+    met, stores = doctors(2), free_ports(2)
+    argv = ["mend.tools", "doctor", "--meet", "--json", "--megabytes", "1", "--for", "60"]
+    env = {"MEND_LOCKSTEP": "true", "MEND_MOMENTUM_SYNC_PERIOD_STEPS": "256"}
+    racks = [
+        Siblings(met.nursery, argv, 2, met.env(r, **env), met.folder / f"rack{r}", stores[r])
+        for r in range(2)
+    ]
+    for rack in racks:
+        first, second = rack.ranks
+        assert rack.wait() == 0, first.log.read_text() + second.log.read_text()
+        assert '"findings"' not in second.log.read_text()
+        text = first.log.read_text()
+        report = read(text)
+        assert "all 2 racks began together" in said(report, "ok", "meeting")
+        (seen,) = report["meeting"]["peers"]
+        assert seen["megabytes"] == pytest.approx(1.0), "the halves of both ranks"
 
 
 def test_a_port_that_another_program_holds_is_told_with_its_name(doctors: Make) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import mend
+from mend import compat
+from mend.compat.runtime import get_runtime
 from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, UsageError
 from tests.process import train
@@ -244,23 +246,33 @@ def test_a_skipped_step_is_no_step(alone: Configure, kind: str, given: bool) -> 
 def test_without_an_optimizer_the_loop_says_when_a_step_is_done(alone: Configure) -> None:
     """Either way of saying it, and by itself: the same run."""
     ends = []
-    for way in ("hook", "step", "begin and end"):
+    for way in ("hook", "step"):
         model, optimizer = fresh()
         given = optimizer if way == "hook" else None
         with mend.session(model, alone(**LOCKSTEP), given) as runtime:
             for step in range(1, 15):
-                runtime.step_begin(step - 1)
                 backward(model, step)
                 if way != "step":
                     runtime.count_tokens(3)
                 optimizer.step()
                 if way == "step":
                     runtime.step(tokens=3)
-                else:
-                    runtime.step_end(step - 1)  # counts nothing again where the hook has counted
                 assert runtime.status().step == step
         ends.append((flat_bits(model), runtime.status().anchor_digest, runtime.status().tokens))
-    assert ends[0] == ends[1] == ends[2]
+    for hooked in (True, False):
+        model, optimizer = fresh()
+        compat.mend_init(model, alone(**LOCKSTEP), "rack-0", optimizer if hooked else None)
+        loop = get_runtime(model)
+        for step in range(1, 15):
+            loop.step_begin(step - 1)
+            backward(model, step)
+            loop.count_tokens(3)
+            optimizer.step()
+            loop.step_end(step - 1)  # counts nothing again where the hook has counted
+            assert loop.status().step == step
+        compat.mend_shutdown(model)
+        ends.append((flat_bits(model), loop.status().anchor_digest, loop.status().tokens))
+    assert ends[0] == ends[1] == ends[2] == ends[3]
     assert ends[0][2] == 14 * 3
 
 
@@ -281,7 +293,9 @@ def test_tokens_add_up_and_go_into_the_step_that_follows(alone: Configure) -> No
 
 def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: Configure) -> None:
     model, optimizer = fresh()
-    runtime = mend.mend_init(model, alone(momentum_sync_period_steps=8), optimizer)
+    compat.mend_init(model, alone(momentum_sync_period_steps=8), optimizer=optimizer)
+    runtime = get_runtime(model)
+    assert runtime is get_runtime(model)
     with pytest.warns(UserWarning, match="fragment_provider is not called"):
         runtime.outer_step_begin(1, fragment_provider=lambda: 1 / 0)
     runtime.outer_step_begin(2, fragment_provider=lambda: 1 / 0)  # said once
@@ -291,7 +305,9 @@ def test_what_is_accepted_for_other_libraries_says_that_it_does_nothing(alone: C
     assert runtime.schedule_for(8).fragments == (1, 3)
     due = [step for step in range(1, 20) if runtime.schedule_for(step).should_sync_momenta]
     assert due == [4, 8, 12, 16]
-    mend.mend_shutdown(model)
+    compat.mend_shutdown(model)
+    with pytest.raises(UsageError, match="mend"):
+        get_runtime(model)
 
 
 # -------------------------------------------------------------- looking

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.kinds import NONE, Kind
+from mend.config.predecessor import refuse
 from mend.config.topology import RANKS_PER_RACK
 from mend.errors import ConfigError
 
@@ -34,10 +35,6 @@ OUTCOMES = "MEND_OUTCOMES"
 LIGHTNING = "MEND_LIGHTNING"
 RESERVED = frozenset({FILE, RANKS_PER_RACK, LAUNCH_PORTS, OUTCOMES, LIGHTNING})
 """Valid names in the environment that are not settings."""
-
-_OTHER_PROTECTION = ("sideband_psk", "sideband_tls", "sideband_peer_allowlist")
-"""Prefixes of another library's settings for keys."""
-
 
 _OF_A_SERVICE = re.compile(
     r"(MEND_(?:[A-Z0-9_]+?_)??)"
@@ -140,10 +137,8 @@ def misfit(name: str, kind: Kind, named: Named) -> ConfigError:
 def _unknown(name: str, value: object, what_is: str, names: list[str]) -> ConfigError:
     """The error for an unknown name. `what_is`: begins the rule. The value is hidden where it may
     be a secret of another library."""
-    if name.lower().removeprefix(PREFIX.lower()).startswith(_OTHER_PROTECTION):
-        rule = f"{what_is} no setting of mend, which uses its own keys"
-        remedy = f"Make a key with `mend keys new FILE` and set key_file ({KEY_FILE}) to it."
-        return ConfigError(name, "***", rule, remedy)
+    if (other := refuse(name.lower().removeprefix(PREFIX.lower()), value, what_is)) is not None:
+        return ConfigError(name, other.value, other.rule, other.remedy)
     longer = [other for other in names if other.startswith(name)]
     closest = get_close_matches(name, longer or names, n=1, cutoff=0.0)[0]
     rule = f"{what_is} no setting of mend"

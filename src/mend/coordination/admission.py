@@ -12,11 +12,12 @@ from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Refusal
 from mend.coordination.validation import (
     Difference,
+    describe,
+    differences,
     differing,
-    first_difference,
     hello_misfit,
     plan_hash,
-    policy_difference,
+    policy_differences,
     resume_misfit,
 )
 from mend.types import WITNESS, Member, Peer, life_of
@@ -198,24 +199,22 @@ class Admission:
         if log.policy is not None and log.policy.lockstep:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
-        if log.policy is not None and (difference := policy_difference(log.policy, hello.policy)):
-            return difference.for_sender(), difference.for_log()
+        if log.policy is not None and (found := policy_differences(log.policy, hello.policy)):
+            return describe(found)
         if plan_hash(hello) == log.plan:
             return None
         for other in self.hellos.values():
-            if plan_hash(other) == log.plan and (difference := first_difference(other, hello)):
-                return difference.for_sender(), difference.for_log()
-        difference = Difference("its plan", plan_hash(hello)[:12], log.plan[:12])
-        return difference.for_sender(), difference.for_log()
+            if plan_hash(other) == log.plan and (found := differences(other, hello)):
+                return describe(found)
+        return describe([Difference("its plan", plan_hash(hello)[:12], log.plan[:12])])
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
         """Before the start: the rack whose plan differs from the lowest's is refused."""
         lowest = self.hellos[min(self.hellos)]
         for rack in sorted(self.hellos):
-            difference = first_difference(lowest, self.hellos[rack])
-            if difference is not None:
+            if found := differences(lowest, self.hellos[rack]):
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
-                said, noted = head + difference.for_sender(), head + difference.for_log()
+                said, noted = (head + text for text in describe(found))
                 self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
                 return rack
         for rack in sorted(self.hellos):

@@ -44,10 +44,7 @@ orders is sent late by as much."""
 
 _FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
-_ALIKE = (
-    ". Make it alike on all racks: the log of who refused has both values, `mend doctor --meet` "
-    "all that differ"
-)
+_ALIKE = ". Make it alike on all racks: the log of who refused has both values"
 
 
 @dataclass(frozen=True, slots=True)

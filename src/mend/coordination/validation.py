@@ -8,7 +8,7 @@ machine ever indexes with a number from the network.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -43,6 +43,15 @@ from mend.coordination.messages import (
 from mend.types import MS, SECOND, Member
 
 Fact = tuple[str, str]
+
+PARAMETER = "param "
+"""How the facts of parameters begin."""
+
+DERIVED = "shards of rank "
+"""How those facts begin that are digests of others."""
+
+NAMED_MAX = 8
+"""Most differences that a refusal names."""
 
 _RAMP = "outer_ramp_rounds (none: by outer_start)"
 
@@ -105,6 +114,15 @@ class Difference(NamedTuple):
     def for_log(self) -> str:
         """For the log of this side."""
         return f"{self.name} is {self.there} there and {self.here} here"
+
+
+def describe(found: Sequence[Difference]) -> tuple[str, str]:
+    """(text for the sender, text for the log) of at least one difference."""
+    shown, more = found[:NAMED_MAX], len(found) - NAMED_MAX
+    tail = [f"and {more} more"] if more > 0 else []
+    sides = ([d.for_sender() for d in shown], [d.for_log() for d in shown])
+    said, noted = ("; ".join([*side, *tail]) for side in sides)
+    return said, noted
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
@@ -325,25 +343,37 @@ def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
     or too few moves others to other fragments."""
     ours, theirs = dict(one), dict(other)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    moved = {name for name in ours.keys() & theirs.keys() if name.startswith("param ")}
+    moved = {name for name in ours.keys() & theirs.keys() if name.startswith(PARAMETER)}
     return sorted(names, key=moved.__contains__)
 
 
-def first_difference(lowest: Hello, other: Hello) -> Difference | None:
-    """The first fact that differs, or None."""
-    for name in differing(lowest.facts, other.facts):
-        theirs, ours = (dict(hello.facts).get(name, "absent") for hello in (other, lowest))
-        return Difference(NAMES_OF_FACTS.get(name, name), theirs, ours)
-    return policy_difference(lowest.policy, other.policy)
+def differences(lowest: Hello, other: Hello) -> list[Difference]:
+    """What differs, each once. Parameters that both have, and digests of them, only where nothing
+    else differs: a setting or one parameter too many can move them all."""
+    names = differing(lowest.facts, other.facts)
+    ours, theirs = dict(lowest.facts), dict(other.facts)
+    both = ours.keys() & theirs.keys()
+    causes = [
+        n for n in names if not _is_derived(n) and not (n.startswith(PARAMETER) and n in both)
+    ]
+    names = causes or sorted(names, key=_is_derived)
+    facts = [
+        Difference(NAMES_OF_FACTS.get(n, n), theirs.get(n, "absent"), ours.get(n, "absent"))
+        for n in names
+    ]
+    known = {difference.name for difference in facts}
+    policies = policy_differences(lowest.policy, other.policy)
+    return facts + [each for each in policies if each.name not in known]
 
 
-def policy_difference(lowest: Policy, other: Policy) -> Difference | None:
-    """The first setting by which the policies differ, or None."""
-    for name, value in POLICY_SETTINGS.items():
-        theirs, ours = str(value(other)), str(value(lowest))
-        if theirs != ours:
-            return Difference(name, theirs, ours)
-    return None
+def _is_derived(name: str) -> bool:
+    return name.startswith(DERIVED)
+
+
+def policy_differences(lowest: Policy, other: Policy) -> list[Difference]:
+    """The settings by which the policies differ."""
+    both = {name: (str(of(other)), str(of(lowest))) for name, of in POLICY_SETTINGS.items()}
+    return [Difference(name, *values) for name, values in both.items() if values[0] != values[1]]
 
 
 def _in_unit(value_ns: int, unit_ns: int) -> str:

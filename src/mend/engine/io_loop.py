@@ -43,7 +43,7 @@ from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import PERSON, SECOND, Address, Extent, Member, Meter, Peer
+from mend.types import MS, PERSON, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -271,10 +271,14 @@ class IoLoop:
     ) -> None:
         async def pull() -> None:
             error: Exception | None = None
+            begun_ns = self.now_ns()
             try:
                 await self._lane.fetch(holders, key, checksum, into, extent, meter)
             except TransportError as failure:
                 error = failure
+            if error is None and meter is not None:
+                took_ms = (self.now_ns() - begun_ns) / MS
+                self.note("pulled", {"rack": meter.rack, "bytes": meter.size, "ms": took_ms})
             self.pull_troubles.ended(holders, error, self._loop.time())
             self._guarded(lambda: done(error))
 

@@ -30,7 +30,7 @@ class Pulls:
         self._most: dict[int, int] = {}
 
     def begin(self, source: int, size: int) -> Meter:
-        meter = Meter(size)
+        meter = Meter(size, source)
         self._active.setdefault(source, []).append(meter)
         return meter
 

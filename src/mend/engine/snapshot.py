@@ -164,6 +164,7 @@ def _view(
         slow=orders.slow if orders is not None else (),
         evicted=tuple(log.away),
         evicted_lives=tuple(map(life_of, log.away.values())),
+        wall_ns=wall_ns(),
     )
 
 

@@ -40,7 +40,9 @@ LOUD = frozenset(
 """Kinds that are logged as warnings, some only where `Loudness` says so. The rest is INFO or
 DEBUG."""
 
-USUAL = frozenset({"captured", "encoded", "applied", "commit", "decided", "progress", "recorded"})
+USUAL = frozenset(
+    {"captured", "encoded", "applied", "commit", "decided", "progress", "pulled", "recorded"}
+)
 
 
 class EventLog:

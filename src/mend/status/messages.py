@@ -170,6 +170,8 @@ class JobStatus(Word, frozen=True, tag=2):
     """Racks that were put out of the job as they were slow, and have not come back yet."""
     evicted_lives: Annotated[tuple[Count, ...], Meta(max_length=128)] = ()
     """Lives of the evicted racks, as in RackSeen."""
+    wall_ns: Count = 0
+    """Time of day of the asked process, at most a tenth of a second ago."""
 
 
 _encoder = msgspec.msgpack.Encoder()

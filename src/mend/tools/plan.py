@@ -230,7 +230,18 @@ def choice_of(
             most = min((period // TAU_SHARE, *(k - 1 for k in base.moment_periods.values())))
             tau = max(1, min(tau_for(longest.total_ms, asked.step_ms), most))
         config = replace(base, **settings, overlap_steps=tau)
-    part = math.ceil(asked.params / fragments / asked.ranks)
+    return _choice(asked, config, exchange, longest)
+
+
+def judge(asked: Asked, config: MendConfig) -> Choice:
+    """The row of a configuration as it is."""
+    params = max(asked.params, asked.largest * config.fragments)
+    longest = _exchange(asked, config, params)
+    return _choice(asked, config, _exchange(asked, config, asked.params), longest)
+
+
+def _choice(asked: Asked, config: MendConfig, exchange: Exchange, longest: Exchange) -> Choice:
+    part = math.ceil(asked.params / config.fragments / asked.ranks)
     copy_ms = part * COPY_NS[asked.device] / 1e6
     memory = memory_of(config, asked.params, asked.ranks)
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
@@ -290,6 +301,11 @@ def _loss_key(config: MendConfig) -> tuple[bool, float, float, int]:
     """Beyond the measured H the loss is a bound only, and a longer H costs more."""
     loss = loss_of(config)
     return loss.bound, loss.warm, loss.scratch, config.sync_period_steps
+
+
+def measured_link(inbound_mbit: float, rtt_ms: float) -> Link:
+    """The link over which payloads came at this rate."""
+    return Link(round(inbound_mbit * MB / LINK_SHARE), rtt_ms)
 
 
 def start_seconds(asked: Asked) -> float:

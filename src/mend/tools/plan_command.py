@@ -236,28 +236,32 @@ def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
     """Print the answer."""
     from rich.console import Console
 
-    from mend.tools import plan
-
     console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"{asked.params / 1e6:.4g}M parameters, {asked.racks} racks of {asked.ranks}, steps of "
-        f"{asked.step_ms:g} ms, link {asked.link}\n"
-    )
-    for line in exports(chosen):
-        console.print(f"  {line}", markup=False)
-    console.print("\nor, in the file that MEND_CONFIG names:\n")
+    console.print(recommendation(asked, chosen, told), markup=False)
+    console.print("\nThe settings in the file that MEND_CONFIG names:\n")
     for line in toml(chosen):
         console.print(f"  {line}", markup=False)
-    console.print("\n" + "\n".join(outcome(asked, chosen)) + "\n", markup=False)
+    console.print()
     console.print(_table(rows, chosen))
-    console.print("\n" + assumptions(asked, told), markup=False)
-    for line in plan.advice(asked, chosen):
-        console.print(f"\n! {line}", markup=False)
+
+
+def recommendation(asked: Asked, chosen: Choice, told: str) -> str:
+    """The settings, what they lead to, the assumptions and the advice: the words of `mend plan` and
+    of `mend doctor`."""
+    from mend.tools import plan
+
+    question = (
+        f"{asked.params / 1e6:.4g}M parameters, {asked.racks} racks of {asked.ranks}, steps of "
+        f"{asked.step_ms:g} ms, link {asked.link}"
+    )
+    settings = "\n".join(f"  {line}" for line in exports(chosen))
+    advice = (f"! {line}" for line in plan.advice(asked, chosen))
+    parts = (question, settings, "\n".join(outcome(asked, chosen)), assumptions(asked, told))
+    return "\n\n".join([*parts, *advice])
 
 
 def outcome(asked: Asked, chosen: Choice) -> list[str]:
     """Describe what the choice leads to, a line per question."""
-    from mend.tools import plan
     from mend.tools.plan_loss import loss_of
 
     exchange, memory = chosen.exchange, chosen.memory
@@ -281,9 +285,18 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
         "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
-        f"start        up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that "
-        "begin with equal weights copy nothing",
+        f"start        {start_of(asked)}",
     ]
+
+
+def start_of(asked: Asked) -> str:
+    """What the start costs, in words."""
+    from mend.tools import plan
+
+    return (
+        f"up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that begin with "
+        "equal weights copy nothing"
+    )
 
 
 def plan_of(asked: Asked, chosen: Choice) -> str:

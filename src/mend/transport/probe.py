@@ -11,9 +11,12 @@ import errno
 import fcntl
 import socket
 import struct
+import time
 from typing import Literal, NamedTuple
 
 from mend.errors import ConfigError
+from mend.transport.socks import connect_through
+from mend.types import Address
 
 Answer = Literal["open", "refused", "silent", "no route", "no such name"]
 """The result of a knock. silent: neither an acceptance nor a refusal came in time."""
@@ -115,3 +118,17 @@ async def knock(host: str, port: int, limit_s: float) -> Knock:
         await asyncio.wait_for(writer.wait_closed(), GREETING_S)
     speaks = len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
     return Knock("open", speaks)
+
+
+def trip_ns(to: Address, limit_s: float, proxy: Address | None = None) -> int | None:
+    """The time in which a TCP connection to `to` comes about: one round trip. With a SOCKS5 proxy
+    two to the proxy, and one from there on. None: no connection within the limit."""
+    begun_ns = time.perf_counter_ns()
+    try:
+        with socket.create_connection(proxy or to, timeout=limit_s) as made:
+            if proxy is not None:
+                begun_ns = time.perf_counter_ns()
+                connect_through(made, to)
+            return time.perf_counter_ns() - begun_ns
+    except (OSError, UnicodeError):
+        return None

@@ -102,7 +102,7 @@ def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
 @pytest.mark.parametrize("name", ["sideband_psk", "sideband_tls", "sideband_peer_allowlist"])
 def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> None:
     """Who sets a key and hears nothing believes that it protects. What does protect is named."""
-    said = f"^{name}='[*]+': the argument {name} is no setting of mend.*mend keys new FILE"
+    said = f"^{name}='[*]+': the argument {name} is a setting of tsugi-mend.*mend keys new FILE"
     with pytest.raises(ConfigError, match=said):
         MendConfig(**{name: "secret"})
 

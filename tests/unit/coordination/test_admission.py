@@ -158,7 +158,7 @@ def test_a_newcomer_with_other_settings_is_told_which() -> None:
     assert "max_age" in detail
 
 
-def test_a_newcomer_with_another_plan_is_told_the_first_difference() -> None:
+def test_a_newcomer_with_another_plan_is_told_the_difference() -> None:
     other = of(2, life=1, facts=(("model", "tiny"), ("steps", "9")))
     door = Door(log_of(genesis(3), roster(1, [0, 1])).appended, founders=True)
     fits, effects = door.knock(other)

@@ -80,7 +80,7 @@ def test_a_rack_is_connected_once_and_answered_at_once() -> None:
     assert again == []
 
 
-def test_the_first_difference_is_named_to_the_rack_that_differs() -> None:
+def test_a_difference_is_named_to_the_rack_that_differs() -> None:
     job = Job()
     job.hello(0)
     effects = job.hello(1, facts=(("model", "tiny"), ("steps", "9")))

@@ -20,7 +20,9 @@ from mend.consensus.records import (
 )
 from mend.coordination.messages import Declined, Gather, Held, Hello, Orders, Part, Resume
 from mend.coordination.validation import (
-    first_difference,
+    NAMED_MAX,
+    describe,
+    differences,
     hello_misfit,
     orders_misfit,
     plan_hash,
@@ -180,24 +182,39 @@ def test_everything_that_fits_passes() -> None:
     assert rank_orders_misfit(rank_orders(1, GOOD, **fields), FRAGMENTS, RANKS) == ""
 
 
-def test_the_first_difference_is_named() -> None:
-    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("seed", "1")))
-    for facts, said in (
-        ((("model", "big"), ("lr", "9"), ("seed", "1")), "model is big there and tiny here"),
-        ((("model", "tiny"), ("seed", "2")), "lr is absent there and 0.1 here"),
-        ((*lowest.facts, ("more", "x")), "more is x there and absent here"),
+def test_all_differences_are_named_and_to_the_sender_without_the_right_value() -> None:
+    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("tau", "8")))
+    for facts, said, noted in (
+        (
+            (("model", "big"), ("lr", "9"), ("tau", "8")),
+            "model is big there and not here; lr is 9 there and not here",
+            "model is big there and tiny here; lr is 9 there and 0.1 here",
+        ),
+        (
+            (("model", "tiny"), ("tau", "2")),
+            "lr is absent there and not here; overlap_steps is 2 there and not here",
+            "lr is absent there and 0.1 here; overlap_steps is 2 there and 8 here",
+        ),
+        ((*lowest.facts, ("x", "1")), "x is 1 there and not here", "x is 1 there and absent here"),
     ):
-        found = first_difference(lowest, hello(1, facts=facts))
-        assert found is not None
-        assert found.for_log() == said
-        assert found.for_sender() == f"{said.partition(' and ')[0]} and not here", (
-            "not the right value"
-        )
-    assert first_difference(lowest, hello(1, facts=lowest.facts)) is None
-    older = hello(1, facts=lowest.facts, max_age=7)
-    found = first_difference(lowest, older)
-    assert found is not None
-    assert found.for_sender() == "max_age is 7 there and not here"
+        assert describe(differences(lowest, hello(1, facts=facts))) == (said, noted)
+    assert differences(lowest, hello(1, facts=lowest.facts)) == []
+    older = differences(lowest, hello(1, facts=lowest.facts, max_age=7))
+    assert describe(older)[0] == "max_age is 7 there and not here"
+
+
+def test_a_setting_that_is_a_fact_and_in_the_policy_is_named_once() -> None:
+    there = hello(1, facts=(("max_age", "7"),), max_age=7)
+    found = differences(hello(0, facts=(("max_age", "2"),)), there)
+    assert [difference.name for difference in found] == ["max_age"]
+
+
+def test_a_refusal_names_so_many_differences_and_counts_the_rest() -> None:
+    facts = [tuple((f"f{n}", value) for n in range(NAMED_MAX + 3)) for value in "ab"]
+    said, noted = describe(differences(hello(0, facts=facts[0]), hello(1, facts=facts[1])))
+    for text in (said, noted):
+        assert text.count(" there ") == NAMED_MAX
+        assert text.endswith("; and 3 more")
 
 
 def test_a_parameter_that_one_rack_lacks_is_named_before_those_that_it_moves() -> None:
@@ -205,10 +222,25 @@ def test_a_parameter_that_one_rack_lacks_is_named_before_those_that_it_moves() -
     small = (("fragments", "2"), ("param a.weight", "4x4 float32 1"))
     large = (("fragments", "2"), ("param a.weight", "4x4 float32 0"), ("param b", "4 float32 1"))
     for mine, theirs in ((small, large), (large, small)):
-        found = first_difference(hello(0, facts=mine), hello(1, facts=theirs))
-        assert found is not None
-        assert found.name == "param b"
+        assert differences(hello(0, facts=mine), hello(1, facts=theirs))[0].name == "param b"
         assert differing_fact(mine, theirs).startswith("param b ")
+
+
+def test_a_digest_of_the_shards_is_named_behind_the_parameters() -> None:
+    """A rack without a bias was told a digest, and nothing of the bias."""
+    mine = (("shards of rank 0", "1b"), ("param w", "4 float32 0"), ("param b", "2 float32 0"))
+    without = (("shards of rank 0", "2c"), ("param w", "4 float32 0"))
+    found = differences(hello(0, facts=mine), hello(1, facts=without))
+    assert [difference.name for difference in found] == ["param b"]
+    other = (("shards of rank 0", "3d"), ("param w", "4 bfloat16 0"), mine[2])
+    found = differences(hello(0, facts=mine), hello(1, facts=other))
+    assert [difference.name for difference in found] == ["param w", "shards of rank 0"]
+
+
+def test_parameters_that_a_setting_moves_are_not_named() -> None:
+    mine, theirs = ((("fragments", n), ("param a", f"4 float32 {n}")) for n in "24")
+    found = differences(hello(0, facts=mine), hello(1, facts=theirs))
+    assert [difference.name for difference in found] == ["fragments"]
 
 
 def test_equal_facts_equal_plan() -> None:

@@ -72,6 +72,11 @@ class Shown:
 # ------------------------------------------------------------------ the witness
 
 
+def test_a_view_has_the_time_of_day_of_its_process() -> None:
+    before_ns = wall_ns()
+    assert before_ns <= of_witness(Job(3, witness=True)).wall_ns <= wall_ns()
+
+
 def test_a_witness_tells_whom_the_start_waits_for() -> None:
     job = Job(3, witness=True)
     job.tick()

@@ -200,7 +200,7 @@ def test_gpus_with_what_is_near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     ("arguments", "rule"),
     [
         (("--for", "3"), "Add --meet"),
-        (("--bandwidth", "0"), "Add --meet"),
+        (("--megabytes", "0"), "Add --meet"),
         (("--step-ms", "3"), "Add --params"),
         (("--params", "many"), "must be a number of parameters"),
     ],
@@ -231,21 +231,16 @@ def test_a_meeting_needs_a_rack_and_readable_settings(monkeypatch: pytest.Monkey
     assert "the settings cannot be read" in told("--meet", "--params", "1M", code=1)
 
 
-def test_only_the_leader_of_a_rack_meets_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert "this is rank 3 of its rack" in told("--meet")
-
-
 def test_a_rack_alone_meets_nobody_and_says_so(
     monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setenv("MEND_RACK", "0")
-    monkeypatch.setenv("MEND_RACKS", "1")
+    monkeypatch.setenv("MEND_SIDEBAND_PEERS", f"0=tcp://127.0.0.1:{free_port},1=tcp://b:1")
+    monkeypatch.setenv("MEND_EXCHANGE", "false")
+    assert "there is nobody to meet" in told("--meet", code=1), "the name of b is unknown"
     monkeypatch.setenv("MEND_SIDEBAND_PEERS", f"tcp://127.0.0.1:{free_port}")
-    output = told("--meet", "--for", "0", "--bandwidth", "0")
-    assert "there is nobody to meet" in output
-    report = json.loads(told("--json", "--meet", "--for", "0", "--bandwidth", "0"))
-    assert report["meeting"]["peers"] == []
+    monkeypatch.setenv("MEND_RACKS", "1")
+    assert "there is nobody to meet" in told("--meet")
 
 
 def test_a_dump_without_a_gpu_is_said_to_have_none(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools.doctor import estimate as est
-from mend.tools.doctor.estimate import Exchange, Memory, Room
+from mend.tools.doctor.estimate import Memory, Room
 
 
 def config(**given: Any) -> MendConfig:
@@ -130,58 +129,6 @@ def test_an_exchange_by_hand() -> None:
     assert more.bytes == 400_000_000, "half the bytes from twice as many"
     assert more.work_ms == pytest.approx(100)
     assert more.delay_ms == 100
-
-
-SLOW = Exchange(400_000_000, 3200.0, 200.0, 400.0, 0.0)
-
-
-def test_tau_covers_it() -> None:
-    covered, load = est.of_exchange(config(), SLOW, 1250.0)
-    assert covered.severity == "ok"
-    assert "tau=4 steps of 1250 ms are 5000 ms and cover it" in covered.found
-    assert load.severity == "ok"
-    assert "32 % of the time" in load.found
-
-
-def test_tau_hardly_covers_it_and_does_not() -> None:
-    hardly, _ = est.of_exchange(config(), SLOW, 1000.0)
-    assert "hardly cover it" in hardly.found
-    lacking, load = est.of_exchange(config(), SLOW, 400.0)
-    assert lacking.severity == "note"
-    assert "do not cover it" in lacking.found
-    assert "MEND_OVERLAP_STEPS=12 would" in lacking.change
-    assert "MEND_PAYLOAD_DTYPE=bfloat16" in lacking.change
-    assert "MEND_FRAGMENTS=16" in lacking.change
-    wanted = est.tau_for(SLOW.total_ms, 400.0)
-    again = est.of_exchange(config(overlap_steps=wanted), SLOW, 400.0)[0]
-    assert again.severity == "ok", "the advice helps"
-    assert load.severity == "note", "3.2 s of payload every 8 steps of 400 ms"
-
-
-def test_an_overlap_beyond_a_quarter_asks_for_a_longer_period() -> None:
-    lacking = est.of_exchange(config(), SLOW, 100.0)[0]
-    assert "MEND_OVERLAP_STEPS=48 with MEND_SYNC_PERIOD_STEPS=192 or more" in lacking.change
-
-
-def test_a_link_that_never_catches_up() -> None:
-    """3.2 s of payload every 8 x 100 ms: four times too much."""
-    load = est.of_exchange(config(), SLOW, 100.0)[1]
-    assert "too slow for these rounds" in load.found
-    period = int(load.change.split("MEND_SYNC_PERIOD_STEPS=")[1].split(" ")[0])
-    calmer = est.of_exchange(config(sync_period_steps=period), SLOW, 100.0)[1]
-    assert calmer.severity == "ok", "the advice helps"
-    assert period == math.ceil(3200 * 8 / 0.5 / 100)
-
-
-def test_without_a_step_time_it_says_how_long_one_must_be() -> None:
-    (found,) = est.of_exchange(config(), SLOW, None)
-    assert found.severity == "ok"
-    assert "tau=4 covers it where a step takes 1188 ms or longer" in found.found
-
-
-def test_blocking_has_no_overlap() -> None:
-    (found,) = est.of_exchange(config(concurrent_outer_step=False), SLOW, 100.0)
-    assert "training waits for each" in found.found
 
 
 @pytest.mark.parametrize("merge", ["mean", "rda"])

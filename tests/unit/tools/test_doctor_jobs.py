@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 from mend.config import MendConfig
 from mend.errors import AddressInUse
 from mend.status.messages import HEAD, decode_look, encode_view
-from mend.tools.doctor.jobs import STOP_IT, jobs_at, look_around, of_jobs, of_taken
+from mend.tools.doctor.jobs import STOP_IT, Looks, jobs_at, look_around, of_jobs, of_taken
 from mend.tools.doctor.local import System
 from mend.transport.zmq import ZmqSideband
-from mend.types import WITNESS
+from mend.types import SECOND, WITNESS
 from tests.unit.status.seen import view
 
 Ports = Callable[[int], list[int]]
@@ -70,17 +71,38 @@ async def test_a_witness_may_wait_for_the_job_but_for_another(free_ports: Ports)
     assert found.change != STOP_IT, "the racks may meet all the same"
 
 
+async def test_a_meeting_that_waits_is_no_job_and_its_clock_is_read(free_ports: Ports) -> None:
+    ports = free_ports(2)
+    there = view(job="theirs-doctor", rack=1, wall_ns=time.time_ns() + 3600 * SECOND)
+    async with sideband(ports[1], encode_view(there)):
+        assert await asyncio.to_thread(look_around, config(ports)) == []
+        address = f"tcp://127.0.0.1:{ports[1]}"
+        found = await asyncio.to_thread(jobs_at, [address])
+    assert found.views == {address: there}
+    assert found.clocks_ns[address] > 3500 * SECOND
+
+
+def test_the_newest_look_counts_and_none_is_forgotten() -> None:
+    first = Looks({"a": view(rack=0)}, {"a": 1}, frozenset({"a"}))
+    second = Looks({"b": view(rack=1)}, {"a": 2}, frozenset({"b"}), frozenset({"c"}))
+    both = first.then(second)
+    assert list(both.views) == ["a", "b"]
+    assert both.clocks_ns == {"a": 2}
+    assert (both.speaking, both.locked) == ({"a", "b"}, {"c"})
+
+
 async def test_nonsense_is_no_job(free_ports: Ports) -> None:
     (port,) = free_ports(1)
     address = f"tcp://127.0.0.1:{port}"
     async with sideband(port, HEAD + b"garbage"):
-        assert await asyncio.to_thread(jobs_at, [address]) == ({}, {address})
+        found = await asyncio.to_thread(jobs_at, [address])
+    assert found == Looks(speaking=frozenset({address}))
 
 
 def test_nobody_is_there(free_ports: Ports) -> None:
     assert look_around(config(free_ports(2))) == []
     assert list(of_jobs({}, "mine")) == []
-    assert jobs_at(["tcp://127.0.0.1:x"], 0.1) == ({}, set())
+    assert jobs_at(["tcp://127.0.0.1:x"], 0.1) == Looks()
 
 
 async def test_who_has_the_port_of_this_rack(free_ports: Ports) -> None:

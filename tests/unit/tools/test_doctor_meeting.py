@@ -1,103 +1,132 @@
-"""Doctors that meet over real sockets of the loopback interface, each in a thread."""
+"""The job of a meeting: its settings, its model, and what its events say of the network."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from mend.config import MendConfig
-from mend.errors import AddressInUse
-from mend.tools.doctor.meeting import MeetingResult, _key, _shorten, _sizes, longest_s, meet
-from mend.tools.doctor.meeting_state import Rules
-from mend.types import KEY_BYTES, MS, SECOND
-from tests.unit.tools.test_doctor_meeting_messages import ABOUT
+from mend.config.wiring import policy_of
+from mend.consensus.records import Policy
+from mend.tools.doctor.jobs import NAME_CHARS_MAX, OF_A_MEETING, meeting_of
+from mend.tools.doctor.meeting import flows_of, meet, payload, probe_config
+from mend.tools.doctor.terms import Meeting
+from mend.types import MB, MS
 
-Ports = Callable[[int], list[int]]
+OWN = {
+    "job_id", "witness_addr", "start_timeout_s", "shutdown_timeout_s", "observe",
+    "diagnostics_dir", "tape_mb_max", "async_tp_enabled",
+}  # fmt: skip
 
 
-def config(ports: list[int], rack: int, **more: str) -> MendConfig:
+def config(**given: Any) -> MendConfig:
+    peers = ("tcp://a:1", "tcp://b:2", "tcp://c:3")
+    return MendConfig(**{"rack": 0, "racks": 3, "sideband_peers": peers, **given})
+
+
+def test_the_job_has_all_settings_of_the_real_one_but_its_own(tmp_path: Path) -> None:
+    real = config(sync_period_steps=64, outer_step_compression_mode="int8", evict_s=9.0)
+    probe = probe_config(real, 7.0, tmp_path)
+    changed = {f.name for f in fields(real) if getattr(real, f.name) != getattr(probe, f.name)}
+    assert changed <= OWN
+    assert probe.start_timeout_s == 7.0
+    assert probe.diagnostics_dir == tmp_path, "nothing goes to the folder of the real job"
+    differ = dict(real.hyper_facts()).items() ^ dict(probe.hyper_facts()).items()
+    assert {name for name, _ in differ} == {"job_id"}
+    assert isinstance(policy_of(real, 3), Policy)
+    assert policy_of(real, 3) == policy_of(probe, 3), "what a hello is refused for"
+
+
+@pytest.mark.parametrize("job", ["run7", "x" * NAME_CHARS_MAX, "y" * (NAME_CHARS_MAX - 6)])
+def test_the_job_has_a_name_of_its_own_that_is_a_name(job: str) -> None:
+    name = meeting_of(job)
+    assert name != job
+    assert name.endswith(OF_A_MEETING)
+    assert MendConfig(rack=0, job_id=name).job_id == name
+    assert meeting_of(job[:-1] + "z") != name, "different jobs have different meetings"
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_the_model_is_equal_on_all_racks_and_as_large_as_asked(fragments: int) -> None:
+    sizes = [p.numel() for p in payload(config(fragments=fragments), 16.0).parameters()]
+    assert sizes == [2_000_000, *[1] * (fragments - 1)], "16 MB of fp32 from two other racks"
+    assert not any(torch.any(p) for p in payload(config(), 0.0).parameters())
+
+
+def pulled(rack: int, megabytes: float, begin_ms: float, end_ms: float) -> dict[str, Any]:
+    size, ms = int(megabytes * MB), end_ms - begin_ms
+    return {"kind": "pulled", "rack": rack, "bytes": size, "ms": ms, "time_ns": int(end_ms * MS)}
+
+
+def test_rates_are_those_of_payloads_and_time_counts_once() -> None:
+    events = [
+        pulled(1, 8, 1000, 1064),
+        pulled(1, 4e-6, 1064, 1065),  # the other fragments
+        pulled(2, 8, 1032, 1096),
+        pulled(0, 8, 0, 5),  # a copy for this rack itself
+    ]
+    flows = flows_of(events, 0)
+    assert flows.mbit == {1: 1000.0, 2: 1000.0}
+    assert flows.megabytes == {1: 8.0, 2: 8.0}
+    assert flows.inbound_mbit == pytest.approx(16 * 8e3 / 96), "not 2000: they overlapped by half"
+
+
+def test_slices_of_a_payload_count_together() -> None:
+    flows = flows_of([pulled(1, 4, 0, 32), pulled(1, 4, 100, 132)], 0)
+    assert flows.megabytes == {1: 8.0}
+    assert flows.mbit == {1: 1000.0}
+
+
+def test_without_a_pull_there_is_no_rate() -> None:
+    flows = flows_of([pulled(0, 8, 0, 5)], 0)
+    assert (flows.mbit, flows.inbound_mbit) == ({}, 0.0)
+
+
+# ------------------------------------------------------------------ two racks of one process
+
+
+def met(ports: list[int], wait_s: float, *given: dict[str, Any]) -> list[Meeting]:
+    """What each rack found, by rack."""
     peers = tuple(f"tcp://127.0.0.1:{port}" for port in ports)
-    return MendConfig(rack=rack, racks=len(ports), sideband_peers=peers, **more)  # type: ignore[arg-type]
-
-
-def both(ports: list[int], pull_ms: int, **more: str) -> list[MeetingResult]:
-    """`more`: settings of rack 1."""
-
-    def one(rack: int) -> MeetingResult:
-        rules = Rules("job", rack, 2, 60 * SECOND, pull_ms * MS)
-        return meet(rules, config(ports, rack, **(more if rack else {})), ABOUT, lambda _: None)
-
+    racks = [
+        MendConfig(**{"rack": r, "racks": 2, "sideband_peers": peers, **given[r]}) for r in range(2)
+    ]
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(one, range(2)))
+        return list(pool.map(lambda rack: meet(rack, wait_s, 1.0), racks))
 
 
-def test_two_meet_and_leave_nothing_behind(free_ports: Ports) -> None:
-    before, ports = threading.active_count(), free_ports(3)
-    first, second = both(ports[:2], 50, witness_addr=f"tcp://127.0.0.1:{ports[2]}")
-    for met in (first, second):
-        assert met.state.turn is not None
-        assert met.state.turn.last
-        assert [(p.together, p.error, p.bytes > 0) for p in met.state.pulls] == [
-            (False, "", True), (True, "", True),
-        ]  # fmt: skip
-    (other,) = first.state.others.values()
-    assert other.here is not None
-    assert other.here.about.lane == second.address
-    assert other.trips(1).count >= 50
-    assert second.knocks[None].answer == "refused"
-    assert None not in second.ever_speaks
-    assert threading.active_count() == before
+def test_racks_exchange_with_the_codec_and_the_moments_of_the_job(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    both = {"outer_step_compression_mode": "int8", "momentum_sync_period_steps": 256}
+    own = {"sideband_heartbeat_ms": 150}
+    for meeting in met(free_ports(2), 60.0, both, both | own):
+        assert (meeting.failure, meeting.outcome) == ("", "")
+        (seen,) = meeting.peers
+        assert seen.mbit is not None
+        assert seen.mbit > 0
+        assert seen.megabytes > 0.2
+        assert seen.p50_ms is not None
+        assert seen.settings.keys() == meeting.settings.keys()
+        differing = {n for n in seen.settings if seen.settings[n] != meeting.settings[n]}
+        assert differing == {"sideband_heartbeat_ms"}
+        assert meeting.inbound_mbit is not None
 
 
-def test_a_lane_that_cannot_be_reached_is_told_with_the_direction(free_ports: Ports) -> None:
-    """Rack 1 says that its payloads are where nobody listens."""
-    first, second = both(free_ports(2), 50, advertise_host="127.0.0.77")
-    assert [pull.error != "" for pull in first.state.pulls] == [True, True]
-    assert "127.0.0.77" in first.state.pulls[0].error
-    assert "failed" not in first.state.pulls[0].error
-    assert [pull.error for pull in second.state.pulls] == ["", ""]
-
-
-def test_a_port_that_is_taken_ends_it_before_anything_is_sent(free_ports: Ports) -> None:
-    ports, taken = free_ports(2), threading.Event()
-    rules = Rules("job", 0, 2, SECOND // 2, 0)
-
-    def say(_: str) -> None:
-        taken.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, rules, config(ports, 0), ABOUT, say)
-        assert taken.wait(30)
-        with pytest.raises(AddressInUse, match="the port is taken"):
-            meet(rules, config(ports, 0), ABOUT, say)
-        met = first.result()
-    assert met.knocks[1].answer == "refused"
-    assert met.state.pulls == []
-
-
-def test_the_limits() -> None:
-    sizes = _sizes()
-    assert sizes[0] == 256 << 10
-    assert sizes[-1] == 64 << 20
-    assert len({_key(size) for size in sizes}) == len(sizes)
-    assert all(len(_key(size)) == KEY_BYTES for size in sizes)
-    assert longest_s(Rules("job", 0, 2, 30 * SECOND, 2 * SECOND)) < 120
-    assert longest_s(Rules("job", 0, 1, 30 * SECOND, 0)) < 45
-
-
-def test_an_error_loses_its_key_and_its_advice() -> None:
-    error = AddressInUse("key ab: 1 holder(s) failed: holder a:1: timed out. Check that it runs.")
-    assert _shorten(error) == "holder a:1: timed out"
-    assert _shorten(AddressInUse("plain")) == "plain"
-
-
-def test_time_is_not_spent_where_nobody_is(free_ports: Ports) -> None:
-    begun = time.monotonic()
-    met = meet(Rules("job", 0, 1, 30 * SECOND, SECOND), config(free_ports(1), 0), ABOUT, print)
-    assert met.state.turn is not None
-    assert met.state.turn.last
-    assert time.monotonic() - begun < 30, "a rack alone waits for nobody"
+def test_racks_with_other_settings_are_refused_and_both_values_are_told(
+    free_ports: Callable[[int], list[int]],
+) -> None:
+    first, second = met(free_ports(2), 5.0, {}, {"overlap_steps": 3, "max_age": 3})
+    assert second.failure.startswith("PlanMismatch: rack 1 differs from rack 0: overlap_steps is 3")
+    assert not second.timed_out
+    assert "max_age is 3 there and not here" in second.failure
+    assert first.failure.startswith("StartTimeout: ")
+    assert first.timed_out
+    refused = first.peers[0].refused
+    assert "overlap_steps is 3 there and 8 here; max_age is 3 there and 2 here" in refused

@@ -11,6 +11,7 @@ import pytest
 from mend.errors import ConfigError
 from mend.transport import probe
 from mend.transport.zmq import ZmqSideband
+from mend.types import Address
 
 
 def test_addresses_are_taken_apart() -> None:
@@ -42,6 +43,15 @@ async def test_a_sideband_is_recognized_and_goes_on(
     with closing(ZmqSideband(f"tcp://127.0.0.1:{port}")):
         found = await probe.knock("127.0.0.1", port, 5.0)
     assert found == probe.Knock("open", True)
+
+
+def test_a_round_trip_is_a_connection(free_port: int) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        took_ns = probe.trip_ns(Address(*listening.getsockname()), 5.0)
+    assert took_ns is not None
+    assert took_ns > 0
+    assert probe.trip_ns(Address("127.0.0.1", free_port), 5.0) is None
+    assert probe.trip_ns(Address("no.such.name.invalid", 1), 5.0) is None
 
 
 async def test_another_program_is_open_and_does_not_speak_our_way() -> None:

@@ -13,21 +13,20 @@ _Topology = Annotated[
 ]
 _Meet = Annotated[
     bool,
-    typer.Option("--meet", help="Find the doctors of the other racks, and measure the network."),
+    typer.Option("--meet", help="Start a small job with the other racks; measure the network."),
 ]
 _Wait = Annotated[
     float | None,
     typer.Option(
-        "--for", min=0, max=3600, help="With --meet: seconds to wait for the other racks [30]."
+        "--for", min=1, max=3600, help="With --meet: seconds to wait for the other racks [30]."
     ),
 ]
-_Pull = Annotated[
+_Megabytes = Annotated[
     float | None,
     typer.Option(
-        "--bandwidth",
         min=0,
-        max=60,
-        help="With --meet: seconds per transfer, 64 MB at most; 0: no transfers [2].",
+        max=4096,
+        help="With --meet: payload that each rack pulls, the same on all racks; 0: none [16].",
     ),
 ]
 _Params = Annotated[
@@ -46,7 +45,7 @@ def doctor_command(
     topology: _Topology = None,
     meet: _Meet = False,
     wait_s: _Wait = None,
-    pull_s: _Pull = None,
+    megabytes: _Megabytes = None,
     params: _Params = "",
     step_ms: _Step = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
@@ -58,12 +57,12 @@ def doctor_command(
     limits and the clock. Each problem comes with a remedy; docs/doctor.md lists them. Doctor
     changes nothing, and without --meet it sends nothing to any rack.
 
-    [bold]With --meet[/bold], start it on every rack within --for seconds, in the environment of the
-    job. The doctors open the ports of the job, find each other, compare versions and settings,
-    measure round trips and clocks, and transfer payloads: first each pair alone, one direction at a
-    time, then all at once. If a rack is missing, doctor names the likely causes and the direction
-    that fails. With --params and --step-ms it also checks whether [bold]tau[/bold] steps hide an
-    exchange, and names settings that do.
+    [bold]With --meet[/bold], start it on every rank of every rack within --for seconds, in the
+    environment of the job. The racks start a job of a small model, with the ports, the key and the
+    settings of the real one: what it refuses, the real one refuses. Doctor measures round trips and
+    clocks, lets all racks exchange a payload, and ends the job. If the racks do not begin, doctor
+    names the likely cause and the direction that fails. With --params and --step-ms it also says
+    whether [bold]tau[/bold] steps hide an exchange, and recommends settings.
 
     Exit status 0: the job can start; 1: it cannot start, or the racks cannot reach each other; 2: a
     wrong argument.
@@ -87,7 +86,7 @@ def doctor_command(
         as_json=as_json,
         meet=meet,
         wait_s=wait_s,
-        pull_s=pull_s,
+        megabytes=megabytes,
         params=params,
         step_ms=step_ms,
     )

@@ -15,11 +15,10 @@ from statistics import median
 from mend.codec import codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
-from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.outer import OUTERS
-from mend.tools.doctor.terms import Finding, ok, problem, rate, remark
+from mend.tools.doctor.terms import Finding, ok, problem, remark
 from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
@@ -44,9 +43,6 @@ pool of 4 threads."""
 
 MARGIN = 0.8
 """An exchange that takes more of the overlap than this leaves nothing for a bad day."""
-
-BUSY = 0.5
-"""A link that carries payloads for more than this share of the time is called busy."""
 
 MEMORY_SHARE = 0.8
 PARAMS_MAX = 10**14
@@ -211,65 +207,8 @@ def moment_bytes(config: MendConfig, params: int) -> int:
     return sum(each // period for period in config.moment_periods.values())
 
 
-def of_exchange(config: MendConfig, exchange: Exchange, step_ms: float | None) -> list[Finding]:
-    """Judge whether tau steps hide it; without `step_ms`, say how long a step must be."""
-    told = (
-        f"an exchange takes about {exchange.total_ms:.0f} ms: {exchange.transfer_ms:.0f} for "
-        f"{amount(exchange.bytes)}, {exchange.trips_ms:.0f} for round trips, "
-        f"{exchange.work_ms:.0f} to encode and merge"
-    )
-    if not config.concurrent_outer_step or config.tau == 0:
-        return [remark("overlap", f"{told}; training waits for each (tau=0 or blocking).")]
-    if step_ms is None:
-        least = exchange.total_ms / MARGIN / config.tau
-        told += f"; tau={config.tau} covers it where a step takes {least:.0f} ms or longer"
-        return [ok("overlap", told)]
-    window_ms = config.tau * step_ms
-    covers = f"tau={config.tau} steps of {step_ms:g} ms are {window_ms:.0f} ms"
-    if exchange.total_ms <= MARGIN * window_ms:
-        findings = [ok("overlap", f"{told}; {covers} and cover it")]
-    else:
-        scarce = "hardly cover it" if exchange.total_ms <= window_ms else "do not cover it"
-        change = _longer(config, exchange, step_ms)
-        findings = [remark("overlap", f"{told}; {covers} and {scarce}.", change)]
-    return findings + _of_load(config, exchange, step_ms)
-
-
 def tau_for(total_ms: float, step_ms: float) -> int:
     return max(1, math.ceil(total_ms / MARGIN / step_ms))
-
-
-def _longer(config: MendConfig, exchange: Exchange, step_ms: float) -> str:
-    """Return the settings that would hide the exchange, the cheapest first."""
-    tau = tau_for(exchange.total_ms, step_ms)
-    if 4 * tau <= config.sync_period_steps:
-        advice = [f"MEND_OVERLAP_STEPS={tau} would"]
-    else:
-        advice = [f"MEND_OVERLAP_STEPS={tau} with MEND_SYNC_PERIOD_STEPS={4 * tau} or more would"]
-    if config.codec == "float32":
-        half = tau_for(exchange.total_ms - exchange.transfer_ms / 2, step_ms)
-        advice.append(f"with MEND_PAYLOAD_DTYPE=bfloat16 MEND_OVERLAP_STEPS={half}")
-    doubled = tau_for(exchange.total_ms - (exchange.transfer_ms + exchange.work_ms) / 2, step_ms)
-    if doubled < tau:
-        more = 2 * config.fragments
-        advice.append(f"with MEND_FRAGMENTS={more} MEND_OVERLAP_STEPS={doubled}")
-    return "; or ".join(advice) + "."
-
-
-def _of_load(config: MendConfig, exchange: Exchange, step_ms: float) -> list[Finding]:
-    """Rounds come every H/P steps; a link that is slower than that never catches up."""
-    gap_ms = gap_steps(config.fragments, config.sync_period_steps) * step_ms
-    share = exchange.transfer_ms / gap_ms
-    told = f"payloads keep the link busy for {100 * share:.0f} % of the time"
-    if share <= BUSY:
-        return [ok("overlap", told)]
-    period = math.ceil(exchange.transfer_ms * config.fragments / BUSY / step_ms)
-    change = f"MEND_SYNC_PERIOD_STEPS={period} makes it {100 * BUSY:.0f} %"
-    if config.codec == "float32":
-        change += "; MEND_PAYLOAD_DTYPE=bfloat16 halves it"
-    if share > 1:
-        told = f"The link is too slow for these rounds: {told}; they would come late for ever"
-    return [remark("overlap", f"{told}.", f"{change}.")]
 
 
 def merge_ns_per_element(merge: str, racks: int) -> float:
@@ -298,18 +237,6 @@ def merge_ns_per_element(merge: str, racks: int) -> float:
     finally:
         torch.set_num_threads(threads)
     return median(took)
-
-
-def summary_of(exchange: Exchange, mbit: float) -> dict[str, object]:
-    """Return the exchange as data for --json."""
-    return {
-        "bytes": exchange.bytes,
-        "inbound": rate(mbit),
-        "transfer_ms": exchange.transfer_ms,
-        "trips_ms": exchange.trips_ms,
-        "work_ms": exchange.work_ms,
-        "total_ms": exchange.total_ms,
-    }
 
 
 def payload_bytes(codec: str, numel: int) -> int:

@@ -1,13 +1,15 @@
-"""Looks for a running job at the addresses where the doctors would meet, as `mend top` does.
+"""Looks for jobs at the addresses where the racks would meet, as `mend top` does.
 
-The doctors send nothing else before that: a running job must not be disturbed.
+The doctor sends nothing else before that: a running job must not be disturbed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 
 from mend.config.keyfile import secrets_in_force
 from mend.config.settings import MendConfig
@@ -22,20 +24,56 @@ from mend.types import WITNESS
 LOOK_S = 1.0
 ASKED_APART_S = 0.25
 
+OF_A_MEETING = "-doctor"
+"""How the names of the jobs of meetings end."""
+
+NAME_CHARS_MAX = 64
+"""Of a job's name."""
+
 STOP_IT = (
-    "Doctors meet where a job would: stop it first, or choose other ports. `mend top` looks at a "
-    "job while it runs."
+    "The racks meet where the job would run: stop it first, or choose other ports. `mend top` "
+    "looks at a job while it runs."
 )
 
 
-def jobs_at(
-    addresses: Sequence[str], limit_s: float = LOOK_S
-) -> tuple[dict[str, JobStatus], set[str]]:
-    """(what answers there as processes of a job, addresses where something speaks as mend does).
+def meeting_of(job: str) -> str:
+    """The name of the job in which the racks of `job` meet: another one, so that neither is taken
+    for the other."""
+    name = job + OF_A_MEETING
+    if len(name) <= NAME_CHARS_MAX:
+        return name
+    digest = hashlib.sha256(job.encode()).hexdigest()[:12]
+    return f"{job[: NAME_CHARS_MAX - len(digest) - len(OF_A_MEETING)]}{digest}{OF_A_MEETING}"
 
-    A job with observe=False answers nothing and only speaks.
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What was seen at some addresses.
+
+    views: what answers as a process of a job; clocks_ns: by how much its time of day is ahead.
+    speaking: something speaks as mend does, and answers nothing if it is a job with observe=False.
+    locked: it has another key, or one of the two sides has none.
     """
+
+    views: dict[str, JobStatus] = field(default_factory=dict)
+    clocks_ns: dict[str, int] = field(default_factory=dict)
+    speaking: frozenset[str] = frozenset()
+    locked: frozenset[str] = frozenset()
+
+    def then(self, newer: Looks) -> Looks:
+        """What was seen up to and with `newer`."""
+        return Looks(
+            self.views | newer.views,
+            self.clocks_ns | newer.clocks_ns,
+            self.speaking | newer.speaking,
+            self.locked | newer.locked,
+        )
+
+
+def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S) -> Looks:
+    """Ask all addresses until each has answered, `limit_s` at most."""
     views: dict[str, JobStatus] = {}
+    clocks_ns: dict[str, int] = {}
     with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
         known = [address for address in addresses if _watch(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
@@ -46,8 +84,11 @@ def jobs_at(
             for address, frame in onlooker.collect(min(ASKED_APART_S, left_s)):
                 with suppress(WireError):
                     views[address] = decode_view(frame)
-        speaking = {each for each in known if onlooker.way(each) in (Way.SPEAKS, Way.LOCKED)}
-    return views, speaking | set(views)
+                    clocks_ns[address] = views[address].wall_ns - time.time_ns()
+        ways = {each: onlooker.way(each) for each in known}
+    locked = frozenset(each for each in known if ways[each] is Way.LOCKED) - views.keys()
+    speaking = frozenset(each for each in known if ways[each] in (Way.SPEAKS, Way.LOCKED))
+    return Looks(views, clocks_ns, speaking | views.keys(), locked)
 
 
 def _watch(onlooker: StatusClient, address: str) -> bool:
@@ -63,7 +104,7 @@ def look_around(config: MendConfig) -> list[Finding]:
     """Jobs at the addresses of all racks, and whose witness it is."""
     racks = tuple(config.peer_addresses.values())
     wanted = (*racks, config.witness_addr) if config.witness_addr else racks
-    return list(of_jobs(jobs_at(wanted)[0], config.job_id))
+    return list(of_jobs(jobs_at(wanted).views, config.job_id))
 
 
 def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:
@@ -73,7 +114,7 @@ def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:
             found = f"The witness at {address} is of job {view.job!r}; this rack has {job!r}."
             change = "Start `mend coordinate` with this --job-id, or set MEND_JOB_ID alike."
             yield problem("witness", found, change)
-        elif view.rack != WITNESS:
+        elif view.rack != WITNESS and not view.job.endswith(OF_A_MEETING):
             yield problem(f"rack {view.rack}", _describe(view, address), STOP_IT)
 
 
@@ -89,12 +130,13 @@ def of_taken(config: MendConfig, error: AddressInUse, system: System | None = No
         return problem("this rack", str(error), change)
     where, port = host_and_port(config.bind_address)
     at = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(where, f"[{where}]" if ":" in where else where)
-    views, speaking = jobs_at([address := f"tcp://{at}:{port}"])
+    looks = jobs_at([address := f"tcp://{at}:{port}"])
     holder = (system or System()).holder(port)
     who = holder or "a process that this user may not see (`sudo ss -ltnp` names it)"
-    if address in views:
-        return problem("this rack", f"{_describe(views[address], address)} ({who})", STOP_IT)
-    if speaking:
+    view = looks.views.get(address)
+    if view is not None and not view.job.endswith(OF_A_MEETING):
+        return problem("this rack", f"{_describe(view, address)} ({who})", STOP_IT)
+    if looks.speaking:
         found = f"Another doctor, or a job, is running here: {who} listens at {where}:{port}."
         return problem("this rack", found, "Let it end or stop it; then run this again.")
     if holder:

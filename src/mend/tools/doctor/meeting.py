@@ -1,283 +1,357 @@
-"""The meeting of the doctors: sockets, timers and pulls. `MeetingState` decides who pulls when."""
+"""The meeting of `mend doctor --meet`: a job of its own that starts as the real one would, with the
+same settings, ports, key and facts. A small model is exchanged once, and the job ends.
+
+What only this job says (its refusals, its events, the answers of its observers) and what `watch`
+sees of the ports becomes a `Meeting`. Nothing is left behind: its events go to a temporary folder.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import hashlib
-import itertools
-import secrets
+import json
+import os
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from mend.config.keyfile import secrets_of
+from mend.api import Runtime, mend_init, mend_shutdown
 from mend.config.settings import MendConfig
-from mend.errors import MendError
-from mend.tools.doctor.meeting_messages import FRAME_BYTES_MAX, About, Pull, Turn, clean
-from mend.tools.doctor.meeting_state import FAREWELL_NS, LATE_NS, TURN_SPARE_NS, MeetingState, Rules
-from mend.transport.bulk_client import BulkLane
-from mend.transport.probe import Knock, host_and_port, knock
-from mend.transport.security import Secrets
-from mend.transport.zmq import ZmqSideband
-from mend.types import KEY_BYTES, MS, SECOND, Address, Peer
+from mend.config.sources import OUTCOMES
+from mend.engine.outcome import Outcome
+from mend.engine.rack import RackGroup
+from mend.engine.witness import detect_ns
+from mend.errors import (
+    ConfigError,
+    Evicted,
+    MendError,
+    StartTimeout,
+    TransportError,
+    UsageError,
+)
+from mend.status.status import Status
+from mend.tools.doctor.jobs import meeting_of
+from mend.tools.doctor.local import System
+from mend.tools.doctor.terms import Meeting, Seen
+from mend.tools.doctor.watch import Trips, Watch, round_trips
+from mend.types import MB, MS, WITNESS
 
-BEAT_S = 0.1
-PING_S = 0.02
-CROWD = 8
-"""Most racks at the full rate of beats and pings; more racks send as many in all, more slowly."""
+EXCHANGE_S = 20.0
+"""Longest wait for the exchange while no bytes arrive."""
 
-TICK_S = 0.02
-KNOCK_S = 2.0
-"""Longest wait of a knock for an answer."""
+RANKS_S = 60.0
+"""The first rank looks at its machine before it joins the others of its rack."""
 
-KNOCKS_APART_S = 0.5
-STALL_NS = 5 * SECOND
+RECORDED_S = 5.0
+"""Longest wait until all racks have said what they have set."""
 
-PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 64 << 20
-"""A pull begins with a small payload and goes on with larger ones, while they come quickly."""
+FOUNDER = 0
+"""The rack that gets the hellos. The job of a meeting has no witness."""
 
-PIECE_GROWTH = 4
-OVERTIME_S = 8.0
-"""The first payload may take so much longer than the turn, on a link that slow."""
+FP32 = 4
+LARGE = 0.5
+"""Pulls of at least this part of the largest one are payloads; the rest is the small change of the
+other fragments."""
 
-SPENT_PCT = 25
-"""A payload that took more than this share of the turn is not followed by a larger one."""
 
-PATTERN_BYTES = 1 << 20
+_OF_THIS_RANK = (ConfigError, UsageError, TransportError)
+"""Errors because of which this rank did not get as far as to listen."""
+
+
+class Flows(msgspec.Struct):
+    """What one rank has pulled: per rack the rate and the megabytes, and the rate from all."""
+
+    mbit: dict[int, float]
+    megabytes: dict[int, float]
+    inbound_mbit: float
 
 
 @dataclass
-class MeetingResult:
-    """The result of a meeting. `knocks`: by rack that did not meet us; None: the witness."""
+class Told:
+    """What the job of the meeting came to, on this rank."""
 
-    state: MeetingState
-    ended_ns: int
-    address: Address
-    knocks: dict[int | None, Knock] = field(default_factory=dict)
-    ever_open: set[int | None] = field(default_factory=set)
-    ever_speaks: set[int | None] = field(default_factory=set)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    status: Status | None = None
+    error: BaseException | None = None
+    trips: dict[int, Trips] = field(default_factory=dict)
+    flows: Flows | None = None
 
-
-def meet(
-    rules: Rules, config: MendConfig, about: About, say: Callable[[str], None]
-) -> MeetingResult:
-    """Meet the other doctors at the addresses of the job. Blocks until all is measured.
-
-    `about.lane` is filled in here. `say` is told of progress. Raises AddressInUse, ConfigError,
-    TransportError when this rack cannot listen; KeyboardInterrupt leaves nothing behind.
-    """
-    return asyncio.run(_Meeting(rules, config, say).run(about))
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["kind"] == kind]
 
 
-class _Meeting:
-    def __init__(self, rules: Rules, config: MendConfig, say: Callable[[str], None]) -> None:
-        self._rules, self._config, self._say = rules, config, say
-        self._peers = {r: at for r, at in config.peer_addresses.items() if r != rules.rack}
-        self._slower = max(1.0, (rules.racks - 1) / CROWD)
+def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
+    """Of the first rank of a rack: hold the meeting, and wait until it is over. `config`: placed.
+    `megabytes`: what each rack pulls from all others together. Raises AddressInUse, and any
+    MendError that keeps this rank from listening."""
+    begun_s, doors = time.monotonic(), dict(config.peer_addresses)
+    told = Told()
+    watch = Watch(_watched(config))
+    try:
+        told = _run(config, wait_s, megabytes, lambda runtime: _look_around(config, runtime, watch))
+    finally:
+        watch.stop()
+    if isinstance(error := told.error, _OF_THIS_RANK):
+        raise error
+    others = [rack for rack in doors if rack != config.rack_number]
+    return Meeting(
+        rack=config.rack_number,
+        racks=config.racks,
+        job=meeting_of(config.job_id),
+        address=doors[config.rack_number],
+        heartbeat_ms=config.sideband_heartbeat_ms,
+        detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
+        seconds=time.monotonic() - begun_s,
+        megabytes=megabytes,
+        peers=tuple(_seen(config, told, watch, rack) for rack in others),
+        failure=f"{type(error).__name__}: {error}" if error is not None else "",
+        timed_out=isinstance(error, StartTimeout),
+        answered=_answered(config, watch),
+        outcome=_outcome(told),
+        settings=settings_of(config),
+        witness=_port(watch, WITNESS, config.witness_addr) if config.witness_addr else None,
+        buffers=System().buffers(),
+        inbound_mbit=told.flows.inbound_mbit or None if told.flows else None,
+    )
 
-    async def run(self, about: About) -> MeetingResult:
-        with contextlib.ExitStack() as opened:
-            config, bind = self._config, self._config.bind_address
-            token = hashlib.sha256(b"mend doctor " + self._rules.job.encode()).digest()[:16]
-            secret = secrets_of(config, bind)
-            keys = Secrets(secret, Peer(self._rules.rack, 0)) if secret else None
-            lane = BulkLane(
-                host_and_port(bind)[0],
-                config.data_port_range,
-                token=token,
-                advertise=config.advertise_host,
-                stall_ns=STALL_NS,
-                secrets=keys,
-                socks_proxy=config.socks_proxy,
-            )
-            opened.callback(lane.close)
-            sideband = ZmqSideband(
-                bind,
-                frame_bytes_max=FRAME_BYTES_MAX,
-                secrets=keys,
-                socks_proxy=config.socks_proxy,
-            )
-            opened.callback(sideband.close)
-            self._lane, self._sideband = lane, sideband
-            serves = self._rules.pull_ns > 0
-            self._served = _pattern() if serves else bytearray()
-            self._room = memoryview(bytearray(len(self._served)))
-            for size in _sizes():
-                if serves:
-                    lane.serve(_key(size), memoryview(self._served)[:size])
-            nonce = int.from_bytes(secrets.token_bytes(7), "big")
-            self._state = MeetingState(
-                self._rules,
-                replace(about, lane=lane.address, serves=serves),
-                nonce,
-                time.monotonic_ns(),
-            )
-            self._result = MeetingResult(self._state, 0, lane.address)
-            for rack, address in self._peers.items():
-                sideband.connect(Peer(rack, 0), address)
-            await self._run_parts()
-            self._result.ended_ns = time.monotonic_ns()
-        return self._result
 
-    async def _run_parts(self) -> None:
-        """Until it is over; an error of any part ends the whole."""
-        parts = {
-            asyncio.create_task(part)
-            for part in (self._listen(), self._beat(), self._ping(), self._look(), self._pull())
-        }
-        done: set[asyncio.Task[None]] = set()
+def attend(config: MendConfig, wait_s: float, megabytes: float) -> int:
+    """Of the other ranks of a rack: take part, and leave the findings to the first one. The exit
+    status."""
+    if is_alone(config):
+        return 0
+    error = _run(config, wait_s, megabytes, lambda _: {}).error
+    if not isinstance(error, _OF_THIS_RANK):
+        return 0  # the first rank says the same
+    print(f"mend doctor: {type(error).__name__}: {error}", file=sys.stderr)
+    return 1
+
+
+def is_alone(config: MendConfig) -> bool:
+    """Whether there is nobody to meet."""
+    return not config.exchange or config.racks == 1
+
+
+def settings_of(config: MendConfig) -> dict[str, float]:
+    """Settings for which no rack is refused, and which should be equal; `witness`: is there one."""
+    return {
+        "sideband_heartbeat_ms": float(config.sideband_heartbeat_ms),
+        "concurrent_outer_step": float(config.concurrent_outer_step),
+        "start_timeout_s": config.start_timeout_s,
+        "witness": float(bool(config.witness_addr)),
+        "python": float(f"{sys.version_info.major}.{sys.version_info.minor:02}"),
+    }
+
+
+# ------------------------------------------------------------------ the job
+
+
+def _run(
+    config: MendConfig,
+    wait_s: float,
+    megabytes: float,
+    between: Callable[[Runtime], dict[int, Trips]],
+) -> Told:
+    told = Told()
+    os.environ.pop(OUTCOMES, None)  # a launcher would count this as the training
+    with _rack(wait_s), tempfile.TemporaryDirectory(prefix="mend-doctor-") as folder:
+        probe = probe_config(config, wait_s, Path(folder))
+        model = payload(probe, megabytes)
         try:
-            while not self._state.over(time.monotonic_ns()) and not done:
-                self._state.step(time.monotonic_ns())
-                done, _ = await asyncio.wait(
-                    parts, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED
-                )
-            self._tell(self._state.here(time.monotonic_ns()))
-        finally:
-            for part in parts:
-                part.cancel()
-            await asyncio.gather(*parts, return_exceptions=True)
-        for part in done:
-            part.result()
-
-    def _tell(self, frame: bytes) -> None:
-        for rack in self._peers:
-            self._sideband.send(Peer(rack, 0), frame)
-
-    async def _listen(self) -> None:
-        while True:
-            frame = await self._sideband.receive()
-            answer = self._state.hear(frame, time.monotonic_ns(), time.time_ns())
-            if answer is not None:
-                self._sideband.send(Peer(answer[0], 0), answer[1])
-
-    async def _beat(self) -> None:
-        heard: list[int] | None = None
-        while True:
-            now_ns = time.monotonic_ns()
-            self._tell(self._state.here(now_ns))
-            if self._state.live(now_ns) != heard:
-                heard = self._state.live(now_ns)
-                racks = ", ".join(map(str, heard)) or "nobody"
-                self._say(f"rack {self._rules.rack} hears {racks} of {self._rules.racks - 1}")
-            await asyncio.sleep(BEAT_S * self._slower)
-
-    async def _ping(self) -> None:
-        while True:
-            for rack in tuple(self._state.others):
-                frame = self._state.ping(rack, time.monotonic_ns(), time.time_ns())
-                if frame is not None:
-                    self._sideband.send(Peer(rack, 0), frame)
-            await asyncio.sleep(PING_S * self._slower)
-
-    async def _look(self) -> None:
-        """Knock where nobody answers; the last word counts, and whether it was ever open."""
-        await asyncio.sleep(TICK_S)
-        while True:
-            live = self._state.live(time.monotonic_ns())
-            doors: dict[int | None, str] = {
-                rack: address
-                for rack, address in self._peers.items()
-                if not (rack in live and self._state.hears_us(rack))
-            }
-            if self._config.witness_addr:
-                doors[None] = self._config.witness_addr
-            if self._state.turn is None:
-                await asyncio.gather(*(self._knock(who, doors[who]) for who in doors))
-            await asyncio.sleep(KNOCKS_APART_S * self._slower)
-
-    async def _knock(self, who: int | None, address: str) -> None:
-        found = await knock(*host_and_port(address), KNOCK_S)
-        self._result.knocks[who] = found
-        if found.answer == "open":
-            self._result.ever_open.add(who)
-        if found.speaks:
-            self._result.ever_speaks.add(who)
-
-    async def _pull(self) -> None:
-        while True:
-            wanted = self._state.wanted()
-            if wanted is not None:
-                turn, holders = wanted
-                whom = "everybody at once" if turn.together else f"rack {holders[0]}"
-                self._say(f"rack {self._rules.rack} pulls from {whom}")
-                self._state.pulled(turn, await self._measure(turn, holders))
-                self._tell(self._state.here(time.monotonic_ns()))
-            await asyncio.sleep(TICK_S)
-
-    async def _measure(self, turn: Turn, holders: Sequence[int]) -> list[Pull]:
-        """Pull from all holders at once, each into its own part of the room."""
-        share = len(self._room) // len(holders)
-        most = max(size for size in _sizes() if size <= max(share, PIECE_BYTES_MIN))
-        parts: list[Coroutine[Any, Any, Pull]] = []
-        for place, holder in enumerate(holders):
-            into = self._room[place * share :][:most]
-            parts.append(self._pull_from(turn, holder, into))
-        return list(await asyncio.gather(*parts))
-
-    async def _pull_from(self, turn: Turn, holder: int, into: memoryview) -> Pull:
-        """Alone: the largest payload counts, which the time lets be up to 64 MiB. Together: all
-        that came within the time, as there is something on the way all the while."""
-        other = self._state.others.get(holder)
-        if other is None or other.here is None:
-            return Pull(turn.number, holder, turn.together, 0, 0, "it is not heard here")
-        limit_ns, begun_ns = turn.ms * MS, time.monotonic_ns()
-        size, last, total = PIECE_BYTES_MIN, (0, 0), 0
-        try:
-            async with asyncio.timeout(limit_ns / SECOND + OVERTIME_S):
-                while True:
-                    started_ns = time.monotonic_ns()
-                    where = Address(*other.here.about.lane)
-                    await self._lane.fetch([where], _key(size), "", into[:size])
-                    last = size, time.monotonic_ns() - started_ns
-                    total += size
-                    left_ns = begun_ns + limit_ns - time.monotonic_ns()
-                    may_grow = size * PIECE_GROWTH <= len(into)
-                    if left_ns <= 0 or (not turn.together and not may_grow):
-                        break
-                    if may_grow and last[1] < limit_ns * SPENT_PCT // 100:
-                        size *= PIECE_GROWTH
-                    elif not turn.together:
-                        break
-        except TimeoutError:
-            if not total:
-                slow = f"not even {PIECE_BYTES_MIN >> 10} KiB came in {OVERTIME_S:g} s and more"
-                return Pull(turn.number, holder, turn.together, 0, 0, slow)
-        except MendError as error:
-            return Pull(turn.number, holder, turn.together, 0, 0, _shorten(error))
-        got, took_ns = (total, time.monotonic_ns() - begun_ns) if turn.together else last
-        return Pull(turn.number, holder, turn.together, got, max(1, took_ns), "")
+            runtime = mend_init(model, probe, optimizer := _optimizer(model, probe))
+            try:
+                told.trips = between(runtime)
+                _pull_apart(model, runtime.status().rack)
+                optimizer.step()
+                told.status = mend_shutdown(model)
+            finally:
+                runtime.abort()
+        except (MendError, Evicted) as error:
+            told.error = error
+        told.events = _events(Path(folder))
+        if told.status is not None and megabytes:
+            told.flows = _of_all_ranks(flows_of(told.of("pulled"), told.status.rack))
+    return told
 
 
-def _shorten(error: MendError) -> str:
-    """Return the error without its advice, which the findings give."""
-    text = str(error)
-    return clean((text.partition(" failed: ")[2] or text).partition(". ")[0])
+def probe_config(config: MendConfig, wait_s: float, folder: Path) -> MendConfig:
+    """The settings of the meeting's job: those of the real one, but for what is its own."""
+    return replace(
+        config,
+        job_id=meeting_of(config.job_id),
+        witness_addr="",  # it belongs to the real job
+        start_timeout_s=wait_s,
+        shutdown_timeout_s=EXCHANGE_S,
+        observe=True,
+        diagnostics_dir=folder,
+        tape_mb_max=0,
+        async_tp_enabled=False,
+    )
 
 
-def _sizes() -> list[int]:
-    steps = itertools.count()
-    sizes = (PIECE_BYTES_MIN * PIECE_GROWTH**step for step in steps)
-    return list(itertools.takewhile(lambda size: size <= PIECE_BYTES_MAX, sizes))
+def payload(config: MendConfig, megabytes: float) -> nn.Module:
+    """A model with equal weights on all racks, so that nothing is copied at the start, and one
+    fragment that is worth measuring."""
+    others = max(1, config.racks - 1)
+    numel = max(1, int(megabytes * MB / FP32 / others))
+    device = torch.device("cuda" if config.encode_on == "device" else "cpu")
+    sizes = [numel, *[1] * (config.fragments - 1)]
+    return nn.ParameterList(
+        nn.Parameter(torch.zeros(size, dtype=torch.float32, device=device)) for size in sizes
+    )
 
 
-def _pattern() -> bytearray:
-    """Bytes that no link can make smaller on the way."""
-    piece = secrets.token_bytes(PATTERN_BYTES)
-    return bytearray(piece * (PIECE_BYTES_MAX // PATTERN_BYTES))
+def _pull_apart(model: nn.Module, rack: int) -> None:
+    """Give the parameters a gradient of this rack's own, which no link can make smaller."""
+    seeded = torch.Generator().manual_seed(rack)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=seeded, dtype=torch.float32, device="cpu")
+        parameter.grad = noise.to(parameter.device)
 
 
-def _key(size: int) -> bytes:
-    """Return the key of the payload of that many bytes; no key of a job's lane is like it."""
-    return (b"d" + size.to_bytes(8, "big")).ljust(KEY_BYTES, b"\0")
+def _optimizer(model: nn.Module, config: MendConfig) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if config.moment_periods else torch.optim.SGD
+    return kind(model.parameters(), lr=1e-3)
 
 
-def longest_s(rules: Rules) -> float:
-    """Return the longest that a meeting takes, however slow or silent the others are."""
-    turns = 2 * rules.racks + 1 if rules.pull_ns and rules.racks > 1 else 0
-    turn_ns = rules.pull_ns + TURN_SPARE_NS
-    return (rules.wait_ns + 2 * LATE_NS + turns * turn_ns + FAREWELL_NS) / SECOND
+@contextmanager
+def _rack(wait_s: float) -> Iterator[None]:
+    """The process group of a rack of several ranks, as torchrun describes it."""
+    several = int(os.environ.get("WORLD_SIZE", "1") or 1) > 1
+    if several:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=wait_s + RANKS_S))
+    try:
+        yield
+    finally:
+        if several:
+            dist.destroy_process_group()
+
+
+def _look_around(config: MendConfig, runtime: Runtime, watch: Watch) -> dict[int, Trips]:
+    """While all racks are there: measure round trips, and hear what they have set."""
+    watch.stop()
+    doors = {r: at for r, at in config.peer_addresses.items() if r != config.rack_number}
+    trips = round_trips(doors, config.socks_proxy)
+    runtime.record(**settings_of(config))
+    limit_s = time.monotonic() + RECORDED_S
+    while not config.socks_proxy and time.monotonic() < limit_s:
+        watch.look()
+        if all(_recorded(watch, address) for address in doors.values()):
+            break
+    return trips
+
+
+def _events(folder: Path) -> list[dict[str, Any]]:
+    lines = (
+        line for path in folder.glob("events-*.jsonl") for line in path.read_text().split("\n")
+    )
+    return [json.loads(line) for line in lines if line]
+
+
+def flows_of(pulled: list[dict[str, Any]], rack: int) -> Flows:
+    """Of the events `pulled` of one rank."""
+    foreign = [event for event in pulled if event["rack"] != rack]
+    least = LARGE * max((event["bytes"] for event in foreign), default=0)
+    large = [event for event in foreign if event["bytes"] >= least]
+    mbit, megabytes = dict[int, float](), dict[int, float]()
+    for event in large:
+        size = event["bytes"] / MB
+        megabytes[event["rack"]] = megabytes.get(event["rack"], 0.0) + size
+        best = mbit.get(event["rack"], 0.0)
+        mbit[event["rack"]] = max(best, size * 8e3 / max(event["ms"], 1e-3))
+    busy_ms = _busy_ms([(e["time_ns"] / MS - e["ms"], e["time_ns"] / MS) for e in large])
+    return Flows(mbit, megabytes, sum(megabytes.values()) * 8e3 / busy_ms if busy_ms else 0.0)
+
+
+def _busy_ms(spans: list[tuple[float, float]]) -> float:
+    """Time that is in at least one of them."""
+    busy, until = 0.0, 0.0
+    for begin, end in sorted(spans):
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return busy
+
+
+def _of_all_ranks(mine: Flows) -> Flows:
+    """The sums over the ranks of this rack, which share its network."""
+    ranks = RackGroup(None, EXCHANGE_S).gather(mine, Flows)
+    total = Flows({}, {}, sum(flows.inbound_mbit for flows in ranks))
+    for flows in ranks:
+        for rack, mbit in flows.mbit.items():
+            total.mbit[rack] = total.mbit.get(rack, 0.0) + mbit
+            total.megabytes[rack] = total.megabytes.get(rack, 0.0) + flows.megabytes[rack]
+    return total
+
+
+# ------------------------------------------------------------------ what was learnt
+
+
+def _watched(config: MendConfig) -> dict[int, str]:
+    """Everything that is looked at from outside the job; behind a proxy only the witness."""
+    doors = {} if config.socks_proxy else dict(config.peer_addresses)
+    return doors | ({WITNESS: config.witness_addr} if config.witness_addr else {})
+
+
+def _port(watch: Watch, rack: int, address: str) -> Seen:
+    knock, view = watch.knocks.get(rack), watch.looks.views.get(address)
+    return Seen(
+        rack=rack,
+        address=address,
+        answer=knock.answer if knock is not None else "",
+        detail=knock.detail if knock is not None else "",
+        speaks=(knock is not None and knock.speaks) or address in watch.looks.speaking,
+        locked=address in watch.looks.locked and view is None,
+        job=view.job if view is not None else "",
+        waits=view.detail if view is not None else "",
+    )
+
+
+def _seen(config: MendConfig, told: Told, watch: Watch, rack: int) -> Seen:
+    address = config.peer_addresses[rack]
+    trips = told.trips.get(rack, Trips(0, 0, None, None))
+    clock_ns = watch.looks.clocks_ns.get(address)
+    flows = told.flows
+    refused = [event["detail"] for event in told.of("refused") if event["rack"] == rack]
+    failed = [event["error"] for event in told.of("fetch-failed") if event["rack"] == rack]
+    mbit = flows.mbit.get(rack) if flows is not None else None
+    return replace(
+        _port(watch, rack, address),
+        hello=any(event["rack"] == rack for event in told.of("hello")),
+        refused=refused[-1] if refused else "",
+        settings=_recorded(watch, address),
+        tried=trips.tried,
+        trips=trips.came,
+        p50_ms=trips.p50_ms,
+        p99_ms=trips.p99_ms,
+        clock_ms=clock_ns / MS if clock_ns is not None else None,
+        mbit=mbit,
+        megabytes=flows.megabytes.get(rack, 0.0) if flows is not None else 0.0,
+        error=(failed[-1].partition(" failed: ")[2] or failed[-1]) if failed and not mbit else "",
+    )
+
+
+def _recorded(watch: Watch, address: str) -> dict[str, float]:
+    view = watch.looks.views.get(address)
+    return dict(view.doings.recorded) if view is not None and view.doings is not None else {}
+
+
+def _answered(config: MendConfig, watch: Watch) -> bool:
+    """As this process answers about itself; True where it does not."""
+    mine = watch.looks.views.get(config.peer_addresses[config.rack_number])
+    return config.rack == FOUNDER or mine is None or bool(mine.missing or mine.decided)
+
+
+def _outcome(told: Told) -> str:
+    status = told.status
+    if status is None or Outcome(status.outcome).good:
+        return ""
+    return str(Outcome(status.outcome, status.outcome_detail))

@@ -15,27 +15,26 @@ from rich.console import Console
 from mend.config.placing import place
 from mend.config.settings import MendConfig
 from mend.config.topology import Hints, read_hints
-from mend.errors import AddressInUse, ConfigError, TransportError
+from mend.errors import AddressInUse, ConfigError, MendError
+from mend.tools import plan
 from mend.tools.doctor.estimate import (
-    exchange_of,
     memory_of,
     merge_ns_per_element,
-    of_exchange,
     of_memory,
     params_of,
-    summary_of,
 )
 from mend.tools.doctor.examine import CANNOT_LISTEN, Report, examine
 from mend.tools.doctor.findings import of_meeting
 from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
 from mend.tools.doctor.local import System
-from mend.tools.doctor.meet import about_of, hold_meeting, rules_of
+from mend.tools.doctor.meeting import attend, is_alone, meet
+from mend.tools.doctor.planning import planned
 from mend.tools.doctor.show import show
 from mend.tools.doctor.terms import Finding, Meeting, problem, remark
 from mend.transport.whereabouts import Whereabouts
 
 WAIT_S = 30.0
-PULL_S = 2.0
+MEGABYTES = 16.0
 INTERRUPTED = 130
 
 
@@ -47,15 +46,15 @@ class Asked:
     as_json: bool = False
     meet: bool = False
     wait_s: float | None = None
-    pull_s: float | None = None
+    megabytes: float | None = None
     params: str = ""
     step_ms: float | None = None
 
     def __post_init__(self) -> None:
-        needs_meet = {"--for": self.wait_s, "--bandwidth": self.pull_s}
+        needs_meet = {"--for": self.wait_s, "--megabytes": self.megabytes}
         for name, value in needs_meet.items():
             if value is not None and not self.meet:
-                rule = "says how racks meet, and nobody does"
+                rule = "has no effect without a meeting"
                 raise ConfigError(name, value, rule, "Add --meet, or leave it out.")
         if self.step_ms is not None and not self.params:
             rule = "needs the size of the model, too"
@@ -64,11 +63,8 @@ class Asked:
 
 def doctor(asked: Asked) -> int:
     """Print it; the exit status is 1 where there is a problem. Raises ConfigError."""
-    rank = int(os.environ.get("RANK", "0") or 0)
-    if asked.meet and rank:
-        skipped = f"mend doctor: this is rank {rank} of its rack; local rank 0 meets the others."
-        print(skipped, file=sys.stderr)
-        return 0
+    if asked.meet and int(os.environ.get("RANK", "0") or 0):
+        return attend(_settings()[0], *_of_meeting(asked))
     params = params_of(asked.params) if asked.params else None
     report, findings = examine(asked.topology)
     try:
@@ -97,6 +93,12 @@ def _settings() -> tuple[MendConfig, Hints]:
         return MendConfig(), read_hints()
 
 
+def _of_meeting(asked: Asked) -> tuple[float, float]:
+    """(seconds to wait, megabytes to pull)."""
+    wait_s = WAIT_S if asked.wait_s is None else asked.wait_s
+    return wait_s, MEGABYTES if asked.megabytes is None else asked.megabytes
+
+
 def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeting | None:
     """None: not wanted, or not possible; then `findings` says why."""
     if not asked.meet:
@@ -104,7 +106,7 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
     if not report["readable"]:
         findings.append(_cannot_meet("the settings cannot be read", "Correct them first."))
         return None
-    config, hints = _settings()
+    config, _ = _settings()
     try:
         config = place(config, Whereabouts())
     except ConfigError as error:
@@ -113,10 +115,10 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
     if config.rack is None:
         findings.append(_cannot_meet("nothing says which rack this is", "Set MEND_RACK."))
         return None
-    wait_s = WAIT_S if asked.wait_s is None else asked.wait_s
-    pull_s = PULL_S if asked.pull_s is None else asked.pull_s
-    about = about_of(config, report["versions"], hints.world or hints.ranks_per_rack)
-    rules = rules_of(config, wait_s, pull_s)
+    if is_alone(config):
+        found = "This rack trains alone (racks=1 or exchange=false): there is nobody to meet."
+        findings.append(remark("meeting", found, "Set MEND_RACKS."))
+        return None
     running = look_around(config)
     findings += running
     if any(each.change == STOP_IT for each in running):
@@ -124,11 +126,11 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
             _forget_port(findings)
         return None  # not a word to a job that trains
     try:
-        return hold_meeting(config, about, rules, loud=not asked.as_json)
+        return meet(config, *_of_meeting(asked))
     except AddressInUse as error:
         _forget_port(findings)
         findings.append(of_taken(config, error))
-    except (ConfigError, TransportError) as error:
+    except MendError as error:
         findings.append(problem("this rack", str(error)))
     return None
 
@@ -154,10 +156,18 @@ def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | Non
     trip_ms = meeting.slowest_trip_ms if meeting is not None else None
     if mbit is None or trip_ms is None:
         if asked.step_ms is not None:
-            why = "Whether tau covers an exchange is not known: bandwidth was not measured to all."
+            why = "Whether tau hides an exchange is not known: bandwidth was not measured to all."
             findings.append(remark("overlap", why, "Run it with --meet on all racks."))
         return findings
-    merge_ns = merge_ns_per_element(config.merge, config.racks)
-    exchange = exchange_of(config, params, ranks, mbit=mbit, trip_ms=trip_ms, merge_ns=merge_ns)
-    report["exchange"] = summary_of(exchange, mbit)
-    return findings + of_exchange(config, exchange, asked.step_ms)
+    question = plan.Asked(
+        params,
+        asked.step_ms or 1.0,
+        plan.measured_link(mbit, trip_ms),
+        config.racks,
+        ranks,
+        merge_ns_per_element(config.merge, config.racks),
+        config.simulated_merge_delay_ms,
+        "cuda" if report["devices"] else "cpu",
+    )
+    report["plan"], told = planned(config, question, has_step=asked.step_ms is not None)
+    return findings + told

@@ -14,14 +14,6 @@ from mend.tools.doctor.terms import Finding
 COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 WIDTH = max(map(len, COLOURS))
 
-MET = {
-    (True, True): "yes",
-    (True, False): "heard only",
-    (False, True): "hears only",
-    (False, False): "no",
-}
-"""(it is heard here, it hears us) -> word."""
-
 
 def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) -> None:
     """`findings`: everything that is to be said at the end, in this order within a severity."""
@@ -47,6 +39,9 @@ def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) 
         _rows(console, "network cards", report["network"]["cards"])
     if "meeting" in report:
         _meeting(console, report["meeting"])
+    if report.get("plan"):
+        console.print("[bold]recommended[/bold]")
+        console.print(report["plan"]["text"], markup=False, highlight=False, soft_wrap=True)
     _findings(console, findings)
     if not report["problems"]:
         met = "meeting" in report
@@ -59,29 +54,20 @@ def _meeting(console: Console, meeting: dict[str, Any]) -> None:
     rows = [
         {
             "rack": seen["rack"],
-            "met": MET[seen["heard"], seen["hears_us"]],
+            "port": seen["answer"],
             "trip ms": _rounded(seen["p50_ms"]),
             "p99 ms": _rounded(seen["p99_ms"]),
-            "clock ms": _rounded(seen["clock_ms"]),
-            "in Mbit/s": _flow(seen["here"]),
-            "out Mbit/s": _flow(seen["there"]),
-            "in, all at once": _flow(seen["together"]),
+            "in Mbit/s": _rounded(seen["mbit"]),
         }
         for seen in meeting["peers"]
     ]
     if rows:
         title = f"meeting of job {meeting['job']}, seen from rack {meeting['rack']}"
-        _rows(console, f"{title} (payloads at {meeting['lane']})", rows)
+        _rows(console, title, rows)
 
 
 def _rounded(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f}"
-
-
-def _flow(flow: dict[str, Any] | None) -> str | None:
-    if flow is None:
-        return None
-    return "FAILED" if flow["mbit"] is None else f"{flow['mbit']:.0f}"
 
 
 def _findings(console: Console, findings: Sequence[Finding]) -> None:

@@ -35,46 +35,39 @@ def problem(topic: str, found: str, change: str = "") -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
-    """Bytes one way, as they arrived. error: why nothing did."""
-
-    mbit: float | None = None
-    megabytes: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
-    """One other rack, as it was seen from here."""
+    """One other rack, or the witness, as it was seen from here."""
 
     rack: int
     address: str
-    heard: bool = False
-    hears_us: bool = False
-    heard_by: tuple[int, ...] = ()
-    """Other racks that hear it."""
     answer: str = ""
     """Answer of its port: open, refused, silent, no route, no such name; empty: not tried."""
     detail: str = ""
     speaks: bool = False
     """Something that speaks as mend does answered there."""
-    host: str = ""
-    same_machine: bool = False
-    lane: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, str] = field(default_factory=dict)
-    wishes: dict[str, str] = field(default_factory=dict)
+    locked: bool = False
+    """It has another key, or one of the two sides has none."""
+    job: str = ""
+    """Job of the process that answers looks there; empty: none does."""
+    waits: str = ""
+    """Why that process waits, as it says."""
+    hello: bool = False
+    """Its hello arrived here; only the rack that founds the job gets hellos."""
+    refused: str = ""
+    """Why this rack refused it."""
+    settings: dict[str, float] = field(default_factory=dict)
+    """Settings that need not be equal, and should be."""
+    tried: int = 0
     trips: int = 0
-    asked: int = 0
+    """Connections that were tried, and those that came about."""
     p50_ms: float | None = None
     p99_ms: float | None = None
     clock_ms: float | None = None
-    here: Flow | None = None
-    """The flow from it to this rack, alone; None: not measured."""
-    there: Flow | None = None
-    """The flow from this rack to it, as it reports."""
-    together: Flow | None = None
-    """The flow from it to this rack, while all racks pulled from all."""
+    mbit: float | None = None
+    """Rate of the payload that this rack pulled from it; None: nothing was measured."""
+    megabytes: float = 0.0
+    error: str = ""
+    """Why this rack could not pull from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +77,32 @@ class Meeting:
     rack: int
     racks: int
     job: str
+    """Of the meeting, not of the real job."""
     address: str
-    lane: str
-    """Address of its payloads."""
     heartbeat_ms: int
     detect_ms: float
     seconds: float
-    turns_done: bool
-    versions: dict[str, str]
-    facts: dict[str, str]
-    wishes: dict[str, str]
+    megabytes: float
+    """What this rack was to pull from the others; 0: nothing is measured."""
     peers: tuple[Seen, ...]
-    witness: tuple[str, str, bool] | None = None
-    """(address, answer to a knock, whether it speaks as mend does)."""
-    strangers: tuple[tuple[int, str], ...] = ()
-    jobs: tuple[tuple[int, str], ...] = ()
-    doubles: tuple[int, ...] = ()
-    garbage: int = 0
+    failure: str = ""
+    """The error with which the start failed; empty: the racks began together."""
+    timed_out: bool = False
+    """The start failed because nothing happened, and not by a refusal."""
+    answered: bool = True
+    """Whether the rack that founds the job answered this one."""
+    outcome: str = ""
+    """How the exchange failed; empty: everything was merged, or the racks did not begin."""
+    settings: dict[str, float] = field(default_factory=dict)
+    witness: Seen | None = None
     buffers: tuple[int, int] | None = None
     """(receive, send): most that the kernel gives a TCP socket, bytes."""
+    inbound_mbit: float | None = None
+    """Rate from all others at once. None: not all of them were measured."""
 
     @property
     def slowest_trip_ms(self) -> float | None:
         return max((seen.p50_ms for seen in self.peers if seen.p50_ms is not None), default=None)
-
-    @property
-    def inbound_mbit(self) -> float | None:
-        """Rate from all others at once. None: not all of them were measured."""
-        flows = [seen.together for seen in self.peers]
-        rates = [flow.mbit for flow in flows if flow is not None and flow.mbit is not None]
-        return sum(rates) if rates and len(rates) == len(flows) else None
 
 
 def rate(mbit: float) -> str:

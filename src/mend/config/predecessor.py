@@ -1,0 +1,119 @@
+"""The settings of tsugi-mend 0.1.5 that mend does not have: what each becomes here, or why not.
+
+`mend.compat.MendConfig` takes them; `mend.MendConfig` names that class. Settings of the same name
+in both libraries are not listed: they are mend's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mend.errors import ConfigError
+
+WHERE = "mend.compat.MendConfig"
+_KEYS = "Make a key with `mend keys new FILE`, and set key_file: mend encrypts and authenticates."
+_BOUNDED = "mend bounds and paces its connections by itself. Leave it out."
+_LINK = "`mend plan` computes a period for a link and a step time. Set sync_period_steps."
+_ONLINE = (
+    "grace_window_ms='adaptive' adapts to the racks, and each rank is compared with its own past."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A setting that only the predecessor has. `default`: its default, which is accepted, as mend
+    does then what it stands for. `remedy`: for every other value. `needs`: the switch without which
+    no value of this one has an effect. `becomes`: mend's name for it. `secret`: its value is not
+    shown."""
+
+    default: object
+    remedy: str = ""
+    needs: str = ""
+    becomes: str = ""
+    secret: bool = False
+
+
+FOREIGN: dict[str, Foreign] = {
+    "incremental_collect": Foreign(
+        False, "mend merges in rack order once a round has closed, on a worker. Leave it out."
+    ),
+    "outer_step_cuda_stream_priority": Foreign(
+        0, "mend's copies have a stream of the default priority. Leave it out."
+    ),
+    "outer_step_compression_powersgd_rank": Foreign(4, becomes="outer_step_compression_rank"),
+    "auto_tune_sync_period": Foreign(False, _LINK),
+    "auto_tune_sync_period_warmup_steps": Foreign(50, needs="auto_tune_sync_period"),
+    "auto_tune_sync_period_min": Foreign(4, needs="auto_tune_sync_period"),
+    "auto_tune_runtime": Foreign(False, _ONLINE),
+    "auto_tune_runtime_window_steps": Foreign(50, needs="auto_tune_runtime"),
+    "auto_tune_runtime_min_samples": Foreign(10, needs="auto_tune_runtime"),
+    "auto_tune_zscore_min": Foreign(2.0, needs="auto_tune_runtime"),
+    "auto_tune_zscore_max": Foreign(8.0, needs="auto_tune_runtime"),
+    "auto_tune_grace_window_min_ms": Foreign(0, needs="auto_tune_runtime"),
+    "auto_tune_grace_window_max_ms": Foreign(10_000, needs="auto_tune_runtime"),
+    "auto_tune_cov_gain": Foreign(4.0, needs="auto_tune_runtime"),
+    "auto_tune_grace_gain": Foreign(1.0, needs="auto_tune_runtime"),
+    "auto_tune_sustain_windows": Foreign(1, needs="auto_tune_runtime"),
+    "auto_tune_drift_ewma_alpha": Foreign(0.2, needs="auto_tune_runtime"),
+    "auto_tune_drift_baseline_alpha": Foreign(0.02, needs="auto_tune_runtime"),
+    "auto_tune_drift_cusum_slack": Foreign(1.0, needs="auto_tune_runtime"),
+    "auto_tune_drift_cusum_threshold": Foreign(8.0, needs="auto_tune_runtime"),
+    "nccl_topo_file": Foreign(
+        None, "Set NCCL_TOPO_DUMP_FILE to the file that NCCL has written; rack_aware reads it."
+    ),
+    "sideband_connect_timeout_s": Foreign(0.5, _BOUNDED),
+    "sideband_max_line_bytes": Foreign(4096, _BOUNDED),
+    "sideband_inbound_read_timeout_s": Foreign(1.0, _BOUNDED),
+    "sideband_max_inbound_connections": Foreign(64, _BOUNDED),
+    "sideband_psk": Foreign(None, _KEYS, secret=True),
+    "sideband_peer_allowlist": Foreign(None, _KEYS, secret=True),
+    "sideband_tls": Foreign(False, _KEYS, secret=True),
+    "sideband_tls_certfile": Foreign(None, _KEYS, secret=True),
+    "sideband_tls_keyfile": Foreign(None, _KEYS, secret=True),
+    "sideband_tls_ca_file": Foreign(None, _KEYS, secret=True),
+}
+"""name -> what becomes of it, in the predecessor's order."""
+
+UNSET: dict[str, object] = {
+    "expected_learner_ids": None,
+    "momentum_sync_period_steps": 512,
+    "sideband_addr": "tcp://0.0.0.0:51900",
+}
+"""Settings of both libraries whose default in the predecessor leaves them out here: no roster, no
+exchange of moments (it has a period and exchanges none), and the own entry of sideband_peers."""
+
+
+def translated(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of mend's own from those of the predecessor; all other names are handed on. Raises
+    ConfigError for a value that mend cannot give its meaning."""
+    own: dict[str, Any] = {}
+    for name, value in given.items():
+        foreign = FOREIGN.get(name)
+        if foreign is None:
+            if name not in UNSET or value != UNSET[name]:
+                own[name] = value
+        elif foreign.needs or _is(value, foreign.default):
+            continue  # without effect, as the switch that it needs is off, or refused
+        elif foreign.becomes:
+            own[foreign.becomes] = value
+        else:
+            shown = "***" if foreign.secret else value
+            rule = "has no meaning here but its default"
+            raise ConfigError(name, shown, rule, foreign.remedy)
+    return own
+
+
+def _is(value: object, default: object) -> bool:
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
+def refuse(name: str, value: object, what_is: str) -> ConfigError | None:
+    """The error of `mend.MendConfig` for a setting of the predecessor; None: it is none."""
+    foreign = FOREIGN.get(name)
+    if foreign is None:
+        return None
+    rule = f"{what_is} a setting of tsugi-mend and none of mend. {WHERE} takes it where it can"
+    remedy = f"Set {foreign.becomes}." if foreign.becomes else foreign.remedy or "Leave it out."
+    return ConfigError(name, "***" if foreign.secret else value, rule, remedy)

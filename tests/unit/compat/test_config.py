@@ -1,0 +1,166 @@
+"""The 51 settings of tsugi-mend 0.1.5, each with its default there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import mend
+from mend import compat
+from mend.config.predecessor import FOREIGN, translated
+from mend.errors import ConfigError
+
+AT = "tcp://127.0.0.1:7"
+SHARED: list[tuple[str, Any, Any]] = [
+    ("quorum_min_learners", 4, 2),
+    ("grace_window_ms", 2000, 300),
+    ("token_weighted_merge", True, False),
+    ("expected_learner_ids", None, ("rack-0", "rack-1")),
+    ("outer_optimizer_momentum", 0.9, 0.5),
+    ("sync_period_steps", 128, 64),
+    ("momentum_sync_period_steps", 512, 256),
+    ("async_tp_enabled", True, False),
+    ("concurrent_outer_step", True, False),
+    ("simulated_merge_delay_ms", 0, 20),
+    ("simulated_merge_delay_distribution", "constant", "bimodal"),
+    ("outer_step_compression_mode", "none", "int8"),
+    ("failslow_window_steps", 50, 40),
+    ("failslow_zscore_threshold", 3.0, 4.0),
+    ("failslow_min_samples", 10, 12),
+    ("rack_aware", True, False),
+    ("sideband_addr", "tcp://0.0.0.0:51900", AT),
+    ("sideband_peers", (), (AT, "tcp://127.0.0.1:8")),
+    ("sideband_heartbeat_ms", 100, 200),
+    ("diagnostics_dir", None, "diagnostics"),
+]
+"""name, default there, another value: settings that mend has."""
+
+LEFT_OUT = {"expected_learner_ids", "momentum_sync_period_steps", "sideband_addr"}
+"""Of these the default there stands for what mend does where nothing is said."""
+
+REFUSED: list[tuple[str, Any, Any, str]] = [
+    ("incremental_collect", False, True, "merges in rack order"),
+    ("outer_step_cuda_stream_priority", 0, -1, "default priority"),
+    ("auto_tune_sync_period", False, True, "`mend plan`"),
+    ("auto_tune_runtime", False, True, "grace_window_ms='adaptive'"),
+    ("nccl_topo_file", None, "topo.xml", "NCCL_TOPO_DUMP_FILE"),
+    ("sideband_connect_timeout_s", 0.5, 0.1, "by itself"),
+    ("sideband_max_line_bytes", 4096, 1, "by itself"),
+    ("sideband_inbound_read_timeout_s", 1.0, 2.0, "by itself"),
+    ("sideband_max_inbound_connections", 64, 1, "by itself"),
+    ("sideband_psk", None, "secret", "mend keys new"),
+    ("sideband_peer_allowlist", None, ("secret",), "mend keys new"),
+    ("sideband_tls", False, True, "mend keys new"),
+    ("sideband_tls_certfile", None, "secret", "mend keys new"),
+    ("sideband_tls_keyfile", None, "secret", "mend keys new"),
+    ("sideband_tls_ca_file", None, "secret", "mend keys new"),
+]
+"""name, default there, another value, part of the remedy: settings that mend does not have."""
+
+OFF: list[tuple[str, Any, Any]] = [
+    ("auto_tune_sync_period_warmup_steps", 50, 9),
+    ("auto_tune_sync_period_min", 4, 9),
+    ("auto_tune_runtime_window_steps", 50, 9),
+    ("auto_tune_runtime_min_samples", 10, 9),
+    ("auto_tune_zscore_min", 2.0, 1.0),
+    ("auto_tune_zscore_max", 8.0, 9.0),
+    ("auto_tune_grace_window_min_ms", 0, 9),
+    ("auto_tune_grace_window_max_ms", 10_000, 9),
+    ("auto_tune_cov_gain", 4.0, 9.0),
+    ("auto_tune_grace_gain", 1.0, 9.0),
+    ("auto_tune_sustain_windows", 1, 9),
+    ("auto_tune_drift_ewma_alpha", 0.2, 0.9),
+    ("auto_tune_drift_baseline_alpha", 0.02, 0.9),
+    ("auto_tune_drift_cusum_slack", 1.0, 9.0),
+    ("auto_tune_drift_cusum_threshold", 8.0, 9.0),
+]
+"""Settings of a tuner that is off, or refused: no value has an effect."""
+
+RENAMED = ("outer_step_compression_powersgd_rank", 4, 8)
+
+
+def test_the_table_has_all_51_settings() -> None:
+    names = [row[0] for row in (*SHARED, *REFUSED, *OFF, RENAMED)]
+    assert len(names) == len(set(names)) == 51
+    assert set(FOREIGN) == {row[0] for row in (*REFUSED, *OFF, RENAMED)}
+
+
+@pytest.mark.parametrize(("name", "default", "other"), SHARED)
+def test_a_shared_setting_has_its_meaning(name: str, default: Any, other: Any) -> None:
+    racks = {"racks": 4} if name != "sideband_peers" else {}
+    taken = compat.MendConfig(**racks, **{name: default})
+    if name in LEFT_OUT:
+        assert taken == mend.MendConfig(**racks)
+    else:
+        assert getattr(taken, name) == default
+    found = compat.MendConfig(**racks, **_with(name), **{name: other})
+    assert found == mend.MendConfig(**racks, **_with(name), **{name: other})
+    assert found.is_named(name)
+
+
+def _with(name: str) -> dict[str, Any]:
+    """What mend needs beside it."""
+    return {"rack": 0, "advertise_host": "a"} if name == "sideband_addr" else {}
+
+
+@pytest.mark.parametrize(("name", "default", "other", "remedy"), REFUSED)
+def test_a_foreign_setting_is_accepted_at_its_default_and_else_refused_with_a_remedy(
+    name: str, default: Any, other: Any, remedy: str
+) -> None:
+    assert compat.MendConfig(**{name: default}) == mend.MendConfig()
+    with pytest.raises(ConfigError) as caught:
+        compat.MendConfig(**{name: other})
+    assert caught.value.field == name
+    assert remedy in caught.value.remedy
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "default", "other"), OFF)
+def test_a_setting_without_effect_is_accepted(name: str, default: Any, other: Any) -> None:
+    for value in (default, other):
+        assert compat.MendConfig(**{name: value}) == mend.MendConfig()
+    switch = FOREIGN[name].needs
+    assert switch in {row[0] for row in REFUSED}
+    for given in ({name: other, switch: True}, {switch: True, name: other}):
+        with pytest.raises(ConfigError, match=f"^{switch}=True"):
+            compat.MendConfig(**given)
+
+
+def test_a_renamed_setting_becomes_mends_own() -> None:
+    name, default, other = RENAMED
+    assert compat.MendConfig(**{name: default}) == mend.MendConfig()
+    mode = {"outer_step_compression_mode": "powersgd"}
+    assert compat.MendConfig(**mode, **{name: other}).codec == "powersgd-8"
+
+
+def test_a_config_of_all_defaults_is_accepted_without_a_word() -> None:
+    rows = (*SHARED, *((n, d, o) for n, d, o, _ in REFUSED), *OFF, RENAMED)
+    taken = compat.MendConfig(**{name: default for name, default, _ in rows})
+    assert taken.quorum_min_learners == taken.racks == 4
+    assert taken.momentum_sync_period_steps is None
+
+
+def test_zero_is_not_false() -> None:
+    with pytest.raises(ConfigError, match=r"^incremental_collect=0"):
+        compat.MendConfig(incremental_collect=0)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_mends_own_config_names_the_class_that_takes_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"^{name}=.*of tsugi-mend and none of mend. mend.compat.MendConfig takes it"
+    with pytest.raises(ConfigError, match=said) as caught:
+        mend.MendConfig(**{name: FOREIGN[name].default})
+    assert caught.value.remedy
+    monkeypatch.setenv(f"MEND_{name.upper()}", "1")
+    with pytest.raises(ConfigError, match=f"^MEND_{name.upper()}="):
+        mend.MendConfig()
+
+
+def test_mends_own_settings_and_unknown_names_are_handed_on() -> None:
+    assert compat.MendConfig(fragments=2).fragments == 2
+    assert translated({"fragments": 2, "nonsense": 1}) == {"fragments": 2, "nonsense": 1}
+    with pytest.raises(ConfigError, match="closest name"):
+        compat.MendConfig(nonsense=1)

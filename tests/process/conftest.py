@@ -35,14 +35,11 @@ def ends_of(request: pytest.FixtureRequest) -> Whole:
     return Whole.ONE if next(with_jobs) is request.node else Whole.NONE
 
 
-JUDGED_ONE_IN = 8
-"""Tapes of one test in so many are judged, by its name and the shard of the run (tests/gate): it
-costs a tenth of what the test does. All are where all shards run."""
-
-
 def is_judged(request: pytest.FixtureRequest) -> bool:
+    """Whether the tapes of this test are judged: where its shard runs (tests/gate/shards.py), as it
+    costs a fifth of the CPU time of a test."""
     shard = shards.parse(request.config.option.shard).shard
-    return shard is None or (shards.shard_of(request.node.nodeid) - shard) % JUDGED_ONE_IN == 0
+    return shard is None or shards.shard_of(request.node.nodeid) == shard
 
 
 @pytest.fixture

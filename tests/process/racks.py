@@ -20,7 +20,6 @@ from typing import Any
 
 from mend.tools.processes import TOKEN, kill_orphans
 from mend.types import WITNESS
-from tests.process.histories import problems_in
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 60.0
@@ -484,5 +483,7 @@ class Job:
         """After `close`: the simulator's questions, of the tapes of this job."""
         if self.unjudged:
             return
+        from tests.process.histories import problems_in  # late: it loads torch
+
         problems = problems_in(self.events_folder)
         assert not problems, "\n".join([f"the tapes in {self.events_folder} say:", *problems])

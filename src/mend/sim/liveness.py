@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CONVERGED_NS = 15 * SECOND
 """Limit from the end of all faults and of all training to the end of the job."""
 
+NO_COPY = "no rack gave a copy"
+"""In the reason of a rank that waited for a training state until its limit."""
+
 FOUND_NS = 9 * SECOND
 """Time to notice a lost quorum, to begin a new lineage, and for all to join it."""
 
@@ -146,6 +149,11 @@ def _not_converged(world: World) -> list[str]:
         if left and (patient or _even(world)):
             problems.append(f"{_names([peer])} left alone though a quorum was there: {left[-1]}")
         open_ = [p for p, track in enumerate(training.trainer.tracks) if track.offer is not None]
+        fresh = [
+            str(fields["reason"]) for k, fields in training.process.notes if k == "state-fresh"
+        ]
+        if any(NO_COPY in reason for reason in fresh):
+            problems.append(f"{_names([peer])} joined, and got no copy of a training state")
         if open_ and patient:
             problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
     if len(set(versions.values())) > 1 and (patient or _even(world)):

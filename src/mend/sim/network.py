@@ -21,8 +21,10 @@ from mend.errors import (
 from mend.sim.faults import Broken, target
 from mend.sim.loop import Loop
 from mend.sim.scenario import Scenario
+from mend.sim.scripted_faults import PULLED
 from mend.transport.asking import Asked, ask_around, most_telling, no_holder
 from mend.transport.bulk_wire import checksum_of
+from mend.transport.security import Secrets
 from mend.types import MS, SECOND, Address, Extent, Meter
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ WIRE_CHECKED_ONE_IN = 8
 
 STREAMS_ONE_IN = 4
 """In one scenario of so many, states travel as patches, as they do between real processes."""
+
+STATE_KEY = b"t"
+"""What the keys of training states begin with (`training_state_key`)."""
 
 METER_NS = 100 * MS
 """Time between two counts of the bytes of a pull that takes longer."""
@@ -64,6 +69,8 @@ class Network:
         self.broken = broken or Broken(loop, rng)
         self.where: dict[str, Process] = {}
         self.lanes: dict[Address, Process] = {}
+        self.secrets: dict[int, Secrets] = {}
+        """Target -> the secrets of its newest life; empty: the job has no key."""
         self.kept: dict[str, deque[Envelope]] = {}
         """Frames that wait for the next life at an address."""
         self.frames = 0
@@ -114,6 +121,9 @@ class Network:
     def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
         broken = self.broken
         if broken.silent(here, there) or broken.loses(here, there):
+            return
+        if self.secrets and self.secrets[here].named(self.secrets[there].own.name) is None:
+            broken.felt["keys"] += 1  # the server's key is not one that this client has
             return
         if broken.flips("flip_frames", here) and not self._survives_a_flip(envelope):
             return
@@ -191,6 +201,12 @@ class Network:
         if broken.silent(there, here) or broken.silent(here, there) or process.frozen():
             asker.later(STALL_NS, lambda: ended(Asked(TransferStalled("no byte"))))
             return
+        if self.secrets and self.secrets[there].named(self.secrets[here].own.name) is None:
+            broken.felt["keys"] += 1
+            asker.later(0, lambda: ended(Asked(PeerUnreachable("it has another key"))))
+            return
+        if key.startswith(STATE_KEY):
+            broken.sent(there, PULLED)
         time_ns = INSIDE_NS
         if here != there:
             time_ns = 2 * broken.delay_ns(there, here)

@@ -21,7 +21,7 @@ BUGS = {
     "a process accepts the first secret of its file alone": (
         KEYS,
         Edit("transport.security:Secrets.named", "self.all", "self.all[:1]"),
-        "I4: ",
+        "frames and pulls were refused for their key",
     ),
 }
 

@@ -13,6 +13,7 @@ import pytest
 
 import mend
 from mend.tools.keys_command import create
+from tests.gate import shards
 from tests.process.racks import Job, Nursery, Whole, until
 
 Jobs = Callable[..., Job]
@@ -32,6 +33,13 @@ def ends_of(request: pytest.FixtureRequest) -> Whole:
         and not item.get_closest_marker("skip")
     )
     return Whole.ONE if next(with_jobs) is request.node else Whole.NONE
+
+
+def is_judged(request: pytest.FixtureRequest) -> bool:
+    """Whether the tapes of this test are judged: where its shard runs (tests/gate/shards.py), as it
+    costs a fifth of the CPU time of a test."""
+    shard = shards.parse(request.config.option.shard).shard
+    return shard is None or shards.shard_of(request.node.nodeid) == shard
 
 
 @pytest.fixture
@@ -62,6 +70,8 @@ def jobs(
     yield make
     for job in made:
         job.close()
+    for job in made if is_judged(request) else ():
+        job.judge()
 
 
 @pytest.fixture

@@ -328,6 +328,9 @@ class Job:
         self.witness: Forked | None = None
         self.nursery = nursery
         self.key_file = key_file
+        self.unjudged = ""
+        """Why its tapes are not judged, as the test damages them or leaves some out; empty: they
+        are."""
         if witness:
             self.start_witness()
 
@@ -478,3 +481,12 @@ class Job:
         for process in (*self.processes.values(), *([self.witness] if self.witness else [])):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+
+    def judge(self) -> None:
+        """After `close`: the simulator's questions, of the tapes of this job."""
+        if self.unjudged:
+            return
+        from tests.process.histories import problems_in  # late: it loads torch
+
+        problems = problems_in(self.events_folder)
+        assert not problems, "\n".join([f"the tapes in {self.events_folder} say:", *problems])

@@ -126,6 +126,7 @@ def test_a_witness_goes_on_when_its_reader_has_gone(jobs: Jobs, streams: str) ->
     """`mend coordinate | head -1` died of a BrokenPipeError at the first hello. The rack that is
     refused makes it warn on stderr as well."""
     job = jobs()
+    job.unjudged = "the witness keeps no tape"
     job.witness_address = job.addresses[2]
     witness = [
         *(sys.executable, "-m", "mend.tools", "coordinate", "--bind", job.witness_address),

@@ -74,6 +74,7 @@ def test_a_job_replays_and_what_happened_to_its_tapes_is_told(
     nursery: Nursery, recorded: tuple[Job, Path]
 ) -> None:
     job, folder = recorded
+    job.unjudged = "its tapes are damaged and rewritten"
     status, said = mend(nursery, "replay", folder)
     assert status == 0, said
     assert said.count(": equal: ") == 3

@@ -186,6 +186,13 @@ class ConcurrentOuterStep:
             self.published.pulled = sum(each.moved for each in standing)
             self.tell(ev.Moved(standing))
 
+    def say_farewell(self) -> None:
+        """Tell the coordinator, if it is elsewhere, that this rack leaves."""
+        if self.leader is not None:
+            effect = self.leader.farewell()
+            if effect.to != self.me:
+                self.host.send(effect.to, effect.body)
+
     def crashed(self, error: MendError) -> None:
         """Fail the threads that wait: the loop stopped."""
         self.published.fail(error)

@@ -491,12 +491,8 @@ class LiveRank:
         return self._checkpoints.close() if hasattr(self, "_checkpoints") else []
 
     def _farewell(self) -> None:
-        rank = getattr(self, "rank", None)
-        leader = rank.leader if rank is not None else None
-        if leader is not None:
-            effect = leader.farewell()
-            if effect.to != self.me:
-                self.io_loop.send(effect.to, effect.body)
+        if (rank := getattr(self, "rank", None)) is not None:
+            rank.say_farewell()
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -28,6 +28,7 @@ from mend.errors import (
     TransportError,
     ensure,
 )
+from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
@@ -56,9 +57,6 @@ WATCHES_PER_STALL = 8
 CONNECT_NS_MAX = 5 * SECOND
 CLOSE_S = 5.0
 """How long `close` waits for threads, which it has woken: they end at once."""
-
-_TELLING = (ChecksumMismatch, TransferStalled, PeerUnreachable, PayloadGone)
-"""When holders fail in different ways, the caller gets the first of these."""
 
 T = TypeVar("T")
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
@@ -155,48 +153,32 @@ class BulkLane:
         if not into.nbytes:
             return
         if not holders:
-            raise PeerUnreachable(f"key {key.hex()}: no holder is known. Wait for an announcement.")
+            raise no_holder(key)
         async with self._turns, self._turn_of(holders[0]):
             with into.cast("B") as flat:  # released at the end: the caller may resize its buffer
                 incoming = Incoming(flat, checksum, extent, meter)
-                ends = await self._ask_around(incoming, list(dict.fromkeys(holders)), key)
+                ends = await self._ask_around(incoming, list(holders), key)
         if ends:
-            raise _most_telling(ends, key)
+            raise most_telling(ends, key)
 
     def _turn_of(self, holder: Address) -> AbstractAsyncContextManager[None]:
         if holder in self._quick:
             return contextlib.nullcontext()
         return self._thin.setdefault(holder, asyncio.Semaphore(THIN_MAX))
 
-    async def _ask_around(
-        self, incoming: Incoming, holders: list[Address], key: bytes
-    ) -> dict[Address, TransportError]:
-        """How each holder failed; empty when the payload is in."""
-        ends: dict[Address, TransportError] = {}
-        going_on = True
-        while holders and going_on:
-            before, going_on = incoming.verified, False
-            for holder in tuple(holders):
-                error = await self._attempt(incoming, holder, key)
-                if error is None:
-                    wrong = incoming.settle()
-                    if wrong is None:
-                        return {}
+    async def _ask_around(self, incoming: Incoming, holders: list[Address], key: bytes) -> Ends:
+        asking = ask_around(holders)
+        try:
+            holder = next(asking)
+            while True:
+                asked = Asked(await self._attempt(incoming, holder, key), incoming.verified)
+                if asked.error is None and (wrong := incoming.settle()) is not None:
                     culprit, error = wrong
-                    ends[culprit] = error
-                    holders.remove(culprit)
-                    continue
-                if isinstance(error, ChecksumMismatch) and not isinstance(
-                    ends.get(holder), ChecksumMismatch
-                ):
-                    # It may have dropped the payload and used the buffer again while a chunk was on
-                    # its way: ask once more, it will then say "gone".
-                    going_on = True
-                elif isinstance(error, (PayloadGone, ChecksumMismatch)):
-                    holders.remove(holder)
-                ends[holder] = error
-            going_on = going_on or incoming.verified > before
-        return ends
+                    asked = Asked(error, incoming.verified, culprit)
+                holder = asking.send(asked)
+        except StopIteration as ended:
+            ends: Ends = ended.value
+            return ends
 
     async def _attempt(
         self, incoming: Incoming, holder: Address, key: bytes
@@ -437,10 +419,3 @@ def _unreachable(holder: Address, error: Exception | None) -> PeerUnreachable:
         remedy = "Raise the limit of open files here (ulimit -n)."
     cause = error or "the connection broke"
     return PeerUnreachable(f"holder {holder.host}:{holder.port}: {cause}. {remedy}")
-
-
-def _most_telling(ends: dict[Address, TransportError], key: bytes) -> TransportError:
-    """One error of the most telling kind, naming how each holder ended."""
-    kind = next(kind for kind in _TELLING if any(isinstance(e, kind) for e in ends.values()))
-    reasons = "; ".join(str(error) for error in ends.values())
-    return kind(f"key {key.hex()}: {len(ends)} holder(s) failed: {reasons}")

@@ -106,7 +106,7 @@ def _script(scenario: Scenario) -> dict[str, object]:
         racks = rng.sample(range(scenario.racks), rng.choice((1, 1, scenario.racks)))
         step = rng.randint(2, min(scenario.steps) - 1)
         changes["pauses"] = tuple((rack, step, rng.choice(PAUSES)) for rack in racks)
-    changes["carries"] = rng.random() < CARRIES_SHARE
+    changes["carries"] = rng.random() < CARRIES_SHARE or scenario.carries
     if rng.random() < MOMENTS_SHARE and not scenario.non_finite:  # which would stay in the moments
         period = scenario.period_steps
         changes["moments"] = rng.choice(((period,), (period, 2 * period), (0, period)))

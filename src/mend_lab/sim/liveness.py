@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CONVERGED_NS = 15 * SECOND
 """Limit from the end of all faults and of all training to the end of the job."""
 
+NO_COPY = "no rack gave a copy"
+"""In the reason of a rank that waited for a training state until its limit."""
+
 FOUND_NS = 9 * SECOND
 """Time to notice a lost quorum, to begin a new lineage, and for all to join it."""
 
@@ -32,6 +35,8 @@ def verdict(world: World, finished: bool) -> list[str]:
     if not finished:
         stuck = [p for p, t in world.trainings.items() if not t.ended and not t.process.dead]
         problems.append(f"{_names(stuck)} did not end")
+    if refused := world.broken.felt["keys"]:  # neighbouring lives accept each other's key
+        problems.append(f"{refused} frames and pulls were refused for their key")
     for peer, training in world.trainings.items():
         if isinstance(training.failure, Diverged) and peer.rack not in _may_diverge(world):
             problems.append(f"{_names([peer])}, which is healthy, has {training.failure!r}")
@@ -41,7 +46,7 @@ def verdict(world: World, finished: bool) -> list[str]:
     if finished and not problems and all_back(world):
         problems += _not_back(world)
     if finished and not problems and (_must_converge(world) or all_back(world)):
-        problems += _not_converged(world)
+        problems += _not_converged(world) + _without_state(world)
     return problems
 
 
@@ -159,6 +164,18 @@ def _not_converged(world: World) -> list[str]:
     if took_ns > CONVERGED_NS:
         problems.append(f"the end took {took_ns / SECOND:.1f} s")
     return problems
+
+
+def _without_state(world: World) -> list[str]:
+    """Ranks that waited for a copy of another rack's training state until their limit. Where nobody
+    can give one, they are told so at once."""
+    waited = [
+        peer
+        for peer, training in world.trainings.items()
+        for kind, fields in training.process.notes
+        if kind == "state-fresh" and NO_COPY in str(fields["reason"])
+    ]
+    return [f"{_names(waited)} joined, and got no copy of a training state"] if waited else []
 
 
 def _left_behind(world: World, training: Training) -> bool:

@@ -10,15 +10,28 @@ from typing import TYPE_CHECKING
 
 from mend.coordination import wire
 from mend.coordination.messages import Envelope
-from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled, WireError
+from mend.errors import (
+    AddressInUse,
+    ChecksumMismatch,
+    PayloadGone,
+    PeerUnreachable,
+    TransferStalled,
+    WireError,
+)
+from mend.transport.asking import Asked, ask_around, most_telling, no_holder
 from mend.transport.bulk_wire import checksum_of
+from mend.transport.security import Secrets
 from mend.types import MS, SECOND, Address, Extent, Meter
 from mend_lab.sim.faults import Broken, target
 from mend_lab.sim.loop import Loop
 from mend_lab.sim.scenario import Scenario
+from mend_lab.sim.scripted_faults import PULLED
 
 if TYPE_CHECKING:
     from mend_lab.sim.process import Process
+
+Pull = tuple[bytes, str, memoryview, Extent | None, Meter | None]
+"""Key, checksum, where the bytes go, their extent, and the meter of a fetch."""
 
 STALL_NS = 1 * SECOND
 WIRE_CHECKED_ONE_IN = 8
@@ -26,6 +39,9 @@ WIRE_CHECKED_ONE_IN = 8
 
 STREAMS_ONE_IN = 4
 """In one scenario of so many, states travel as patches, as they do between real processes."""
+
+STATE_KEY = b"t"
+"""What the keys of training states begin with (`training_state_key`)."""
 
 METER_NS = 100 * MS
 """Time between two counts of the bytes of a pull that takes longer."""
@@ -53,6 +69,8 @@ class Network:
         self.broken = broken or Broken(loop, rng)
         self.where: dict[str, Process] = {}
         self.lanes: dict[Address, Process] = {}
+        self.secrets: dict[int, Secrets] = {}
+        """Target -> the secrets of its newest life; empty: the job has no key."""
         self.kept: dict[str, deque[Envelope]] = {}
         """Frames that wait for the next life at an address."""
         self.frames = 0
@@ -83,7 +101,12 @@ class Network:
         self.kept.setdefault(address, deque(maxlen=EARLY_FRAMES_MAX)).append(envelope)
 
     def enter(self, process: Process) -> None:
-        """A process listens, and first hears the frames that waited for its former life."""
+        """A process listens, and first hears the frames that waited for its former life. Raises
+        AddressInUse where that still listens."""
+        if process.address in self.where:
+            raise AddressInUse(
+                f"sideband: {process.address} is taken. End the process that has it."
+            )
         self.where[process.address] = process
         self.lanes[process.lane] = process
         for envelope in self.kept.pop(process.address, ()):
@@ -98,6 +121,9 @@ class Network:
     def _send_far(self, here: int, there: int, receiver: Process, envelope: Envelope) -> None:
         broken = self.broken
         if broken.silent(here, there) or broken.loses(here, there):
+            return
+        if self.secrets and self.secrets[here].named(self.secrets[there].own.name) is None:
+            broken.felt["keys"] += 1  # the server's key is not one that this client has
             return
         if broken.flips("flip_frames", here) and not self._survives_a_flip(envelope):
             return
@@ -136,45 +162,64 @@ class Network:
         extent: Extent | None = None,
         meter: Meter | None = None,
     ) -> None:
-        """Ask the holders one after another, as the lane does; a cut link costs a stall timeout.
+        """Ask the holders as the lane does; a cut link costs a stall timeout.
 
         A payload is compared with its checksum, a state (without a checksum) is verified by its
         reader. A slice has only the digests of its chunks, which show changes on the way.
         """
-        broken, here = self.broken, target(asker.me.rack)
+        flat = into.cast("B")
+        if not flat.nbytes or not holders:
+            error = no_holder(key) if flat.nbytes else None
+            asker.later(0, lambda: done(error))
+            return
+        asking = ask_around(holders)
 
-        def ask(position: int, last: Exception) -> None:
-            if position == len(holders):
-                asker.later(0, lambda: done(last))
+        def ask(asked: Asked | None) -> None:
+            try:
+                holder = next(asking) if asked is None else asking.send(asked)
+            except StopIteration as ended:
+                done(most_telling(ended.value, key) if ended.value else None)
                 return
-            holder = self.lanes.get(holders[position])
-            if holder is None:
-                asker.later(0, lambda: ask(position + 1, PeerUnreachable("its process is gone")))
-                return
-            there = target(holder.me.rack)
-            if broken.silent(there, here) or broken.silent(here, there) or holder.frozen():
-                asker.later(STALL_NS, lambda: ask(position + 1, TransferStalled("no byte")))
-                return
-            time_ns = INSIDE_NS
-            if here != there:
-                time_ns = 2 * broken.delay_ns(there, here)
-            bytes_ns = len(into) * self.scenario.byte_ns
-            if meter is not None and bytes_ns > METER_NS:
-                self._count(asker, meter, self.loop.now_ns, bytes_ns)
-            time_ns += bytes_ns
+            self._attempt(asker, holder, (key, checksum, flat, extent, meter), ask)
 
-            def arrive() -> None:
-                live = self.lanes.get(holders[position]) is holder
-                view = holder.served.get(key) if live else None
-                error = self._give(view, into, checksum, extent, there)
-                if error is not None:
-                    ask(position + 1, error)
-                else:
-                    done(None)
+        ask(None)
 
-            asker.later(time_ns, arrive)
+    def _attempt(
+        self, asker: Process, holder: Address, pull: Pull, ended: Callable[[Asked], None]
+    ) -> None:
+        """Pull everything from one holder."""
+        broken, here, (key, checksum, into, extent, meter) = (
+            self.broken,
+            target(asker.me.rack),
+            pull,
+        )
+        process = self.lanes.get(holder)
+        if process is None:
+            asker.later(0, lambda: ended(Asked(PeerUnreachable("its process is gone"))))
+            return
+        there = target(process.me.rack)
+        if broken.silent(there, here) or broken.silent(here, there) or process.frozen():
+            asker.later(STALL_NS, lambda: ended(Asked(TransferStalled("no byte"))))
+            return
+        if self.secrets and self.secrets[there].named(self.secrets[here].own.name) is None:
+            broken.felt["keys"] += 1
+            asker.later(0, lambda: ended(Asked(PeerUnreachable("it has another key"))))
+            return
+        if key.startswith(STATE_KEY):
+            broken.sent(there, PULLED)
+        time_ns = INSIDE_NS
+        if here != there:
+            time_ns = 2 * broken.delay_ns(there, here)
+        bytes_ns = len(into) * self.scenario.byte_ns
+        if meter is not None and bytes_ns > METER_NS:
+            self._count(asker, meter, self.loop.now_ns, bytes_ns)
 
-        ask(0, PeerUnreachable("no holder"))
+        def arrive() -> None:
+            live = self.lanes.get(holder) is process
+            view = process.served.get(key) if live else None
+            ended(self._give(view, into, checksum, extent, holder))
+
+        asker.later(time_ns + bytes_ns, arrive)
 
     def _count(self, asker: Process, meter: Meter, begun_ns: int, takes_ns: int) -> None:
         """Count the bytes of a long pull as they come."""
@@ -188,19 +233,22 @@ class Network:
         into: memoryview,
         checksum: str,
         extent: Extent | None,
-        holder: int,
-    ) -> Exception | None:
+        holder: Address,
+    ) -> Asked:
         """Copy the bytes that a holder serves, or say why not."""
         if view is None:
-            return PayloadGone("gone")
+            return Asked(PayloadGone("gone"))
         offset, total = extent or Extent(0, len(into))
         if len(view) != total:
-            return ChecksumMismatch("a payload of another size")
-        into[:] = view[offset : offset + len(into)]
-        if len(into) and self.broken.flips("flip_bytes", holder):
-            if extent is not None:
-                return ChecksumMismatch("other bytes than were sent")
+            return Asked(ChecksumMismatch(f"{len(view)} bytes, {total} are expected"))
+        there = target(self.lanes[holder].me.rack)
+        if self.broken.flips("flip_bytes", there):
+            if extent is not None:  # a chunk was changed on the way
+                return Asked(ChecksumMismatch("other bytes than were sent"))
+            into[:] = view
             into[self.rng.randrange(len(into))] ^= 1 << self.rng.randrange(8)
+        else:
+            into[:] = view[offset : offset + len(into)]
         if checksum and checksum_of(into) != checksum:
-            return ChecksumMismatch("other bytes than were offered")
-        return None
+            return Asked(ChecksumMismatch("other bytes than were offered"), culprit=holder)
+        return Asked(None, len(into))

@@ -131,11 +131,8 @@ class Process:
 
     def stop(self) -> None:
         """The script has ended: say farewell and close."""
-        rank = self.trainer.rank if self.trainer is not None else None
-        if rank is not None and rank.leader is not None:
-            effect = rank.leader.farewell()
-            if effect.to != self.me:
-                self.send(effect.to, effect.body)
+        if self.trainer is not None:
+            self.trainer.rank.say_farewell()
         self.stopped = True
         self.network.leave(self)
 

@@ -111,6 +111,9 @@ class Scenario:
     """Micro-batches of a step, for scripts that ask how many to take; 0: they do not ask."""
     sharded: bool = False
     """Racks merge a slice each in rounds with enough members."""
+    rotates: bool = False
+    """The job's key is replaced: each life of a rack or of the witness has the next file of the
+    three in SECURITY.md, the first life the old key."""
     shutdown_ns: int = SHUTDOWN_NS
     """Limit for the wait after training until the work is merged and the others are done."""
 

@@ -18,6 +18,10 @@ from dataclasses import replace
 from mend.types import MS, SECOND
 from mend_lab.sim.scenario import FOR_EVER, WITNESS_TARGET, Fault, Scenario
 
+PULLED = "StatePulled"
+"""What a fault may wait for, as for a message: a rank that joins begins to pull the training state
+that the rack has copied for it."""
+
 Story = Callable[[int, random.Random], Scenario]
 
 PATIENCE_NS = 20 * SECOND
@@ -464,6 +468,38 @@ BEGINS_NS = 2 * SECOND
 SLOW = 1
 
 
+def _donor_dies(seed: int, rng: random.Random) -> Scenario:
+    """A rack is started again, and the rack that gives it its training state dies while one of its
+    ranks pulls that; in some seeds the next one that gives it dies as well."""
+    scenario = job(seed, rng, rng.choice(((3, True), (3, False), (4, False))), seconds=8)
+    ranks = rng.choice((1, 2, 2)) if scenario.racks == 3 else 1
+    scenario = replace(scenario, ranks=ranks, carries=True, byte_ns=rng.choice((0, 300_000)))
+    joins = rng.randrange(scenario.racks)
+    begin_ns = seconds(rng, 0.5, 2.0)
+    faults = [Fault("restart", begin_ns, begin_ns + seconds(rng, 0.05, 2.5), joins)]
+    donors = [rack for rack in range(scenario.racks) if rack != joins]
+    for donor in donors[: rng.choice((1, 1, 2))]:
+        nth, away_ns = rng.randint(1, ranks), seconds(rng, 0.3, 4.0)
+        until_ns = begin_ns + away_ns
+        faults.append(Fault("restart", begin_ns, until_ns, donor, after=PULLED, nth=nth))
+    return with_faults(scenario, faults, 8 * SECOND)
+
+
+def _key_is_replaced(seed: int, rng: random.Random) -> Scenario:
+    """While the job trains, everybody is started again three times, one after the other, each time
+    with the next file of the three in SECURITY.md."""
+    scenario = job(seed, rng, rng.choice(((3, False), (2, True))), seconds=4)
+    now_ns, faults = seconds(rng, 0.5, 1.5), list[Fault]()
+    order = rng.sample(scenario.targets, len(scenario.targets))
+    for who in order * 3:
+        back_ns = now_ns + seconds(rng, 0.05, 1.0)
+        faults.append(Fault("restart", now_ns, back_ns, who))
+        now_ns = back_ns + VOTES_NS + seconds(rng, 0.0, 2.0)
+    steps = (now_ns // scenario.step_ns[0] + 40,) * scenario.racks
+    scenario = replace(scenario, rotates=True, carries=True, steps=steps, k=1)
+    return with_faults(scenario, faults, now_ns)
+
+
 def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
     """Rack 1 takes four to eight times as long per micro-batch for a while. Rounds would wait for
     it, as they do in lockstep anyway; while it is slow, whoever coordinates may go. Where it is
@@ -578,5 +614,7 @@ STORIES: tuple[tuple[str, float, tuple[Story, ...]], ...] = (
         (_all_lost, _all_lost, _all_but_a_silent_one, _twice_lost, _late_hello, _retired),
     ),
     ("slow rack", 0.01, (with_slow_rack,)),
+    ("death of a donor", 0.01, (_donor_dies,)),
+    ("a key is replaced", 0.002, (_key_is_replaced,)),
 )  # fmt: skip
 """(name, share of all seeds, stories). The name is a part of the generator's seed."""

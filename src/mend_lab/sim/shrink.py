@@ -109,7 +109,7 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
         "lockstep": False, "pauses": (), "cut_step": 0, "cut_writes_ns": 0, "first": 0,
         "delay_ns": 5 * MS, "grace_ns": -1, "max_age": 2, "k": 1,
         "step_ns": (50 * MS,) * scenario.racks, "quiet_ns": 0, "gone": False, "moments": (),
-        "sharded": False, "carries": False,
+        "sharded": False, "carries": False, "rotates": False,
     }  # fmt: skip
     for name, value in plain.items():
         if getattr(scenario, name) != value:

@@ -43,6 +43,7 @@ from mend.fragment.model_plan import ModelPlan
 from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
+from mend.transport.security import Secrets
 from mend.types import MS, PERSON, SECOND, WITNESS, Member, Peer, life_of
 from mend_lab.sim.checkers import Checkers
 from mend_lab.sim.faults import Broken, Hands, target
@@ -81,6 +82,10 @@ GIVE_UP_NS = 60 * SECOND
 EVICT_NS = 8 * SECOND
 RETIRES_NS = 10 * SECOND
 """How long `mend retire` repeats its message."""
+
+_OLD, _NEW = bytes(32), bytes(31) + b"1"
+KEY_FILES = ((_OLD,), (_OLD, _NEW), (_NEW, _OLD), (_NEW,))
+"""Of the lives of a process while the job's key is replaced, see SECURITY.md."""
 
 UPDATES = 64
 """Different update vectors per rack; the steps go round them."""
@@ -146,6 +151,8 @@ class World(Writer):
         self.witness: Process | None = None
         self.away: set[int] = set()
         """Targets that died and are to be started again."""
+        self._lives: dict[int, int] = {}
+        """Target -> number of its newest life, from 0, where the key is replaced."""
         self._founder = Peer(WITNESS if self.scenario.witness else 0, 0)
         """The first coordinator."""
         if self.scenario.witness:
@@ -214,7 +221,14 @@ class World(Writer):
         )
         return CoordinatorParts("sim", options)
 
+    def _take_keys(self, number: int) -> None:
+        """A new life of a target reads its key file."""
+        if self.scenario.rotates:
+            life = self._lives[number] = self._lives.get(number, -1) + 1
+            self.network.secrets[number] = Secrets(KEY_FILES[min(life, len(KEY_FILES) - 1)])
+
     def _build_witness(self) -> None:
+        self._take_keys(target(WITNESS))
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
         kept = self.scenario.records_kept
@@ -226,6 +240,7 @@ class World(Writer):
 
     def _build_rack(self, rack: int) -> None:
         scenario = self.scenario
+        self._take_keys(rack)
         member = Member(rack, self.rng.getrandbits(62))
         processes = [
             Process(Peer(rack, rank), member, self.network, self.loop, self.rng)
@@ -298,7 +313,7 @@ class World(Writer):
             parameters,
             scenario,
             update=partial(self._update, number, updates=self._updates(number)),
-            tokens=lambda step: 1 + (step * 7 + number) % 5,
+            tokens=partial(self.tokens, number),
             watch=self.checkers.watch,
             begin_again=self._begin_again,
         )
@@ -383,6 +398,10 @@ class World(Writer):
         if (rack, step) in self.scenario.non_finite:
             return [torch.full_like(change, float("nan")) for change in changes]
         return changes
+
+    def tokens(self, rack: int, step: int) -> int:
+        """Tokens of a step, which differ by rack and step."""
+        return 1 + (step * 7 + rack) % 5
 
     def _numerics(self, rack: int = -1) -> Numerics:
         scenario = self.scenario

@@ -1,0 +1,63 @@
+"""The judge of tapes: it sees bugs of real processes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import pytest
+
+from mend_lab.sim.scenario import calm
+from mend_lab.sim.world import EVICT_NS, STALL_NS
+from tests.planting import Edit, planted
+from tests.process.conftest import Jobs
+from tests.process.simulated import config_of
+
+JOB = {
+    "racks": 3, "period_steps": 4, "overlap_steps": 2, "steps": 12, "lockstep": True,
+    "witness": False,
+}  # fmt: skip
+
+
+class Bug(NamedTuple):
+    edit: tuple[str, str, str]
+    says: str
+    """What the judge says of it."""
+    here: bool
+    """Whether the judge has the bug too, as it would if nobody had planted it."""
+
+
+MARK = "track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total"
+DECIDE = ("consensus.proposer:Proposer.decide", "log.decide(index)", "log.decide(log.last)")
+BUGS = {
+    "a step counts twice": Bug(
+        ("engine.trainer_rounds:TrainerRounds._settle", MARK, f"{MARK} - (offer.seq == 1)"),
+        r"I2: tape-rack\d-rank0.mend: offer 2 of fragment \d of step \d+ counts 5 steps after",
+        here=True,
+    ),
+    "decided before it is accepted": Bug(
+        DECIDE, r"I1: .* decided record \d+ \(\w+\) with the votes \[.*\] of \[0, 1, 2\]", here=True
+    ),
+    "another machine than the one that is here": Bug(
+        DECIDE, r"I7: event \d+ of \w+ of tape-rack\d-rank0.mend has other effects now", here=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_bug_of_a_real_process_fails_the_teardown_of_its_test(name: str, jobs: Jobs) -> None:
+    job, bug, scenario = jobs(racks=3), BUGS[name], calm(**JOB)
+    config = config_of(scenario, STALL_NS, EVICT_NS)
+    for rack in range(3):
+        job.start(
+            rack, script="tests.process.simulated", scenario=JOB, config=config, bugs=[bug.edit]
+        )
+    for rack in range(3):
+        job.ended(rack)
+    job.close()
+    with (
+        planted([Edit(*bug.edit)]) if bug.here else contextlib.nullcontext(),
+        pytest.raises(AssertionError, match=bug.says),
+    ):
+        job.judge()
+    job.unjudged = "it has a bug"

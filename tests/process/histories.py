@@ -2,9 +2,9 @@
 
 The machines of all processes are fed again what their tapes say, in the order of the clock that the
 processes of one computer share. So their logs are in memory, as in a simulated run, and
-`mend_lab.sim.agreement` reads them. Each effect must be the recorded one: what is asked of these logs
-is then asked of those of the processes. What `mend_lab.sim.checkers` reads in the memory of a training
-thread is read from its events.
+`mend_lab.sim.agreement` reads them. Each effect must be the recorded one: what is asked of these
+logs is then asked of those of the processes. What `mend_lab.sim.checkers` reads in the memory of a
+training thread is read from its events.
 
 Not on a tape, and so not asked: the values of weights and offers (the ledger of vectors, averages
 of moments, NaN in a weight), payloads in memory, and how a job ends, which its test knows. Waits

@@ -1,8 +1,8 @@
 """The script of a simulated rack, as a real process: the same model, updates and tokens.
 
 `python -m tests.process.simulated '{"out": "...", "scenario": {...}, "config": {...}}'`; `scenario`
-has fields of `mend_lab.sim.scenario.calm`. Rack, racks and addresses come from the environment. `bugs`:
-edits (tests/planting.py) of the code that runs.
+has fields of `mend_lab.sim.scenario.calm`. Rack, racks and addresses come from the environment.
+`bugs`: edits (tests/planting.py) of the code that runs.
 """
 
 from __future__ import annotations

@@ -264,6 +264,8 @@ class Checkers:
 
     def verdict(self, world: World, finished: bool) -> list[str]:
         self.agreement.end()
+        if refused := world.broken.felt["keys"]:  # neighbouring lives accept each other's key
+            self.problem(f"I4: {refused} frames and pulls were refused for their key")
         if self.agreement.beyond:
             return self.problems
         for watched in self.ranks.values():

@@ -35,8 +35,6 @@ def verdict(world: World, finished: bool) -> list[str]:
     if not finished:
         stuck = [p for p, t in world.trainings.items() if not t.ended and not t.process.dead]
         problems.append(f"{_names(stuck)} did not end")
-    if refused := world.broken.felt["keys"]:  # neighbouring lives accept each other's key
-        problems.append(f"{refused} frames and pulls were refused for their key")
     for peer, training in world.trainings.items():
         if isinstance(training.failure, Diverged) and peer.rack not in _may_diverge(world):
             problems.append(f"{_names([peer])}, which is healthy, has {training.failure!r}")

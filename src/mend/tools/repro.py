@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from mend.determinism.comparison import Finding, Run, compare, different_facts, steps_of_all
-from mend.errors import UsageError
+from mend.errors import UsageError, require
 from mend.tools.repro_runs import Asked, Extent, Say, Stopped, read, recorded, run_once
 
 EQUAL, DIFFERENT, INTERRUPTED = 0, 1, 130
@@ -77,8 +77,8 @@ def search(asked: Asked, folder: Path, say: Say) -> Found:
 def _locate(asked: Asked, found: Found, folder: Path, say: Say) -> Found:
     """The operator; also whether PYTHONHASHSEED makes the difference, which costs no further run:
     each run has its own bits again then."""
-    finding = first = found.finding
-    assert first is not None
+    first = require(found.finding, "an operator is looked for where runs differ")
+    finding: Finding | None = first
     seen: list[int] = []
     for pairs in range(2, 2 + DETAILS_MAX):
         if finding is not None:
@@ -109,8 +109,7 @@ def _draws_hash_seeds(asked: Asked) -> bool:
 
 def _probe_hash_seed(asked: Asked, found: Found, folder: Path, say: Say) -> Found:
     """Whether run B, made again with the hash seed of run A, has its bits."""
-    finding = found.finding
-    assert finding is not None
+    finding = require(found.finding, "a hash seed is tried where runs differ")
     if not _draws_hash_seeds(asked):
         return found
     say(f"the runs differ at step {finding.step}; repeating run B with A's PYTHONHASHSEED")

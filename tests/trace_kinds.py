@@ -148,6 +148,9 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "frame-refused": (103, ("count",)),
     "buffers-changed": (104, ()),
     "port-waits": (105, ("max_s",)),
+    "undone": (106, ("dead",)),
+    "pulled": (107, ("rack", "bytes", "ms")),
+    "invariant-broken": (108, ()),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 

@@ -19,10 +19,10 @@ from tests.process.racks import LIMIT_S, Nursery, environment
 DELAY_MS = 40.0
 
 
-def mend(python: str, *arguments: object) -> str:
+def run(python: str, module: str, *arguments: object) -> str:
     """What it said; it has to succeed."""
     done = subprocess.run(
-        [python, "-m", "mend.tools", *map(str, arguments)],
+        [python, "-m", module, *map(str, arguments)],
         env=environment(COLUMNS="200", CUDA_VISIBLE_DEVICES=""), capture_output=True, text=True,
         timeout=LIMIT_S, check=False,
     )  # fmt: skip
@@ -38,10 +38,10 @@ def test_the_demos_tape_replays(nursery: Nursery, tmp_path: Path) -> None:
     recipe = replace(recipe, delay_ms=DELAY_MS, eval_batches=2)
     Path(recipe.out).mkdir()
     demo.run(recipe, 1, Console(file=StringIO()))
-    said = mend(nursery.python, "replay", recipe.out)
+    said = run(nursery.python, "mend.tools", "replay", recipe.out)
     assert len(re.findall(r"tape-rack\d+-rank0\.mend: equal: .* [1-9]\d* rounds", said)) == 3
     script = ["-m", "mend.tools.demo_train", json.dumps(asdict(recipe))]
-    said = mend(nursery.python, "replay", recipe.out, "--", *script)
+    said = run(nursery.python, "mend_lab", "replay", recipe.out, "--", *script)
     assert re.search(
         r"replayed (\d+) rounds of 2 racks: every digest equals that on the tape", said
     )

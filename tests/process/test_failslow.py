@@ -114,6 +114,11 @@ def test_a_rack_that_becomes_slow_is_named_and_no_other(jobs: Jobs, nursery: Nur
     found = job.event(SLOW_RACK, "fail-slow", slow_rack=SLOW_RACK, against="own past")
     job.event(SLOW_RACK, "fail-slow", slow_rack=SLOW_RACK, against="peers")
     job.event(SLOW_RACK, "fail-slow-cause", slow_rack=SLOW_RACK, cause="input")
+    known = len(job.events(SLOW_RACK, kind="commit"))
+    until(  # the coordinator's orders bring causes with the commits
+        lambda: len(job.events(SLOW_RACK, kind="commit")) > known + 4,
+        lambda: f"rack {SLOW_RACK} merges\n{job.stacks()}",
+    )
     slowed.end()
     assert found["slow_rank"] == 0
     assert found["since_step"] <= found["step"] <= found["since_step"] + 8

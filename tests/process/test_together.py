@@ -27,8 +27,10 @@ JOINS = 5
 
 
 def out_of_phase(job: Job) -> list[Result]:
-    pause = [["gate", job.gate()], ["hear", 0]]
-    per = {0: {"at": {str(GAP + 1): [["touch", job.gate()]]}}, 1: {"at": {str(JOINS): pause}}}
+    arrived = job.gate("arrived")  # rack 1 comes to its pause before rack 0 to its first capture
+    pause = [["touch", arrived], ["gate", job.gate()], ["hear", 0]]
+    acts = {str(GAP): [["gate", arrived]], str(GAP + 1): [["touch", job.gate()]]}
+    per = {0: {"at": acts}, 1: {"at": {str(JOINS): pause}}}
     return job.run(steps=STEPS, config=CONFIG, per=per)
 
 

@@ -23,6 +23,7 @@ from mend.types import MS, SECOND, Address, Peer
 from mend_lab.sim import Fault, Scenario, SimulationReport, World, draw
 from mend_lab.sim.faults import KINDS
 from mend_lab.sim.scenario import SHUTDOWN_NS, calm
+from mend_lab.sim.scripted_faults import PULLED
 from mend_lab.sim.story import setup
 from tests.sim.extent import blocks
 from tests.sim.test_tapes import TAPED
@@ -60,8 +61,8 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert set(kinds) == set(KINDS)
     assert min(kinds.values()) > SEEDS // 100, kinds
     behind = {fault.after for scenario in drawn for fault in scenario.faults}
-    assert behind == {"", "Hello", "Report", "Orders", "Prepare", "Vote"}
-    assert behind - {""} <= {kind.__name__ for kind in get_args(Message)}
+    assert behind == {"", "Hello", "Report", "Orders", "Prepare", "Vote", PULLED}
+    assert behind - {"", PULLED} <= {kind.__name__ for kind in get_args(Message)}
     assert any(f.kind == "crash" and f.b >= 0 for s in drawn for f in s.faults), "one rank alone"
     assert sum(bool(s.quiet_ns) and s.shutdown_ns > SHUTDOWN_NS for s in drawn) > SEEDS // 4
     assert any(not scenario.faults for scenario in drawn)

@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import IO
 
 from tests.gate import shards
+from tests.planting import own_environment
 from tests.small_edits import SmallEdit, choose, edits_of
 
 ROOT = Path(__file__).parent.parent
@@ -133,7 +134,7 @@ class Server:
                 shutil.copy(source, folder / name)
         command = [sys.executable, "-P", str(folder / "tests/mutant_server.py"), str(folder)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=own_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.change_mutants import PARALLEL, edits_in, edits_since, hunt
-from tests.planting import Edit, edited
+from tests.planting import Edit, edited, own_environment
 
 ROOT = Path(__file__).parent.parent
 SIMULATED = "tests/sim"
@@ -561,7 +560,7 @@ def caught(mutant: Mutant) -> tuple[bool, str]:
                 shutil.copy(source, copy / name)
         (copy / "src/mend" / mutant.edit.file).write_text(changed, encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        environment = {**os.environ, "PYTHONPATH": str(copy / "src")}
+        environment = own_environment(PYTHONPATH=str(copy / "src"))
         done = subprocess.run(
             [*command, *mutant.tests],
             cwd=copy, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,

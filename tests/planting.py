@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib
 import inspect
+import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -169,3 +170,11 @@ def planted(edits: Sequence[Edit]) -> Iterator[None]:
     finally:
         for function, code in before:
             function.__code__ = code
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """For a run of pytest inside a test: it is no part of the run that the test belongs to."""
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "GATE_"))
+    }
+    return inherited | more

@@ -550,6 +550,8 @@ ELSEWHERE = {
     "39": "`pytest tests/unit/coordination -k 'cannot_decide_it or not_decided'`. Since racks that "
     "fell silent a moment ago are awaited at the end, the seeds that showed it (747, 5551, 7377, "
     "13661) are clean: their racks were dead for less than three detection times.",
+    "38": "`pytest tests/sim/test_deaths.py -k not_decided`. Since a rack that trains on a version "
+    "which a lineage has undone ends and joins again, it costs a life and no invariant.",
     "41": "`pytest tests/sim/test_ladder.py`. It costs what a merge is worth, no invariant.",
     "45": "`pytest tests/sim/test_deaths.py`. It takes the death of the quorum, another newest "
     "version on each of those that are left, and one more death before they have copied.",

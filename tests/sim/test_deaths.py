@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from mend.types import MS, SECOND
-from mend_lab.sim import WITNESS, World
+from mend_lab.sim import WITNESS, World, draw
 from mend_lab.sim.world import DETECT_NS
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import noted
@@ -206,3 +206,12 @@ def test_a_bug_in_giving_up_is_seen_where_all_racks_die(name: str) -> None:
         world.restart(rack, at=1 + rack / 5, until=4 + rack / 5)
     with planted(NAMED[name]):
         assert world.heal(at=8).run(first=True).problems
+
+
+@pytest.mark.parametrize("bug", ["38", None])
+def test_rack_that_hears_of_a_lineage_not_decided_yet_loses_its_seat(bug: str | None) -> None:
+    """In seed 13784 a lineage undoes a version while the only other rack is cut off."""
+    world = World(draw(13784))
+    with planted(NAMED[bug]) if bug else nullcontext():
+        assert world.run().problems == []
+    assert len(noted(world, "seat-lost")) == (1 if bug else 0)

@@ -70,6 +70,7 @@ class Replay:
     def __init__(self, jobs: Jobs, script: ReplayScript, ranks: int = 1) -> None:
         self.script, self.ranks = script, ranks
         self.job = jobs(len(script.parts), ranks=ranks, name="replayed")
+        self.job.unjudged = "a replay keeps no tape"
         self.path = self.job.folder / "script"
         self.path.write_bytes(encode_script(script))
 

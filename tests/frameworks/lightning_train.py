@@ -69,7 +69,7 @@ def main() -> None:
     )  # fmt: skip
     validation = loader(64, 99)
     resume = str(folder / given.resume) if given.resume else None
-    trainer.fit(module, loader(1024, config.rack_number), validation, ckpt_path=resume)
+    trainer.fit(module, loader(256, config.rack_number), validation, ckpt_path=resume)
     member = next(each for each in trainer.callbacks if isinstance(each, MendCallback))
     status = member.status
     assert status is not None

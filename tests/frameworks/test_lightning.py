@@ -14,7 +14,8 @@ SCRIPT = "lightning_train.py"
 
 
 def test_fit_resumed_from_a_checkpoint_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
-    """With a schedule, accumulation, clipping, validation, and tokens as weights."""
+    """With a schedule, accumulation, clipping, validation, and tokens as weights. The checkpoint is
+    of the end of an epoch: within one Lightning begins the data anew."""
     whole = ends(SCRIPT, "--callback", "--folder", tmp_path)
     assert whole[0]["global_step"] == whole[0]["step"] == 24
     assert whole[0]["tokens"] == 24 * 2 * 16

@@ -24,7 +24,7 @@ from torch import nn
 
 from mend.api import Runtime, session
 from mend.config import MendConfig
-from mend.integrations.membership import Membership
+from mend.integrations.membership import config_of_rack
 from mend.status.status import Status
 
 
@@ -52,8 +52,7 @@ class LocalSGD:
         """The last one, after the end."""
         self._undo = contextlib.ExitStack()
         if enabled:
-            config = config or MendConfig(sync_period_steps=local_sgd_steps)
-            config = Membership(config, {}).config  # checks it
+            config = config_of_rack(config or MendConfig(sync_period_steps=local_sgd_steps))
             self._session = session(accelerator.unwrap_model(model), config, **options)
 
     def __enter__(self) -> LocalSGD:

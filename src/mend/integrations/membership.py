@@ -20,30 +20,35 @@ def name_at(step: int) -> str:
     return f"mend-step-{step}"
 
 
+def config_of_rack(config: MendConfig) -> MendConfig:
+    """`config`. Raises ConfigError where one torchrun spans several racks: the framework would wrap
+    the model for all of its ranks."""
+    if config.rack_aware:
+        raise ConfigError(
+            "rack_aware", True,
+            rule="a framework's loop needs a process group of one rack",
+            remedy="start one torchrun per rack, and leave MEND_RACK_AWARE out",
+        )  # fmt: skip
+    return config
+
+
 class Membership:
     """This rack's place in a job, from the first step of a training to its last.
 
     `config`: None: from MEND_* variables. `options`: further arguments of `mend_init`.
     `checkpoints`: put the job's state into those of the framework.
-    Raises ConfigError, also where one torchrun spans several racks: the framework would wrap the
-    model for all of its ranks.
+    Raises ConfigError.
     """
 
     def __init__(
         self, config: MendConfig | None, options: dict[str, Any], checkpoints: bool = True
     ) -> None:
-        self.config = config if config is not None else MendConfig()
+        self.config = config_of_rack(config if config is not None else MendConfig())
         self.options, self.checkpoints = options, checkpoints
         self.runtime: Runtime | None = None
         """While this rack trains."""
         self.status: Status | None = None
         """The last one, after the end."""
-        if self.config.rack_aware:
-            raise ConfigError(
-                "rack_aware", True,
-                rule="a framework's loop needs a process group of one rack",
-                remedy="start one torchrun per rack, and leave MEND_RACK_AWARE out",
-            )  # fmt: skip
 
     @property
     def exchanges(self) -> bool:

@@ -127,7 +127,8 @@ class TapedAgreement(Agreement):
 
 
 class History:
-    """The jobs of one name, one after another: a job is over when none of its processes lives.
+    """The jobs of one name, one after another: a job is over when a rank starts again while none
+    of its processes lives.
     `problems`: each begins with the invariant of docs/protocol.md that it breaks."""
 
     def __init__(self, tapes: Sequence[RecordedTape]) -> None:
@@ -165,7 +166,10 @@ class History:
                 self._check_copies(process)
 
     def _enter(self, process: Taped) -> None:
-        if self.processes and all(other.dead or other.stopped for other in self.processes):
+        # The end of a torn tape is not the end of its process, so "nobody lives" is not enough:
+        # only a later life of a rank begins the next job.
+        again = process.me in [other.me for other in self.processes]
+        if again and all(other.dead or other.stopped for other in self.processes):
             self._end()
             self._begin()
         self.processes.append(process)
@@ -432,7 +436,7 @@ class History:
 
 def _in_order(number: int, process: Taped) -> Iterator[tuple[tuple[int, int], int, Entry | None]]:
     """The entries of a process by its clock, and None behind the last one."""
-    key = (0, number)
+    key = (process.header.mono_ns, number)
     for entry in process.entries():
         if isinstance(entry, Gap):
             process.torn = True

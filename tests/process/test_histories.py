@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from mend.trace.format import Packer, file_begin, record_of
+from mend.trace.reader import read_tape
 from mend_lab.sim.scenario import calm
 from mend_lab.sim.world import EVICT_NS, STALL_NS
 from tests.planting import Edit, planted
@@ -61,3 +63,19 @@ def test_bug_of_a_real_process_fails_the_teardown_of_its_test(name: str, jobs: J
     ):
         job.judge()
     job.unjudged = "it has a bug"
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_tape_of_a_process_killed_before_its_first_entry_belongs_to_the_job(
+    killed: int, jobs: Jobs
+) -> None:
+    job = jobs()
+    for rack in range(2):
+        job.start(rack, steps=12, config={"lockstep": True})
+    for rack in range(2):
+        job.ended(rack)
+    job.close()
+    path = job.events_folder / f"tape-rack{killed}-rank0.mend"
+    header = record_of(read_tape(path).header)
+    path.write_bytes(file_begin() + Packer().chunk([header]))
+    job.judge()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("costs.txt")
-RUNS = Path(__file__).parents[2] / "runs" / "gate"
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "runs" / "gate"
 
 
 class Cost(NamedTuple):
@@ -23,7 +24,7 @@ UNKNOWN = Cost(3, 2.0)
 """Two racks, and a witness or a launcher."""
 
 CHEAP_S = 1.0
-"""What costs less, and starts no process of the nursery, needs no line."""
+"""A function all of whose cases cost less, and that starts no process, needs no line."""
 
 MORE = {"tests/process/test_equal_bits.py": 4, "tests/process/test_attacks.py": 2}
 """Least number of processes by file, where processes of the tests fork others."""
@@ -61,12 +62,22 @@ def measured() -> dict[str, Cost]:
         )
         for name, costs in functions.items()
     }
-    return {name: cost for name, cost in found.items() if cost.processes or cost.cpu_s > CHEAP_S}
+    return {
+        name: cost
+        for name, cost in found.items()
+        if cost.processes or cost.cpu_s * len(functions[name]) > CHEAP_S
+    }
+
+
+def is_there(function: str) -> bool:
+    path, _, name = function.partition("::")
+    file = ROOT / path
+    return file.exists() and f"def {name.rpartition('::')[2]}(" in file.read_text()
 
 
 def main() -> None:
-    found = {**read(), **measured()}
-    lines = [f"{name} {cost.processes} {cost.cpu_s:.1f}\n" for name, cost in sorted(found.items())]
+    found = {name: cost for name, cost in {**read(), **measured()}.items() if is_there(name)}
+    lines = [f"{name} {cost.processes} {cost.cpu_s:.2f}\n" for name, cost in sorted(found.items())]
     TABLE.write_text("".join(lines))
 
 

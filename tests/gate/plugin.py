@@ -5,7 +5,7 @@
 - A test that failed while the system delayed this worker's sentinel is run once more, alone. Any
   other failure is final, and so are more retries than record.judge allows.
 - Failures are printed and written to runs/gate at once.
-- `--shard` chooses among tests that are marked slow (shards.py).
+- `--shard` chooses among slow tests (shards.py).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def worker() -> int | None:
 
 
 class Shard:
-    """Chooses among tests that are marked slow."""
+    """Chooses among slow tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.selection = shards.parse(config.option.shard)
@@ -65,10 +65,11 @@ class Shard:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        left_out = [item for item in items if not self.selection.wants(item)]
+        expensive = shards.expensive_of([item.nodeid for item in items], costs.read())
+        left_out = [item for item in items if not self.selection.wants(item, expensive)]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if self.selection.wants(item)]
+            items[:] = [item for item in items if self.selection.wants(item, expensive)]
 
 
 class Gate:

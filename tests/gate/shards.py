@@ -1,4 +1,8 @@
-"""Which tests that are marked `slow` a run has: one shard of them, and those of changed rooms.
+"""Which slow tests a run has: one shard of them, and those of changed rooms.
+
+Slow is what has the mark, and what costs SLOW_S of CPU or more by costs.txt (or, with all cases of
+its function, SLOW_TOGETHER_S). The cheapest test of a file always runs, so that each run has
+something of everything.
 
 A slow test belongs to one of N shards by its name. The shard of a run is the number of commits
 modulo N, so N commits run everything. A test of a changed room runs whatever the shard: ROOMS has
@@ -11,30 +15,81 @@ import os
 import subprocess
 import sys
 import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.gate.costs import Cost, function_of
+
 ROOT = Path(__file__).parents[2]
 SHARDS = 16
 ALL = "all"
 
+SLOW_S = 1.5
+SLOW_TOGETHER_S = 6.0
+"""CPU seconds of a test, and of all cases of a test function together."""
+
 ROOMS: dict[str, tuple[str, ...]] = {
+    "tests/conformance/": ("codec", "kernels", "transport"),
+    "tests/fuzz/": ("transport",),
+    "tests/numerics/": ("merge", "outer", "codec"),
+    "tests/process/test_attacks.py": ("transport",),
     "tests/process/test_benchmarks.py": ("benchmarks",),
+    "tests/process/test_causes.py": ("detector",),
     "tests/process/test_compression.py": ("codec", "kernels"),
-    "tests/process/test_deaths.py": ("consensus", "coordination"),
+    "tests/process/test_ddp.py": ("engine", "fragment"),
+    "tests/process/test_deaths.py": ("consensus", "coordination", "engine"),
+    "tests/process/test_doctor": ("tools",),
+    "tests/process/test_ending.py": ("engine", "api"),
     "tests/process/test_equal_bits.py": ("determinism",),
+    "tests/process/test_evicted.py": ("engine",),
     "tests/process/test_examples.py": ("api", "examples"),
+    "tests/process/test_failslow.py": ("detector", "coordination"),
+    "tests/process/test_faults.py": ("engine",),
     "tests/process/test_free.py": ("codec",),
+    "tests/process/test_fsdp2.py": ("fragment",),
+    "tests/process/test_giving_up.py": ("engine",),
     "tests/process/test_h200.py": ("benchmarks",),
+    "tests/process/test_histories.py": ("mend_lab",),
+    "tests/process/test_invariants.py": ("engine",),
+    "tests/process/test_launch.py": ("tools",),
+    "tests/process/test_lockstep.py": ("engine", "merge", "outer"),
     "tests/process/test_loss.py": ("benchmarks", "outer"),
+    "tests/process/test_mesh.py": ("mesh", "fragment"),
+    "tests/process/test_moments.py": ("engine", "outer"),
+    "tests/process/test_plan.py": ("tools",),
+    "tests/process/test_published.py": ("engine",),
     "tests/process/test_quality.py": ("benchmarks",),
     "tests/process/test_radial.py": ("merge",),
     "tests/process/test_replay.py": ("trace", "mend_lab"),
+    "tests/process/test_report.py": ("tools",),
+    "tests/process/test_repro.py": ("determinism",),
+    "tests/process/test_resume.py": ("engine",),
+    "tests/process/test_start.py": ("engine", "api"),
+    "tests/process/test_statistics.py": ("fragment", "engine"),
+    "tests/process/test_strangers.py": ("transport",),
     "tests/process/test_sweep.py": ("benchmarks",),
+    "tests/process/test_takeover.py": ("coordination", "engine"),
+    "tests/process/test_tape.py": ("trace",),
+    "tests/process/test_threads.py": ("engine",),
+    "tests/process/test_top.py": ("tools", "status"),
+    "tests/process/test_twin.py": ("engine", "coordination"),
+    "tests/process/test_two_clusters.py": ("transport",),
     "tests/sim/": ("consensus", "coordination", "mend_lab"),
+    "tests/storm/": ("coordination",),
+    "tests/unit/benchmarks/": ("benchmarks",),
+    "tests/unit/codec/": ("codec",),
+    "tests/unit/determinism/": ("determinism",),
+    "tests/unit/engine/": ("engine",),
+    "tests/unit/kernels/": ("kernels",),
+    "tests/unit/lab/": ("mend_lab",),
+    "tests/unit/test_small_problems.py": ("outer", "merge"),
     "tests/unit/test_quality_gpu.py": ("benchmarks",),
+    "tests/unit/tools/": ("tools",),
+    "tests/unit/transport/": ("transport",),
 }
 """By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
 `examples`."""
@@ -73,14 +128,36 @@ class Selection(NamedTuple):
             or any(path.startswith(f"{name}/") for path in self.changed)
         )
 
-    def wants(self, item: pytest.Item) -> bool:
+    def wants(self, item: pytest.Item, expensive: frozenset[str] = frozenset()) -> bool:
+        """`expensive`: the tests whose cost makes them slow."""
         marks = list(item.iter_markers("slow"))
-        if self.shard is None or not (marks or item.nodeid.startswith(SLOW)):
+        slow = marks or item.nodeid.startswith(SLOW) or item.nodeid in expensive
+        if self.shard is None or not slow:
             return True
         path, *_ = item.nodeid.partition("::")
         about = {path, *(room for mark in marks for room in mark.args)}
         about.update(*(rooms for begin, rooms in ROOMS.items() if path.startswith(begin)))
         return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about)
+
+
+def expensive_of(nodeids: Sequence[str], table: Mapping[str, Cost]) -> frozenset[str]:
+    """The tests whose cost makes them slow, but for the cheapest of each file."""
+    files: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for nodeid in nodeids:
+        function = function_of(nodeid)
+        files[nodeid.partition("::")[0]][function].append(nodeid)
+    found = set[str]()
+    for functions in files.values():
+        costs = {name: table[name].cpu_s if name in table else 0.0 for name in functions}
+        slow = [
+            name
+            for name, cases in functions.items()
+            if costs[name] >= SLOW_S or costs[name] * len(cases) >= SLOW_TOGETHER_S
+        ]
+        found.update(case for name in slow for case in functions[name])
+        if len(slow) == len(functions):
+            found.discard(functions[min(slow, key=lambda name: (costs[name], name))][0])
+    return frozenset(found)
 
 
 def shard_of(nodeid: str) -> int:

@@ -306,6 +306,22 @@ def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
         assert selection.wants(fast)  # type: ignore[arg-type]
 
 
+def test_expensive_test_is_slow_but_the_cheapest_of_its_file_is_not() -> None:
+    table = {
+        "a.py::test_dear": costs.Cost(3, 9.0), "a.py::test_many": costs.Cost(0, 0.5),
+        "a.py::test_some": costs.Cost(0, 1.4), "b.py::test_dear": costs.Cost(3, 9.0),
+        "b.py::test_less": costs.Cost(3, 2.0),
+    }  # fmt: skip
+    many = [f"a.py::test_many[{case}]" for case in range(12)]
+    others = ["a.py::test_dear", "a.py::test_some", "a.py::test_without_a_line"]
+    dear = ["b.py::test_dear", "b.py::test_less[1]", "b.py::test_less[2]"]
+    found = shards.expensive_of([*many, *others, *dear], table)
+    assert found == {*many, "a.py::test_dear", "b.py::test_dear", "b.py::test_less[2]"}
+    item = Marked("a.py::test_dear", [])
+    other = shards.Selection(shards.shard_of(item.nodeid) + 1, frozenset())
+    assert not other.wants(item, found)  # type: ignore[arg-type]
+
+
 def test_run_leaves_out_slow_tests_of_other_shards(suite: Suite) -> None:
     other = 1 if shards.shard_of("test_it.py::test_it") == 0 else 0
     conftest = suite.folder / "conftest.py"
@@ -344,7 +360,7 @@ def test_files_and_rooms_of_the_shards_are_there() -> None:
     rooms = {path.stem for path in (ROOT / "src/mend").iterdir()}
     rooms |= {"benchmarks", "examples", "mend_lab"}
     for begin, named in shards.ROOMS.items():
-        assert (ROOT / begin).exists()
+        assert list(ROOT.glob(f"{begin}*")), begin
         assert rooms.issuperset(named), begin
     for begin in shards.SLOW:
         path, _, name = begin.partition("::")

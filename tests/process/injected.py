@@ -21,12 +21,10 @@ from mend.engine.pulls import Patience
 from mend.engine.step_clock import StepClock
 from mend.transport.bulk_link import HolderEnd
 from mend.types import MS, SECOND
+from tests.process.racks import START_GATE
 
 NS_PER_TOKEN = PRODUCT_NS = MS
 """Of a rack that is not slow."""
-
-START_GATE = "START_GATE"
-"""In the environment: the file with which a start times out, whatever the settings say."""
 
 ONE_LIFE = "ONE_LIFE"
 

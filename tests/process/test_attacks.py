@@ -44,8 +44,7 @@ from mend.transport.security import Secret
 from mend.transport.status_client import StatusClient, Way
 from mend.types import PERSON, SECOND, Address, Member, Peer, offer_key
 from tests.process.conftest import Jobs
-from tests.process.injected import START_GATE
-from tests.process.racks import LIMIT_S, until
+from tests.process.racks import LIMIT_S, START_GATE, until
 from tests.unit.coordination.nouns import hello, report
 from tests.unit.status.seen import view
 

@@ -17,8 +17,8 @@ from mend.transport.bulk_client import BulkLane
 from mend.transport.security import Secrets
 from mend.types import Address, Peer, probe_key
 from tests.process.conftest import Jobs
-from tests.process.injected import ONE_LIFE, START_GATE
-from tests.process.racks import Job, Nursery, until
+from tests.process.injected import ONE_LIFE
+from tests.process.racks import START_GATE, Job, Nursery, until
 from tests.process.test_giving_up import said
 from tests.process.test_takeover import CONFIG, first_commits
 from tests.process.test_tape import mend

@@ -14,8 +14,7 @@ import pytest
 from mend.coordination.wire import VERSION
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
-from tests.process.injected import START_GATE
-from tests.process.racks import Forked, Job, until
+from tests.process.racks import START_GATE, Forked, Job, until
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 

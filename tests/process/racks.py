@@ -32,6 +32,9 @@ WAITING_MAX = 64
 
 POLL_S = 0.01
 
+CHANGES = ("age_silence", "break_rule", "find")
+"""Acts of train.py that change the machines themselves, which no tape has."""
+
 START_GATE = "START_GATE"
 """In the environment: the file with which a start times out, whatever the settings say."""
 
@@ -379,8 +382,9 @@ class Job:
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [*through, script, json.dumps(told)], self.folder / f"{who}.log"
         environ = {**self.environment(rack), **(env or {})}
-        if START_GATE in environ:
-            self.unjudged = "the clock of its start is not that of its tape"
+        acts = {name for listed in options.get("at", {}).values() for name, *_ in listed}
+        if START_GATE in environ or not acts.isdisjoint(CHANGES):
+            self.unjudged = "its machines do not do what their tape gives them to do"
         whole = frozenset(rank for rank in range(self.ranks) if (rack, rank) in self._whole)
         namespace = self._sites[rack][0]
         started: Forked | Siblings | Torchrun

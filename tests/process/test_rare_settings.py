@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
+import mend
 from mend.engine.micro_benchmark import PROBE_BYTES
 from mend.errors import PeerUnreachable
 from mend.transport.bulk_client import BulkLane
 from mend.transport.security import Secrets
 from mend.types import Address, Peer, probe_key
-from tests.process.conftest import Jobs
+from tests.process import train
+from tests.process.conftest import Configure, Jobs
 from tests.process.injected import ONE_LIFE
 from tests.process.racks import START_GATE, Job, Nursery, until
 from tests.process.test_giving_up import said
 from tests.process.test_takeover import CONFIG, first_commits
-from tests.process.test_tape import mend
+from tests.process.test_tape import mend as run_mend
 
 KEY = bytes(range(32))
 """Of a job with a key, see conftest.py."""
@@ -103,14 +105,39 @@ def test_holder_that_sends_nothing_is_given_up_after_transfer_stall_s(job: Job) 
 
 
 def test_rack_with_tape_mb_max_0_writes_events_and_no_tape(job: Job, nursery: Nursery) -> None:
+    job.unjudged = "one rack keeps no tape"
     job.run(steps=12, config=CONFIG, per={1: {"config": {**CONFIG, "tape_mb_max": 0}}})
     assert {path.name for path in job.events_folder.iterdir()} == {
         "events-rack0-rank0.jsonl",
         "events-rack1-rank0.jsonl",
         "tape-rack0-rank0.mend",
     }
-    status, told = mend(nursery, "replay", job.events_folder)
+    status, told = run_mend(nursery, "replay", job.events_folder)
     assert (status, told.count(": equal: ")) == (0, 1), told
+
+
+def test_tape_that_reaches_tape_mb_max_loses_its_oldest_part_and_the_rest_replays(
+    alone: Configure, nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mend.trace.writer.MB", 20_000)  # a tape of this job is small
+    model = train.build("plain", 0)
+    optimizer = train.optimizer_of(model)
+    config = alone(tape_mb_max=2, diagnostics_dir=tmp_path)
+    mend.mend_init(model, config, optimizer)
+
+    def first_is_gone() -> bool:
+        optimizer.zero_grad()
+        train.loss_of(model, 0, 0, 1).backward()
+        optimizer.step()
+        return not (tmp_path / "tape-rack0-rank0.mend").exists()
+
+    until(first_is_gone, "the oldest file is removed")
+    mend.mend_shutdown(model)
+    files = list(tmp_path.glob("*.mend"))
+    assert len(files) > 1
+    assert sum(path.stat().st_size for path in files) < 3 * 20_000  # each begins with a state
+    status, told = run_mend(nursery, "replay", tmp_path)
+    assert (status, told.count(": equal")) == (0, 1), told
 
 
 def test_rack_that_listens_everywhere_is_reached_at_the_host_that_it_advertises(

@@ -88,6 +88,9 @@ class Taped:
         """The version that it trains on, by fragment."""
         self.rounds: list[int] | None = None
         """Merged rounds by fragment, from the records that it was shown."""
+        self.dropped: dict[Version, Held] = {}
+        """Anchors that the loop has dropped. The training thread may have taken one before that and
+        say so afterwards; its memory is freed with the last reference to it."""
         self.copies: dict[Version, str] = {}
         self.given: dict[tuple[Member, int], str] = {}
         """(rack that joins, step) -> digest of the training state that it gave."""
@@ -259,7 +262,7 @@ class History:
         assert process.trainer is not None
         p, version, rail = event.fragment, event.version, process.me.rank
         base, process.versions[p] = process.versions.get(p, 0), version
-        held = process.trainer.rank.anchors.get((p, version))
+        held = process.trainer.rank.anchors.get((p, version)) or process.dropped.get((p, version))
         if held is not None:
             if self.bits.setdefault((rail, p, version), held.digest) != held.digest:
                 self.problem(f"I1: {process} has other bits of fragment {p} version {version}")
@@ -314,8 +317,8 @@ class History:
                 holdings = process.trainer.rank
                 if attempt:
                     holdings.tentative.pop((p, version, attempt), None)
-                else:
-                    holdings.anchors.pop((p, version), None)
+                elif (held := holdings.anchors.pop((p, version), None)) is not None:
+                    process.dropped[p, version] = held
             case ev.Note("gives-up"):
                 self.agreement.forget(process)
             case ev.Note(kind, fields) if kind in ("differs", "fault"):

@@ -148,6 +148,7 @@ class TwoClusters:
         self, stack: contextlib.ExitStack, nursery: Nursery, folder: Path, **config: object
     ) -> None:
         self._config = {**CONFIG, **config}
+        self.ports = f"{PORT}-{PORT}"
         create(folder / "key", (bytes(range(32)),))
         self.sites = stack.enter_context(clusters())
         self._second, _, self._inside = stack.enter_context(second_host(self.sites[1]))
@@ -165,7 +166,7 @@ class TwoClusters:
         name, address, border = self.sites[rack]
         env = {
             "MEND_SOCKS_PROXY": f"tcp://{border}:{PROXY_PORT}",
-            "MEND_DATA_PORTS": f"{PORT}-{PORT}",
+            "MEND_DATA_PORTS": self.ports,
             "MEND_SIDEBAND_ADDR": f"tcp://0.0.0.0:{PORT}",
             "MEND_ADVERTISE_HOST": address,
             **(self._inside if rack == 1 else {}),
@@ -234,6 +235,22 @@ def test_rack_of_two_hosts_is_reached_through_one_port_of_its_leader(
         pulled = results[1].status["bytes_received"]
         assert relayed[2] > pulled / 2, "what rank 1 of rack 0 pulls comes through it"
         assert relayed[1] == relayed[3] == 0
+
+
+@needs_namespaces
+def test_ranks_of_two_hosts_that_advertise_one_port_of_a_range_are_refused(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Other racks would have reached the first of them only."""
+    with contextlib.ExitStack() as stack:
+        two = TwoClusters(stack, nursery, tmp_path)
+        two.ports = "22000-22031"
+        two.start(1)
+        assert two.job.ended(1) == 1
+        for rank in range(2):
+            kind, told = two.job.result(1, rank).error
+            assert kind == "ConfigError"
+            assert f"several ranks of this rack are at {two.sites[1][1]}:22000" in told
 
 
 @needs_namespaces

@@ -107,17 +107,20 @@ def blocked(sock: socket.socket) -> int:
     return sent
 
 
-def test_receiver_that_does_not_read_stops_its_sender_and_nobody_else(world: World) -> None:
+@pytest.mark.parametrize("reads", [0, 1])
+def test_receiver_that_does_not_read_stops_its_sender_and_nobody_else(
+    world: World, reads: int
+) -> None:
     """Or a slow rack would have the leader's memory grow, or stall the rack's other ranks."""
     slow, quick = world.through(), world.through()
-    sent = blocked(slow[0])
+    sent = blocked(slow[1 - reads])
     held = sent - world.relay.bytes_carried
     assert 0 < held < 64 << 20, "the kernel's buffers and one piece"
     data = os.urandom(4 * PIECE_BYTES)
     thread = sender(quick[1], data)
     assert read(quick[0], len(data)) == data
     thread.join(LIMIT_S)
-    assert len(read(slow[1], sent)) == sent, "nothing is lost when it reads again"
+    assert len(read(slow[reads], sent)) == sent, "nothing is lost when it reads again"
 
 
 def test_connections_beyond_the_most_are_refused_until_one_ends(world: World) -> None:
@@ -131,6 +134,9 @@ def test_connections_beyond_the_most_are_refused_until_one_ends(world: World) ->
         while not world.relay.carry(near, world.to, 8):
             assert time.monotonic() < until
             time.sleep(0.01)
+    _, one_more = world.pair()
+    with one_more:
+        assert not world.relay.carry(one_more, world.to, 8)
     client.sendall(b"x")
     with world.listener.accept()[0] as served:
         assert served.recv(1) == b"x"

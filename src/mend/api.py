@@ -502,6 +502,7 @@ class Runtime:
             slow=tuple(map(slow_rack, published.slow)),
             joined_state=trainer.training_state.account if trainer.training_state else "",
             mirror_bytes=rank.published.mirror_bytes,
+            bytes_relayed=rank.io_loop.bytes_relayed,
         )
 
     # -------------------------------------------------------------- the schedule

@@ -197,17 +197,17 @@ class Siblings:
         port: int,
         *,
         whole: frozenset[int] = frozenset(),
-        namespace: str = "",
+        namespaces: Sequence[str],
     ) -> None:
-        """`whole`: the ranks that end as an interpreter does."""
+        """`whole`: the ranks that end as an interpreter does. `namespaces`: of each rank."""
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", **env, "MASTER_PORT": str(port)}
         self.log = log
         self.ranks = [
             Forked(
                 nursery, argv,
                 {**env, **world, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                log.with_suffix(f".{rank}.log"), whole=rank in whole, namespace=namespace,
+                log.with_suffix(f".{rank}.log"), whole=rank in whole, namespace=namespaces[rank],
             )
             for rank in range(ranks)
         ]  # fmt: skip
@@ -374,10 +374,12 @@ class Job:
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
-        env: dict[str, str] | None = None, through: Sequence[str] = (), **options: Any,
+        env: dict[str, str] | None = None, through: Sequence[str] = (),
+        namespaces: Sequence[str] = (), **options: Any,
     ) -> Forked | Siblings | Torchrun:  # fmt: skip
         """`options` of train.py. `name` tells two processes of one rack apart. `through`: the
-        module that runs the script, and its arguments before the script."""
+        module that runs the script, and its arguments before the script. `namespaces`: of the
+        network of each rank; none: that of the rack's site."""
         who = name or f"rack{rack}"
         told = {**options, "out": str(self.folder / f"{who}-rank{{rank}}.json")}
         argv, log = [*through, script, json.dumps(told)], self.folder / f"{who}.log"
@@ -394,7 +396,7 @@ class Job:
             meeting = self._meetings[rack]
             started = Siblings(
                 self.nursery, argv, self.ranks, environ, log, meeting, whole=whole,
-                namespace=namespace,
+                namespaces=namespaces or [namespace] * self.ranks,
             )  # fmt: skip
         else:
             started = Forked(

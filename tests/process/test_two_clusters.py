@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +15,20 @@ from typing import Any
 
 import pytest
 
+from mend.engine.io_loop import _token
 from mend.tools.keys_command import create
-from tests.process.racks import Job, Nursery, environment
+from mend.transport.bulk_link import SEALED_MAGIC
+from mend.transport.bulk_wire import HELLO, WIRE_VERSION, hello_bytes
+from mend.transport.probe import GREETING
+from tests.process.racks import Forked, Job, Nursery, Siblings, environment, until
 
 CONFIG: dict[str, Any] = {
     "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "lockstep": True,
 }  # fmt: skip
 PROXY_PORT, DATA_PORT = 1080, 22000
+PORT = 21900
+"""Of a sideband, and of all lanes of its rack where they share it."""
+
 needs_namespaces = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None,
     reason="needs root on Linux with ip",
@@ -103,6 +112,208 @@ def test_racks_of_two_clusters_meet_through_a_socks_proxy(
             other = sites[1 - rack][1]
             reached = set(log.read_text().splitlines())
             assert reached == {f"{other}:21900", f"{other}:{DATA_PORT}"}, "one port for all ranks"
+
+
+@contextlib.contextmanager
+def second_host(cluster: tuple[str, str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """(its namespace, the first host's address inside the cluster, settings of ranks of both) of
+    another host of a cluster: it reaches the border, and the border's proxy must not need it."""
+    name, tag = cluster[0] + "b", os.getpid() % 10_000
+    out, inner, net = f"mo{tag}b", f"10.99.{tag % 250}", f"10.100.{tag % 250}"
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", out, "type", "veth", "peer", "name", "out", "netns", name)
+        ip("addr", "add", f"{net}.1/24", "dev", out)
+        ip("link", "set", out, "up")
+        ip("-n", name, "addr", "add", f"{net}.2/24", "dev", "out")
+        ip("-n", name, "link", "set", "out", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", cluster[0], "link", "add", "rack", "type", "veth", "peer", "rack", "netns", name)
+        for host, number in ((cluster[0], 2), (name, 3)):
+            ip("-n", host, "addr", "add", f"{inner}.{number}/24", "dev", "rack")
+            ip("-n", host, "link", "set", "rack", "up")
+        ip("-n", name, "route", "add", f"{cluster[1]}/32", "via", f"{inner}.2")
+        ip("-n", name, "route", "add", f"{cluster[2]}/32", "via", f"{net}.1")
+        yield name, f"{inner}.2", {"MASTER_ADDR": f"{inner}.2", "GLOO_SOCKET_IFNAME": "rack"}
+    finally:
+        ip("link", "del", out, check=False)
+        ip("netns", "del", name, check=False)
+
+
+class TwoClusters:
+    """Rack 0 is one host, rack 1 two; each has two ranks and is reached through the other's proxy
+    at the address of its leader, at one port."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, nursery: Nursery, folder: Path, **config: object
+    ) -> None:
+        self._config = {**CONFIG, **config}
+        self.ports = f"{PORT}-{PORT}"
+        create(folder / "key", (bytes(range(32)),))
+        self.sites = stack.enter_context(clusters())
+        self._second, _, self._inside = stack.enter_context(second_host(self.sites[1]))
+        self._logs = [folder / f"proxy{rack}.txt" for rack in range(2)]
+        for (_, _, border), log in zip(self.sites, self._logs, strict=True):
+            stack.enter_context(proxy(border, log))
+        self.job = Job(
+            nursery, folder, [PORT, PORT, 21899, 29500, 29501], racks=2, ranks=2, witness=False,
+            name="clusters", torchrun=False, key_file=folder / "key",
+            sites=[*((name, address) for name, address, _ in self.sites), ("", "")],
+        )  # fmt: skip
+        stack.callback(self.job.close)
+
+    def start(self, rack: int, **options: Any) -> None:
+        name, address, border = self.sites[rack]
+        env = {
+            "MEND_SOCKS_PROXY": f"tcp://{border}:{PROXY_PORT}",
+            "MEND_DATA_PORTS": self.ports,
+            "MEND_SIDEBAND_ADDR": f"tcp://0.0.0.0:{PORT}",
+            "MEND_ADVERTISE_HOST": address,
+            **(self._inside if rack == 1 else {}),
+        }
+        namespaces = [name, self._second] if rack == 1 else []
+        self.job.start(rack, config=self._config, env=env, namespaces=namespaces, **options)
+
+    def reached(self, rack: int) -> set[str]:
+        """Destinations that the proxy of a rack has connected to."""
+        return set(self._logs[rack].read_text().splitlines())
+
+    def address(self, rack: int) -> str:
+        return f"{self.sites[rack][1]}:{PORT}"
+
+
+def answer_to(address: str, greeting: bytes) -> bytes:
+    """What comes back until the connection is closed."""
+    host, _, port = address.partition(":")
+    said = b""
+    with (
+        socket.create_connection((host, int(port)), 60) as sock,
+        contextlib.suppress(ConnectionError),
+    ):
+        sock.sendall(greeting)
+        while piece := sock.recv(1 << 16):
+            said += piece
+    return said
+
+
+@needs_namespaces
+def test_rack_of_two_hosts_is_reached_through_one_port_of_its_leader(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Every host of a rack had to be reachable from the other cluster, at two ports of the first
+    one. Meanwhile strangers connect to that port."""
+    with contextlib.ExitStack() as stack:
+        two = TwoClusters(stack, nursery, tmp_path)
+        job = two.job
+        for rack in range(2):
+            told = [["touch", job.gate(f"there{rack}")], ["gate", job.gate()]]
+            two.start(rack, steps=16, at={"4": told})
+        for rack in range(2):
+            until(Path(job.gate(f"there{rack}")).exists, lambda: f"rack trains\n{job.stacks()}")
+        wrong = [b"GET / HTTP/1.1\r\nHost: mend\r\n\r\n", hello_bytes(b"token of another "[:16])]
+        far, at = hello_bytes(_token("clusters", 1)), two.address(1)
+        for greeting in (*wrong, far + bytes(4096)):
+            assert answer_to(at, greeting) == b"", "the relay and the far rank refuse it"
+        assert answer_to(at, GREETING + bytes(4096))[:1] == GREETING[:1], "the sideband ends it"
+        idle = [socket.create_connection((two.sites[1][1], PORT), 60) for _ in range(80)]
+        for sock in idle:  # more than a rank has places
+            stack.callback(sock.close)
+            sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, _token("clusters", 1)))
+        Path(job.gate()).touch()
+        for rack in range(2):
+            job.ended(rack, code=0)
+        results = [job.result(rack, rank) for rack in range(2) for rank in range(2)]
+        assert len({result.digest for result in results}) == 1
+        for result in results:
+            assert result.status["ledger"]["open"] == 0
+            assert {len(commit["members"]) for commit in result.commits} == {2}
+            assert result.status["frames_refused"] == 0
+            assert result.threads == []
+        for rack in range(2):
+            assert two.reached(rack) == {two.address(1 - rack)}
+        relayed = [result.status["bytes_relayed"] for result in results]
+        pulled = results[1].status["bytes_received"]
+        assert relayed[2] > pulled / 2, "what rank 1 of rack 0 pulls comes through it"
+        assert relayed[1] == relayed[3] == 0
+
+
+@needs_namespaces
+def test_ranks_of_two_hosts_that_advertise_one_port_of_a_range_are_refused(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Other racks would have reached the first of them only."""
+    with contextlib.ExitStack() as stack:
+        two = TwoClusters(stack, nursery, tmp_path)
+        two.ports = "22000-22031"
+        two.start(1)
+        assert two.job.ended(1) == 1
+        for rank in range(2):
+            kind, told = two.job.result(1, rank).error
+            assert kind == "ConfigError"
+            assert f"several ranks of this rack are at {two.sites[1][1]}:22000" in told
+
+
+@needs_namespaces
+def test_rack_of_two_hosts_ends_with_its_leader(nursery: Nursery, tmp_path: Path) -> None:
+    """The other rack merges on alone."""
+    with contextlib.ExitStack() as stack:
+        two = TwoClusters(stack, nursery, tmp_path, lockstep=False)
+        job = two.job
+        for rack in range(2):
+            two.start(rack, steps=1_000_000, pace_ms=20, stop=job.gate() if rack == 0 else "")
+        for rack in range(2):
+            job.event(rack, "commit", fragment=1)
+        rack = job.processes[1]
+        assert isinstance(rack, Siblings)
+        rack.ranks[0].kill()
+        assert rack.ranks[1].wait() != 0
+        job.event(0, "rack-silent", peer=1)
+        known = len(job.events(0, kind="commit"))
+        until(
+            lambda: len(job.events(0, kind="commit")) > known + 2,
+            lambda: f"rack 0 merges on\n{job.stacks()}",
+        )
+        Path(job.gate()).touch()
+        job.ended(0, code=0)
+
+
+@needs_namespaces
+def test_witness_and_top_reach_the_other_cluster_through_the_proxy(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Both had to run where they reach all racks without one."""
+    create(tmp_path / "key", (bytes(range(32)),))
+    with contextlib.ExitStack() as stack:
+        sites = stack.enter_context(clusters())
+        proxies = [f"tcp://{border}:{PROXY_PORT}" for _, _, border in sites]
+        for rack, (_, _, border) in enumerate(sites):
+            stack.enter_context(proxy(border, tmp_path / f"proxy{rack}.txt"))
+        job = Job(
+            nursery, tmp_path, [PORT, PORT, 21899], racks=2, ranks=1, witness=True,
+            name="clusters", torchrun=False, key_file=tmp_path / "key",
+            sites=[(name, address) for name, address, _ in (*sites, sites[0])],
+            settings={"MEND_SOCKS_PROXY": proxies[0]},
+        )  # fmt: skip
+        stack.callback(job.close)
+        for rack in range(2):
+            told = [["touch", job.gate(f"there{rack}")], ["gate", job.gate()]]
+            own = {"MEND_SOCKS_PROXY": proxies[rack], "MEND_DATA_PORTS": f"{PORT}-{PORT}"}
+            job.start(rack, config=CONFIG, steps=16, at={"12": told}, env=own)
+        for rack in range(2):
+            until(Path(job.gate(f"there{rack}")).exists, lambda: f"rack trains\n{job.stacks()}")
+        asks = ["mend.tools", "top", "--once", "--json", "--wait", "60", job.addresses[1]]
+        seen = Forked(
+            nursery, asks, environment(MEND_SOCKS_PROXY=proxies[0], **job.keyed()),
+            tmp_path / "top.txt", namespace=sites[0][0],
+        )  # fmt: skip
+        assert seen.wait() == 0
+        picture = json.loads((tmp_path / "top.txt").read_text())
+        assert [line["told_by"] for line in picture["racks"]] == ["itself", "itself"]
+        Path(job.gate()).touch()
+        for rack in range(2):
+            job.ended(rack, code=0)
+        job.witness_ended()
+        assert job.result(0).digest == job.result(1).digest
 
 
 @needs_namespaces

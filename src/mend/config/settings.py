@@ -373,7 +373,12 @@ class MendConfig:
     advertise_host: str = _knob(
         "", k.HOST, "host at which other racks reach this one; empty: the one at which it listens"
     )
-    data_ports: str = _knob("", k.PORTS, "ports for bulk data; empty: any free ones")
+    data_ports: str = _knob(
+        "",
+        k.PORTS,
+        "ports for bulk data; a single one is shared by all ranks of a host, and may be the"
+        " sideband's; empty: any free ones",
+    )
     diagnostics_dir: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
         None,
         k.FOLDER,

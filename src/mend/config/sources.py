@@ -118,15 +118,26 @@ def joins_from_lightning() -> bool:
 
 
 def named_key_file() -> Path | None:
-    """The key_file that the environment or the TOML file names. Other settings are not read, so
-    that tools that look at a job do not fail on them."""
-    text = os.environ.get(KEY_FILE, "").strip()
+    """The key_file that the environment or the TOML file names."""
+    text = _named("key_file")
+    return Path(text) if text and text.lower() != NONE else None
+
+
+def socks_proxy_in_force() -> str:
+    """The socks_proxy that the environment or the TOML file names; empty: none."""
+    return _named("socks_proxy")
+
+
+def _named(name: str) -> str:
+    """This setting, or empty. Other settings are not read, so that tools that look at a job do not
+    fail on them."""
+    text = os.environ.get(PREFIX + name.upper(), "").strip()
     if not text and (path := os.environ.get(FILE, "")):
         with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
             table: dict[str, Any] = tomllib.load(file)
             inner = table.get("mend")
-            text = str((inner if isinstance(inner, dict) else table).get("key_file", ""))
-    return Path(text) if text and text.lower() != NONE else None
+            text = str((inner if isinstance(inner, dict) else table).get(name, ""))
+    return text
 
 
 def misfit(name: str, kind: Kind, named: Named) -> ConfigError:

@@ -22,6 +22,7 @@ from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.saved_state import SavedState
 from mend.engine.worker_pool import pool_threads
+from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores
 from mend.merge import MERGES
@@ -144,7 +145,7 @@ def policy_of(config: MendConfig, racks: int) -> Policy:
 
 def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoopOptions:
     bind = config.bind_address
-    return IoLoopOptions(
+    options = IoLoopOptions(
         bind=bind,
         lane_host=bind.removeprefix("tcp://").rsplit(":", 1)[0].strip("[]"),
         advertise_host=config.advertise_host,
@@ -161,6 +162,11 @@ def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoop
         peers=(*config.peer_addresses.values(), config.witness_addr),
         socks_proxy=config.socks_proxy,
     )
+    if options.has_one_port and config.key_file is None:
+        rule = "is the sideband's port, which needs a key: nothing else shows who a peer is then"
+        remedy = "Make a key with `mend keys new FILE` and set key_file, or use another port."
+        raise ConfigError("data_ports", config.data_ports, rule, remedy)
+    return options
 
 
 def detector_options(config: MendConfig) -> DetectorOptions:

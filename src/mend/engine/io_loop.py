@@ -42,6 +42,7 @@ from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
+from mend.transport.whereabouts import Whereabouts, inside
 from mend.transport.zmq import Received, ZmqSideband
 from mend.types import MS, PERSON, SECOND, Address, Extent, Member, Meter, Peer
 
@@ -106,6 +107,16 @@ class IoLoopOptions:
     socks_proxy: str = ""
     """Of all processes that are not in this rack; empty: none."""
 
+    @property
+    def shares_port(self) -> bool:
+        """Whether the lanes of a rack have one port."""
+        return self.ports is not None and self.ports[0] == self.ports[1]
+
+    @property
+    def has_one_port(self) -> bool:
+        """Whether the lane's port is the sideband's, too, which then is reached through it."""
+        return self.shares_port and self.ports == (host_and_port(self.bind)[1],) * 2
+
 
 class IoLoop:
     """Implements HostInterface. `attach` plugs in the machines: a rank's or the witness's."""
@@ -143,11 +154,32 @@ class IoLoop:
 
     @property
     def address(self) -> str:
-        return self._sideband.address
+        return self.options.bind if self.options.has_one_port else self._sideband.address
 
     @property
     def lane_address(self) -> Address:
         return self._lane.address
+
+    @property
+    def inside(self) -> Address:
+        """Where the other ranks of this rack reach the lane."""
+        host = inside(self.options.lane_host, self.options.advertise_host)
+        return Address(host, self.lane_address.port)
+
+    def relay(self, lanes: Sequence[Address]) -> None:
+        """Carry connections for ranks on other hosts to them. `lanes`: of all ranks of this rack,
+        as reached from inside it."""
+        here = Whereabouts()
+        found = {
+            _token(self.job, rank): lane
+            for rank, lane in enumerate(lanes)
+            if rank != self.me.rank and not here.is_here(lane.host)
+        }
+        self._lane.relay(found)
+
+    @property
+    def bytes_relayed(self) -> int:
+        return self._lane.bytes_relayed
 
     @property
     def bytes_sent(self) -> int:
@@ -342,7 +374,7 @@ class IoLoop:
 
         async def bind() -> ZmqSideband:
             sideband = ZmqSideband(
-                options.bind,
+                "tcp://127.0.0.1:0" if options.has_one_port else options.bind,
                 frame_bytes_max=wire.FRAME_BYTES_MAX,
                 secrets=secrets,
                 ranks=options.ranks,
@@ -360,6 +392,8 @@ class IoLoop:
             lane.close()
             raise
         self._lane = lane
+        if options.has_one_port:
+            lane.relay_sideband(host_and_port(self._sideband.address)[1], options.ranks)
 
     def _received(self, received: Received) -> None:
         """Handle a frame from any sender."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -52,7 +53,7 @@ from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
-from mend.errors import CheckpointError, GaveUp, InvariantError, LeftJob
+from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
@@ -200,8 +201,7 @@ class LiveRank:
         """Make the loop thread's half, which agrees with the other racks, pulls and merges."""
         genesis, part = [track.anchor for track in tracks], self._resumed
         digests = tuple(anchor.digest for anchor in genesis)
-        introduction = Introduction(self._advertised(), self.io_loop.lane_address, digests)
-        ranks = self.group.gather(introduction, Introduction)
+        ranks = self._introduced(digests)
         parts = parts_of(
             self.settings, self.me, self.member, ranks, model.facts,
             sums=self.numerics.measuring is not None, started_ns=self.io_loop.now_ns(),
@@ -220,6 +220,26 @@ class LiveRank:
         self._show()
         self.io_loop.call(lambda: self._connect([rank.address for rank in ranks]))
         self.io_loop.attach(self.rank)
+
+    def _introduced(self, digests: tuple[str, ...]) -> list[Introduction]:
+        """The introductions of all ranks of the rack. Raises ConfigError where other racks could
+        not tell two ranks apart."""
+        shares = self.io_loop.options.shares_port
+        lane = inside = self.io_loop.lane_address
+        if shares and self.group.ranks > 1:
+            inside = self.io_loop.inside
+        mine = Introduction(self._advertised(inside.host), lane, inside, digests)
+        ranks = self.group.gather(mine, Introduction)
+        if shares:
+            self.io_loop.relay([rank.inside for rank in ranks])
+        elif twice := [lane for lane, n in Counter(rank.lane for rank in ranks).items() if n > 1]:
+            rule = f"several ranks of this rack are at {twice[0].host}:{twice[0].port}"
+            remedy = (
+                "Set it to each host's own name; or give data_ports a single port: then the rack's "
+                "leader carries the connections of all ranks."
+            )
+            raise ConfigError("advertise_host", lane.host, rule, remedy)
+        return ranks
 
     def _validate(self, model: nn.Module) -> None:
         """Let the coordinator ask the training thread for micro-benchmarks."""
@@ -253,9 +273,12 @@ class LiveRank:
         """Bytes (sent, received)."""
         return self.io_loop.bytes_sent, self.io_loop.bytes_received
 
-    def _advertised(self) -> str:
-        """The address by which other processes reach this one."""
+    def _advertised(self, inside: str) -> str:
+        """The sideband's address for other processes. Only the leader's is for other racks: with
+        one port for all, the advertised host may be the leader's, so the others give `inside`."""
         host, address = self.settings.io_loop.advertise_host, self.io_loop.address
+        if self.me.rank != 0 and self.io_loop.options.shares_port:
+            host = f"[{inside}]" if ":" in inside else inside
         return f"tcp://{host}:{address.rsplit(':', 1)[1]}" if host else address
 
     def _connect(self, addresses: Sequence[str]) -> None:

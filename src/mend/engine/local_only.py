@@ -42,6 +42,7 @@ class NoWire:
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    bytes_relayed: int = 0
     frames_refused: int = 0
 
 

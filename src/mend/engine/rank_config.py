@@ -74,10 +74,12 @@ class Settings:
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):
-    """A rank's addresses and the digests of its fragments, for the other ranks of its rack."""
+    """A rank's addresses and the digests of its fragments, for the other ranks of its rack. `lane`:
+    for other racks; `inside`: for this one."""
 
     address: str
     lane: Address
+    inside: Address
     digests: tuple[str, ...]
 
 

@@ -148,16 +148,19 @@ def run(
     observe: bool = True,
     keys: tuple[bytes, ...] = (),
     protection: str = "loopback",
+    socks_proxy: str = "",
 ) -> None:
-    """Serve one job until every rack has left, or SIGINT / SIGTERM.
+    """Serve one job until every rack has left, or SIGINT / SIGTERM. `socks_proxy`: through which
+    all racks are reached; empty: none.
 
     Raises AddressInUse, MendError.
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     listen = IoLoopOptions(
-        bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection
-    )
+        bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection,
+        socks_proxy=socks_proxy,
+    )  # fmt: skip
     io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))

@@ -133,3 +133,6 @@ class Status:
     from. Empty: it began with the others."""
     mirror_bytes: int = 0
     """Memory of this rank for what another rack has registered with scope rack."""
+    bytes_relayed: int = 0
+    """Bytes that this process has carried between other racks and ranks of its own rack, both ways:
+    with a single port in data_ports, and ranks on several hosts. Not in bytes_sent."""

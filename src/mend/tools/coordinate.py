@@ -64,4 +64,5 @@ def coordinate(
             observe=config.observe,
             keys=keys,
             protection=protection_of(config, bind),
+            socks_proxy=config.socks_proxy,
         )

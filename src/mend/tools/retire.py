@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from mend.config.keyfile import secrets_in_force
+from mend.config.sources import socks_proxy_in_force
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Retire
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, RackSeen
@@ -33,7 +34,8 @@ def retire(rack: int, addresses: tuple[str, ...], job: str, wait_s: float) -> in
     """Returns the exit status. Raises ConfigError for what is no address."""
     asked = list(dict.fromkeys(addresses)) or addresses_in_force()
     wanted = Wanted(addresses, job, ASK_S, True, False, FIRST_S)
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
+    client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
+    with closing(client) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, asked)
         try:
             return _retire(rack, watch, onlooker, wait_s)

@@ -14,7 +14,7 @@ import functools
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
@@ -30,7 +30,7 @@ from mend.errors import (
 )
 from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
-from mend.transport.bulk_server import Holder, advertised
+from mend.transport.bulk_server import CARRIED_MAX, Holder, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.probe import host_and_port
@@ -120,6 +120,20 @@ class BulkLane:
     def rejected(self) -> int:
         """Connections closed because they were strangers, garbage, or one too many."""
         return self._holder.rejected
+
+    @property
+    def bytes_relayed(self) -> int:
+        """Bytes that this process has carried for other ranks of its rack, both ways."""
+        return self._holder.bytes_relayed
+
+    def relay(self, lanes: Mapping[bytes, Address]) -> None:
+        """See `Holder.relay`."""
+        self._holder.relay(lanes)
+
+    def relay_sideband(self, port: int, ranks: int) -> None:
+        """Carry connections that greet as ZeroMQ to this port of the loopback interface. `ranks`:
+        of the rack, each of which has one."""
+        self._holder.relay_sideband(Address("127.0.0.1", port), CARRIED_MAX + ranks)
 
     def serve(self, key: bytes, view: memoryview) -> None:
         """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile."""

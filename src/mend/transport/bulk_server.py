@@ -8,19 +8,23 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mend.errors import AddressInUse, ConfigError, TransportError, ensure, require
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
 from mend.transport.listeners import open_listener
+from mend.transport.relay import Relay
 from mend.transport.security import Secrets
-from mend.transport.shared_port import SharedPort
+from mend.transport.shared_port import SIDEBAND, SharedPort, wanted_in
 from mend.types import KEY_BYTES, MS, SECOND, Address
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
 """How often a connection that waits for a request checks its time limit."""
+
+CARRIED_MAX = 2 * CONNECTIONS_MAX
+"""Connections that are carried to one other rank, which makes room among CONNECTIONS_MAX."""
 
 ADMIT_NS = 5 * MS
 """Between two connections, after CONNECTIONS_MAX at once: each costs a thread. Faster ones wait in
@@ -90,8 +94,8 @@ class Holder:
         secrets: Secrets | None = None,
         job: bytes = b"",
     ) -> None:
-        """`job`: with a single port, processes of one host that give the same share it, each with a
-        token of its own; empty: they do not."""
+        """`job`: the token of the rack's leader. With a single port, processes of one host that
+        give the same share it, each with a token of its own; empty: they do not."""
         hello_bytes(token)  # checked before anything is open
         self._token, self._secrets = token, secrets
         self._stall_ns = stall_ns
@@ -110,6 +114,11 @@ class Holder:
         self.rejected = 0
         self._next_ns = 0
         self._served: dict[bytes, memoryview] = {}
+        self._relay: Relay | None = None
+        if self._shared is not None:
+            self._relay = Relay(f"mend-lane-relay-{self.port}", stall_ns)
+        self._elsewhere: dict[bytes, tuple[Address, int]] = {}
+        """Token, or SIDEBAND, -> where connections for it are carried, and the most of them."""
         self._lock = threading.Lock()
         self._connections: dict[_Connection, threading.Thread] = {}
         self._closed = threading.Event()
@@ -153,6 +162,20 @@ class Holder:
         """How many connections are being served now."""
         return len(self._connections)
 
+    @property
+    def bytes_relayed(self) -> int:
+        """Bytes of connections for other ranks that this process has carried, both ways."""
+        return self._relay.bytes_carried if self._relay is not None else 0
+
+    def relay(self, lanes: Mapping[bytes, Address]) -> None:
+        """From now on carry connections for ranks of this rack on other hosts: token -> a number
+        and a port. Only a port that is shared gets any."""
+        self._elsewhere |= {token: (lane, CARRIED_MAX) for token, lane in lanes.items()}
+
+    def relay_sideband(self, to: Address, most: int) -> None:
+        """The same of `most` connections that greet as ZeroMQ. Only the rack's leader gets any."""
+        self._elsewhere[SIDEBAND] = to, most
+
     def serve(self, key: bytes, view: memoryview) -> None:
         """Answer requests for `key` from `view` (C-contiguous) until `drop`."""
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
@@ -175,6 +198,8 @@ class Holder:
             shut(connection.sock)
         for thread in (*self._accepting, *connections.values()):
             thread.join(JOIN_SECONDS_MAX)
+        if self._relay is not None:
+            self._relay.close()
         self._close_sockets()
         self._served.clear()
 
@@ -234,11 +259,9 @@ class Holder:
         sock, sane = connection.sock, False
         try:
             tune(sock, receive_ns=LOOK_NS, send_ns=2 * self._stall_ns, dead_ns=self._stall_ns)
-            if self._listener is not None and self._shared is not None:
-                until_ns = time.monotonic_ns() + REQUEST_NS_MAX
-                if self._shared.is_for_another(sock, until_ns):
-                    sane = True
-                    return
+            if self._shared is not None and self._pass_on(sock, self._shared):
+                sane = True
+                return
             if connection.greet():
                 sane = self._answer_all(connection)
         except (EOFError, TimeoutError):
@@ -251,6 +274,15 @@ class Holder:
                 self.rejected += not sane
                 self._connections.pop(connection, None)
             sock.close()
+
+    def _pass_on(self, sock: socket.socket, shared: SharedPort) -> bool:
+        """Whether the connection was for another process, and now is with it."""
+        wanted = wanted_in(sock, time.monotonic_ns() + REQUEST_NS_MAX)
+        if wanted in (b"", self._token):
+            return False
+        if (to := self._elsewhere.get(wanted)) is not None:
+            return require(self._relay, "a shared port has a relay").carry(sock, *to)
+        return self._listener is not None and shared.hand(sock, wanted)
 
     def _answer_all(self, connection: _Connection) -> bool:
         """Answer requests. True at a clean end, False at the first invalid request."""

@@ -4,6 +4,8 @@ The process that could bind the port is the door. The first bytes of a connectio
 the rank that is wanted; the door hands a connection for another rank over to that process, which
 then serves it alone: no byte is copied. The processes find each other by names of abstract Unix
 sockets. Whoever can send to these can also connect to the port, so what arrives is trusted no more.
+
+A connection that greets as ZeroMQ is for the sideband of the rack's leader, whose token is the job.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from mend.transport.bulk_wire import HELLO, TOKEN_BYTES
 LOOK_S = 0.5
 """How often a process that is not the door looks whether there is one."""
 
+SIDEBAND = b"\xff"
+"""The first byte of a ZeroMQ greeting, and of no greeting of a lane."""
+
 PEEK_MS = 20
 HAND_S = 1.0
 """Longest wait for a process whose queue is full; the reader then tries again."""
@@ -27,7 +32,7 @@ class SharedPort:
     """One process's part. `token`: of its rank; `job`: the same in all processes that share."""
 
     def __init__(self, port: int, token: bytes, job: bytes) -> None:
-        self.port, self._token = port, token
+        self.port, self._token, self._job = port, token, job
         self._door_name = b"\0mend door %d %s" % (port, job.hex().encode())
         self._door: socket.socket | None = None
         self._mail = _bound(self._name(token), port)
@@ -53,19 +58,19 @@ class SharedPort:
             return None
         return socket.socket(fileno=descriptors[0]) if descriptors else None
 
-    def is_for_another(self, sock: socket.socket, until_ns: int) -> bool:
-        """Whether a connection was for another rank, and now is with its process or nobody. Only
-        the door may ask."""
-        wanted = _token_in(sock, until_ns)
-        if wanted in (b"", self._token):
+    def hand(self, sock: socket.socket, wanted: bytes) -> bool:
+        """Hand a connection over to the process of this host that it is for, see `wanted_in`.
+        False: there is none, or it is this one. Only the door may hand."""
+        token = self._job if wanted == SIDEBAND else wanted
+        if token == self._token:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
             way.settimeout(HAND_S)
             try:
-                way.connect(self._name(wanted))
+                way.connect(self._name(token))
                 socket.send_fds(way, [b"x"], [sock.fileno()])
             except OSError:
-                return False  # a stranger, or a rank that is gone: refused as any other
+                return False
         return True
 
     def close(self) -> None:
@@ -85,15 +90,18 @@ def _bound(name: bytes, port: int) -> socket.socket:
     return made
 
 
-def _token_in(sock: socket.socket, until_ns: int) -> bytes:
-    """The token in the greeting, which stays to be read; empty: none came in time."""
+def wanted_in(sock: socket.socket, until_ns: int) -> bytes:
+    """The token in the greeting, or SIDEBAND; the greeting stays to be read. Empty: none came in
+    time."""
     poller = select.poll()
     poller.register(sock, select.POLLRDHUP)
     while time.monotonic_ns() < until_ns:
         try:
-            greeting = sock.recv(HELLO.size, socket.MSG_PEEK | socket.MSG_WAITALL)
+            greeting = sock.recv(HELLO.size, socket.MSG_PEEK)
         except BlockingIOError:
             continue
+        if greeting.startswith(SIDEBAND):
+            return SIDEBAND
         if len(greeting) == HELLO.size:
             return greeting[-TOKEN_BYTES:]
         if not greeting:

@@ -2,11 +2,15 @@
 
 There is one DEALER per address and accepted key. Queues stay short: a question is dropped while the
 last one has not left, and of the unread answers only ANSWERS_KEPT are kept.
+
+With a SOCKS proxy there is a second one, through it: a client may run in the cluster of any rack,
+or in none, and so does not know which racks are behind the proxy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +19,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from mend.errors import ConfigError
+from mend.transport.probe import host_and_port
 from mend.transport.security import CurveKeys, Secrets
+from mend.transport.tunnel import Tunnel
 from mend.transport.zap import HANDSHAKE_FAILED, pin
 from mend.transport.zmq import (
     CONNECT_MS_MAX,
@@ -24,6 +30,7 @@ from mend.transport.zmq import (
     UNACKED_MS_MAX,
     readable,
 )
+from mend.types import Address
 
 ANSWERS_KEPT = 8
 
@@ -49,6 +56,8 @@ class Way(Enum):
 class _Watched:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
+    tunnelled: bool = False
+    """It is connected to the near end of a tunnel, which says nothing about the far one."""
     way: Way = Way.CLOSED
 
     def close(self) -> None:
@@ -58,9 +67,14 @@ class _Watched:
 
 
 class StatusClient:
-    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job."""
+    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job.
+    `socks_proxy`: `tcp://host:port`, or empty. Raises ConfigError for what is none."""
 
-    def __init__(self, answer_bytes_max: int, secrets: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self, answer_bytes_max: int, secrets: tuple[bytes, ...] = (), socks_proxy: str = ""
+    ) -> None:
+        self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
+        self._tunnels: list[Tunnel] = []
         self._keys: list[tuple[CurveKeys, CurveKeys] | None] = [None]
         if secrets:
             known = Secrets(secrets)
@@ -77,6 +91,10 @@ class StatusClient:
         opened: list[_Watched] = []
         try:
             opened.extend(self._open(address, keys) for keys in self._keys)
+            if self._proxy is not None and not _is_loopback(address):
+                self._tunnels.append(Tunnel(self._proxy, Address(*host_and_port(address))))
+                near = self._tunnels[-1].address
+                opened.extend(self._open(near, keys, tunnelled=True) for keys in self._keys)
         except ConfigError:
             for watched in opened:
                 watched.close()
@@ -86,7 +104,9 @@ class StatusClient:
             self._poller.register(watched.monitor, zmq.POLLIN)
         self._watched[address] = opened
 
-    def _open(self, address: str, keys: tuple[CurveKeys, CurveKeys] | None) -> _Watched:
+    def _open(
+        self, address: str, keys: tuple[CurveKeys, CurveKeys] | None, *, tunnelled: bool = False
+    ) -> _Watched:
         socket = self._context.socket(zmq.DEALER)
         if keys is not None:
             pin(socket, *keys)
@@ -111,7 +131,7 @@ class StatusClient:
             raise ConfigError(
                 "address", address, "is no address", "Give tcp://host:port."
             ) from error
-        return _Watched(socket, monitor)
+        return _Watched(socket, monitor, tunnelled)
 
     def way(self, address: str) -> Way:
         """As it was at the end of the last `collect`."""
@@ -150,7 +170,8 @@ class StatusClient:
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
             if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
                 continue  # it hangs up after its no, and is asked again
-            ways = {_CONNECTED: Way.OPEN, _SPEAKS: Way.SPEAKS}
+            connected = Way.CLOSED if watched.tunnelled else Way.OPEN
+            ways = {_CONNECTED: connected, _SPEAKS: Way.SPEAKS}
             watched.way = Way.LOCKED if event & HANDSHAKE_FAILED else ways.get(event, Way.CLOSED)
 
     def close(self) -> None:
@@ -159,3 +180,12 @@ class StatusClient:
             watched.close()
         self._watched = {}
         self._context.destroy(linger=0)
+        for tunnel in self._tunnels:
+            tunnel.close()
+
+
+def _is_loopback(address: str) -> bool:
+    host, _ = host_and_port(address)
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

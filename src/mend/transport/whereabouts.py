@@ -17,6 +17,15 @@ LOOKUP_S = 5.0
 """Limit for looking up all names of one call."""
 
 
+def inside(listens_at: str, advertised: str) -> str:
+    """The number at which the other machines of its rack reach this one: where it listens, or the
+    source of its packets to `advertised`, which may be the host of another machine of the rack, or
+    one that only other racks reach. `advertised` itself where it has no route."""
+    host = advertised if listens_at in ("", "*", "0.0.0.0", "::") else listens_at
+    sources = map(source_to, numbers_of(host))
+    return next((source for source in sources if source is not None), host)
+
+
 class Whereabouts:
     """Looks up names and addresses, and remembers the results."""
 

@@ -43,7 +43,7 @@ def rack_model(group: RackGroup, model: nn.Module | None = None, **fields: Any) 
 
 def test_a_job_and_a_checkpoint_are_compared_by_the_same_facts() -> None:
     """They were put together in three places."""
-    model, said = rack_model(Rack(2)), Introduction("", Address("", 1), ("", ""))
+    model, said = rack_model(Rack(2)), Introduction("", Address("", 1), Address("", 1), ("", ""))
     me, member = Peer(0, 0), Member(0, 1)
     parts = parts_of(
         model._settings, me, member, [said, said], model.facts, sums=False, started_ns=0

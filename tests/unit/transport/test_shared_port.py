@@ -10,10 +10,11 @@ import pytest
 
 from mend.errors import AddressInUse, PeerUnreachable
 from mend.transport.bulk_client import BulkLane
+from mend.transport.probe import GREETING
 from mend.types import SECOND, Address, Member, offer_key
 
-JOB = b"job-of-this-test"
 TOKENS = [b"token-of-rank-%02d" % rank for rank in range(3)]
+JOB = TOKENS[0]
 
 
 def key(rank: int) -> bytes:
@@ -70,3 +71,51 @@ def test_port_of_another_job_is_in_use() -> None:
         for rank, job in ((1, b"of-another-job.."), (1, b""), (0, JOB)):
             with pytest.raises(AddressInUse):
                 lane(rank, port, job)
+
+
+async def test_rank_of_another_host_is_reached_through_the_port_of_the_leader() -> None:
+    """Every host of a rack had to be reachable from the other racks."""
+    port = free_port()
+    with contextlib.closing(lane(0, port)) as leader, contextlib.closing(lane(1, None)) as far:
+        far.serve(key(1), memoryview(b"of 1"))
+        with pytest.raises(PeerUnreachable):
+            await pulled(1, port)
+        leader.relay({TOKENS[1]: far.address})
+        assert await pulled(1, port) == b"of 1"
+        assert leader.bytes_relayed > 4
+        with pytest.raises(PeerUnreachable):
+            await pulled(2, port)
+        assert leader.rejected == 2, "of two readers that asked for ranks that nobody knows"
+
+
+@pytest.mark.parametrize("door", [0, 1])
+def test_sideband_is_reached_through_the_port_whichever_rank_is_its_door(door: int) -> None:
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        lanes = {
+            rank: stack.enter_context(contextlib.closing(lane(rank, port)))
+            for rank in (door, 1 - door)
+        }
+        sideband = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        lanes[0].relay_sideband(sideband.getsockname()[1], 2)
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+        client.sendall(GREETING)
+        sideband.settimeout(30)
+        served = stack.enter_context(sideband.accept()[0])
+        served.settimeout(30)
+        assert served.recv(len(GREETING), socket.MSG_WAITALL) == GREETING
+        served.sendall(b"answer")
+        assert client.recv(6, socket.MSG_WAITALL) == b"answer"
+
+
+def test_zeromq_at_a_port_that_is_no_sidebands_is_refused() -> None:
+    port = free_port()
+    with (
+        contextlib.closing(lane(0, port)) as leader,
+        socket.create_connection(("127.0.0.1", port), 30) as client,
+    ):
+        client.sendall(GREETING)
+        client.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
+        assert leader.bytes_relayed == 0

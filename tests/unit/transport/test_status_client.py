@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import pytest
 
 from mend.errors import ConfigError
 from mend.transport.status_client import StatusClient, Way
+from mend.transport.tunnel import _pump
 from mend.transport.zmq import ZmqSideband
 
 
@@ -68,6 +71,40 @@ def answering(answer: bytes | None, bind: str = "tcp://127.0.0.1:0") -> Iterator
     """The address of one that answers `ask`, or does not."""
     with serving(answer, bind, b"ask") as served:
         yield served.address
+
+
+@contextmanager
+def proxy_to(address: str) -> Iterator[tuple[str, list[bytes]]]:
+    """A SOCKS5 proxy for which every destination is `address`, and the destinations asked for."""
+    asked: list[bytes] = []
+
+    class Client(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            near: socket.socket = self.request
+            near.recv(3, socket.MSG_WAITALL)
+            near.sendall(b"\x05\x00")
+            asked.append(near.recv(256))
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            try:
+                far = socket.create_connection((host, int(port)))
+            except OSError:
+                near.sendall(b"\x05\x05\x00\x01" + bytes(6))
+                return
+            near.sendall(b"\x05\x00\x00\x01" + bytes(6))
+            with far:
+                back = threading.Thread(target=_pump, args=(far, near))
+                back.start()
+                _pump(near, far)
+                back.join()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Client) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -142,3 +179,31 @@ def test_closing_leaves_no_thread() -> None:
     made.close()
     made.close()
     assert threading.active_count() == before
+
+
+def test_address_that_only_the_proxy_knows_answers_through_it() -> None:
+    """`mend top` had to run in the cluster of the process that it asks."""
+    far, near = "tcp://node-b1.inside:21900", "tcp://127.0.0.1:9"
+    with answering(b"view") as address, proxy_to(address) as (proxy, asked):
+        client = StatusClient(1000, socks_proxy=proxy)
+        with contextlib.closing(client):
+            client.watch(far)
+            client.watch(near)
+            client.ask(far, b"ask")
+            assert answers_of(client, 1) == {(far, b"view")}
+            assert client.way(far) is Way.SPEAKS
+            assert client.way(near) is Way.CLOSED
+    name = b"node-b1.inside"
+    assert set(asked) == {b"\x05\x01\x00\x03" + bytes([len(name)]) + name + b"\x55\x8c"}
+
+
+def test_address_behind_a_proxy_that_cannot_reach_it_is_closed() -> None:
+    """The near end of the tunnel accepts every connection."""
+    with (
+        proxy_to("tcp://127.0.0.1:9") as (proxy, asked),
+        contextlib.closing(StatusClient(1000, socks_proxy=proxy)) as client,
+    ):
+        client.watch("tcp://node-b1.inside:21900")
+        while len(asked) < 2:
+            client.collect(0.1)
+            assert client.way("tcp://node-b1.inside:21900") is Way.CLOSED

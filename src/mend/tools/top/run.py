@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from mend.config.keyfile import secrets_in_force
+from mend.config.sources import socks_proxy_in_force
 from mend.errors import ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
 from mend.tools.top.picture import LATE_S, Answer, Picture, addresses_of, is_over, picture_of
@@ -150,7 +151,8 @@ class Watch:
 def top(wanted: Wanted) -> int:
     """Returns the exit status. Raises ConfigError for what is no address."""
     addresses = list(dict.fromkeys(wanted.addresses)) or addresses_in_force()
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker, sigterm_exits():
+    client = StatusClient(VIEW_BYTES_MAX, secrets_in_force(), socks_proxy_in_force())
+    with closing(client) as onlooker, sigterm_exits():
         watch = Watch(onlooker, wanted, addresses)
         try:
             return _once(watch, wanted) if wanted.once else _forever(watch, wanted)

@@ -30,12 +30,29 @@ def test_trainer_killed_and_resumed_ends_with_the_weights_of_one_run(tmp_path: P
 
 
 def test_trainer_that_loads_its_best_model_has_merged_before(tmp_path: Path) -> None:
-    """And it says that the racks end with different models."""
+    """And it says that the racks may end with different models, and what to do."""
     more = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
     done = launch(SCRIPT, "--folder", tmp_path, "--more", json.dumps(more))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the racks end with different models" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert "the racks may end with different models. Leave it False" in said
     assert done.stdout.count('"outcome": "merged"') == 2
+
+
+def test_whole_flow_of_the_trainer_works_twice_in_a_row(tmp_path: Path) -> None:
+    """Evaluate, save, be killed, resume, load the best model, evaluate after train. Then train the
+    result on, in a job of its own, which is killed and resumed as well."""
+    more = {"save_total_limit": 2, "metric_for_best_model": "eval_loss"}
+    best, losses = json.dumps({**more, "load_best_model_at_end": True}), []
+    for steps, resume in ((24, []), (48, ["--resume"])):
+        flow = ["--folder", tmp_path, "--steps", steps]
+        killed = launch(SCRIPT, *flow, "--more", json.dumps(more), "--die-in", steps - 4, *resume)
+        assert killed.returncode != 0
+        assert not list(tmp_path.glob(f"rack-?/checkpoint-{steps}"))
+        first, _ = ends(SCRIPT, *flow, "--more", best, "--resume")
+        assert (first["global_step"], first["step"], first["detail"]) == (steps, 24, "")
+        losses.append(first["loss"])
+    assert losses[1] < losses[0]
 
 
 def test_trainer_with_save_strategy_best_is_refused(tmp_path: Path) -> None:

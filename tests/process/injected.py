@@ -4,8 +4,10 @@ how long another one was silent, when a time limit is over."""
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.pulls import Patience
 from mend.engine.step_clock import StepClock
 from mend.transport.bulk_link import HolderEnd
+from mend.types import _KEY as KEY
 from mend.types import MS, SECOND
 from tests.process.racks import START_GATE
 
@@ -125,6 +128,31 @@ def mute_lane(gate: Path) -> None:
         usual(end, *payload)
 
     HolderEnd.give = give  # type: ignore[method-assign]
+
+
+def hold_pulls(runtime: mend.Runtime, fragment: int, gate: Path) -> None:
+    """Pulls of offers, merged slices and versions of this fragment wait for the file, as over a
+    link too slow. Those of other fragments go on."""
+    rank = runtime._rank
+    assert isinstance(rank, LiveRank)
+    host, held = rank.rank.host, list[Callable[[], None]]()
+    fetch = host.fetch
+
+    def wait(holders: Any, key: bytes, *more: Any, **named: Any) -> None:
+        pull = partial(fetch, holders, key, *more, **named)
+        of_fragment = key[:1] in (b"o", b"m", b"s") and KEY.unpack(key)[4] == fragment
+        if of_fragment and not gate.exists():
+            held.append(pull)
+        else:
+            pull()
+
+    def release() -> None:
+        while not gate.exists():
+            time.sleep(0.005)
+        rank.io_loop.call(lambda: [pull() for pull in held])
+
+    host.fetch = wait  # type: ignore[method-assign]
+    threading.Thread(target=release, daemon=True).start()
 
 
 def prepare() -> None:

@@ -373,7 +373,7 @@ def test_a_rack_that_comes_back_to_a_running_job_does_not_count_its_checkpoint_a
     result = job.result(1, name="back")
     (event,) = result.kinds("resume-ignored")
     ledger = result.status["ledger"]
-    assert event["open_tokens"] == 3 * ledger["discarded"]
+    assert event["open_tokens"] == ledger["discarded"] > 0
     assert ledger["merged"] + ledger["discarded"] == result.status["tokens"]
     assert result.weights == job.result(0).weights
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
+from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
     "fragments": 2,
@@ -194,6 +196,62 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
     assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
     if witness:
         job.witness_ended()
+
+
+def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jobs) -> None:
+    """Racks 0 and 1 die, and of the two that are left each lacks a version that the other holds.
+    Half of them could decide, without that version. Now both are needed; and when rack 3, which
+    holds one of them alone, dies before rack 2 has copied it, rack 2 decides nothing, goes on from
+    the version before once rack 3 is started again, and all that it trained is merged."""
+    job = jobs(racks=4)
+    stop, late = job.gate("stop"), job.gate("late")
+    # Every round has all four, so none follows the one of which a rack lacks the result.
+    config = {**CONFIG, "exchange_plan": "mesh", "quorum_min_learners": 4}
+    options: dict[str, Any] = {"steps": 48, "config": config, "pace_ms": 2}
+    lacks, holds = {2: (1, late), 3: (0, job.gate("never"))}, {2: 0, 3: 1}
+    for rack in range(4):
+        at: dict[str, list[list[Any]]] = {"20": [["gate", stop]]}
+        if rack in lacks:
+            at["1"] = [["hold_back", *lacks[rack]]]
+            at["20"].insert(0, ["holds", holds[rack], 1, job.gate(f"rack{rack}")])
+        job.start(rack, **options, at=at)
+    known = [Path(job.gate(f"rack{rack}")) for rack in lacks]
+    until(lambda: all(path.exists() for path in known), lambda: f"both hold one\n{job.stacks()}")
+    for rack, fragment in itertools.product(lacks, range(2)):
+        job.event(rack, "commit", fragment=fragment, version=1)
+    for rack in (0, 1):
+        job.processes[rack].signal(signal.SIGKILL)
+        assert job.ended(rack) == -signal.SIGKILL
+        job.start(rack, **options)
+
+    def lineages() -> list[tuple[list[int], list[int]]]:
+        events = [event for rack in (2, 3) for event in job.events(rack, kind="lineage")]
+        return [(event["without"], event["versions"]) for event in events]
+
+    until(lambda: ([0, 1], [1, 1]) in lineages(), lambda: f"a lineage begins\n{job.stacks()}")
+    job.processes[3].signal(signal.SIGKILL)
+    assert job.ended(3) == -signal.SIGKILL
+    job.event(2, "stands")
+    decided = len(job.events(2, kind="commit"))
+    job.start(3, **options)
+    undone = job.event(2, "undone")
+    assert undone["back"] == ["fragment 1 from version 1 to 0"]
+    assert undone["dead"] == [0, 1, 3]
+    assert ([0, 1, 3], [1, 0]) in lineages()
+    for rack in (0, 1, 3):
+        until(lambda rack=rack: bool(joined(job, rack)), lambda: f"all join\n{job.stacks()}")
+    Path(late).touch()
+    Path(stop).touch()
+    for rack in range(4):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(4)]
+    assert len({result.digest for result in results}) == 1
+    assert all(result.weights == results[0].weights for result in results)
+    assert {commit["fragment"] for commit in results[2].commits[decided:]} == {0, 1}
+    assert all(result.status["ledger"]["open"] == 0 for result in results)
+    trained = sum(tokens_of(2, step) for step in range(1, 49))
+    assert results[2].status["ledger"]["merged"] == trained
+    assert not any(result.kinds("left-alone", "differs", "fault") for result in results)
 
 
 def test_a_witness_that_is_started_again_begins_no_second_job_and_votes(jobs: Jobs) -> None:

@@ -338,6 +338,16 @@ class Acts:
         while fragment not in self.runtime._rank.published.opened:
             time.sleep(0.005)
 
+    def holds(self, fragment: int, version: int, path: str) -> None:
+        """Wait until this rank has the bytes of a decided version, and tell the test."""
+        while (fragment, version) not in self.runtime._rank.rank.anchors:
+            time.sleep(0.005)
+        self.touch(path)
+
+    def hold_back(self, fragment: int, path: str) -> None:
+        """Pulls of this fragment wait until the test makes the file."""
+        injected.hold_pulls(self.runtime, fragment, Path(path))
+
     def withhold(self) -> None:
         """Nobody gets a copy of this rank's weights any more, as over a link too slow."""
         rank = self.runtime._rank.rank

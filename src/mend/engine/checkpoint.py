@@ -164,7 +164,7 @@ def manifest_of(
     first, weights = ranks[0], taken.weights
     open_tokens = sum(
         rank.tokens - each.tokens_mark for rank in ranks for each in rank.fragments[:weights]
-    )
+    ) / (weights or 1)
     return Manifest(
         mend=VERSION,
         name=mark.name,
@@ -385,7 +385,7 @@ def as_many_ranks(manifest: Manifest, ranks: int) -> str:
         "fully_shard has spread over all ranks; without powersgd, from a folder of "
         f"runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
         "weights that the script has saved: leave resume= out. The outer momentum and the "
-        f"{manifest.open_tokens} tokens that were not merged are lost then"
+        f"{manifest.open_tokens:.10g} tokens that were not merged are lost then"
     )
 
 
@@ -421,10 +421,10 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
     )
 
 
-def left_out(part: Part, racks: int) -> dict[int, int | None]:
+def left_out(part: Part, racks: int) -> dict[int, float | None]:
     """Racks of the checkpoint that the job does not have any more, with the tokens that only they
     had; None where their part is not here."""
-    lost: dict[int, int | None] = {}
+    lost: dict[int, float | None] = {}
     for rack in (rack for rack in part.manifest.racks if rack >= racks):
         here = bool(part.manifest.files)  # else each rack has a checkpoint of its own
         manifest = read_manifest(part.folder, rack) if here else None

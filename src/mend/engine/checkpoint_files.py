@@ -60,8 +60,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     wall_ns: int
     step: int
-    open_tokens: int
-    """Tokens that this rack trained and nobody merged, summed over fragments and ranks."""
+    open_tokens: float
+    """Tokens that this rack trained and nobody merged, summed over ranks and averaged over
+    fragments, as in the ledger."""
     versions: tuple[int, ...]
     rounds: tuple[int, ...]
     digests: tuple[tuple[str, ...], ...]

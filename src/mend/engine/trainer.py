@@ -313,7 +313,7 @@ class Trainer(TrainerCuts):
             if track.moments is None:
                 self.ledger.discarded += self.tokens - track.tokens_mark
             track.tokens_mark, track.steps_mark = self.tokens, self.step
-        given_up = self.ledger.discarded - progress.discarded
+        given_up = (self.ledger.discarded - progress.discarded) / (len(self.weights) or 1)
         reason = "the job runs: its newest weights take the place of the checkpoint's"
         self._note("resume-ignored", {"reason": reason, "open_tokens": given_up})
 

@@ -73,7 +73,8 @@ class MendCallback(TrainerCallback):
         if self._member.exchanges and args.load_best_model_at_end:
             warnings.warn(
                 "load_best_model_at_end=True: after the merge each rack loads the checkpoint that "
-                "its own evaluation found best, so the racks end with different models",
+                "its own evaluation found best, so the racks may end with different models. Leave "
+                "it False to end with the merged one, or use the best checkpoint of one rack",
                 stacklevel=2,
             )
         resume = _job_folder(args, state) if state.global_step else None

@@ -422,15 +422,18 @@ class Acts:
     def die_owning(self) -> None:
         """kill -9 of itself in the middle of the next sharded round: one of its merged slices is
         served, and the next one would be merged now."""
-        slicing = self.runtime._rank.rank.slicing
-        merge = slicing._merge
+        from mend.coordination.events import MergeSlice
 
-        def dies(effect: Any) -> None:
-            if slicing.attempts[effect.fragment, effect.version, effect.attempt].own:
+        rank = self.runtime._rank.rank
+        handlers = rank._queue._handlers[id(rank.rank_machine)]
+        merge = handlers[MergeSlice]
+
+        def dies(effect: MergeSlice) -> None:
+            if rank.slicing.attempts[effect.key].own:
                 os.kill(os.getpid(), signal.SIGKILL)
             merge(effect)
 
-        slicing._merge = dies
+        handlers[MergeSlice] = dies
 
     def repair(self) -> None:
         """Weights and momentum are again what they were before."""

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from mend.codec import CLOSING
-from mend.consensus.records import Commit, Record, Roster, all_closing
+from mend.consensus.records import Commit, Roster, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
+from mend.engine.effects import EventQueue, Handlers
 from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
+from mend.engine.host import Foreigners, HostInterface, OtherJobs
 from mend.engine.merging import Merging, Slicing, said
 from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
@@ -100,7 +101,7 @@ class ConcurrentOuterStep:
         self.pulls = Pulls()
         self.mirrors: RackStateMirrors | None = None
         """Set where racks keep state of scope rack for each other."""
-        self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
+        self._queue = EventQueue(self._machines, host.now_ns, self._handlers, tape)
         self.benchmark: MicroBenchmark | None = None
         """Of the training thread; set where slow racks are validated."""
         if self.rank_machine.options.detector.validates:
@@ -147,6 +148,9 @@ class ConcurrentOuterStep:
         for rack in sorted((self._silent - silent) & set(live)):
             self.host.note("rack-back", {"peer": rack})
         self._silent = silent
+
+    def _give(self, machine: ev.Machine, event: ev.Event) -> None:
+        self._queue.give(machine, event)
 
     def tell(self, event: ev.Event) -> None:
         """Give an event of this rank's own threads to the rank machine."""
@@ -215,64 +219,51 @@ class ConcurrentOuterStep:
 
     # -------------------------------------------------------------- out
 
-    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:  # noqa: C901 - one flat table
-        match effect:
-            case ev.Send(to, body):
-                self._send(to, body)
-            case ev.Connect(peer, address):
-                self.host.connect(peer, address)
-            case ev.Encode(fragment, seq):
-                self._encode(self.offers[(fragment, seq)])
-            case ev.Fetch():
-                self._fetch(effect)
-            case ev.FetchSlice() | ev.MergeSlice() | ev.FreeSlices():
-                self.slicing.perform(effect)
-            case ev.Measure():
-                self._merging.measure(effect)
-            case ev.Sum():
-                self._merging.sum(effect, partial(self._give, machine))
-            case ev.Merge():
-                self._merging.merge(effect)
-            case ev.Copy():
-                self._copy(effect)
-            case ev.CopyState():
-                self._states.copy(effect)
-            case ev.NoState(reason):
-                self.published.receive(reason)
-            case ev.AskedState(racks):
-                self.published.ask(racks)
-            case ev.FreeState(to):
-                self._states.free(to)
-                self.published.free(to)
-            case ev.Validate():
-                if self.benchmark is not None:
-                    self.benchmark.ask(effect)
-            case ev.Probe():
-                probe(self.host, self.me.rank, effect, self.tell)
-            case ev.PublishAnchor(fragment, version, attempt):
-                self._publish(fragment, version, attempt)
-            case ev.RecordCommitted(record, rounds, part):
-                self._committed(record, rounds, part)
-            case ev.Restored(snapshot):
-                self.host.note("snapshot", {"record": snapshot.index})
-                self.published.restore(snapshot)
-            case ev.Free(member, fragment, seq):
-                self._free(member, fragment, seq)
-            case ev.DropAnchor(fragment, version, attempt):
-                self._forget(fragment, version, attempt)
-            case ev.DropOffer(fragment, seq, bad):
-                self.published.discard(fragment, seq, bad)
-            case ev.Note(kind, fields):
-                self._note(kind, fields)
-            case ev.Fail(kind, detail):
-                self._fail(kind, detail)
-            case ev.Finished(reason):
-                if machine is self.rank_machine:
-                    self._finish(reason)
-                else:
-                    self.host.finished()
-            case _:
-                raise TypeError(f"a rank does not know the effect {effect!r}")
+    def _handlers(self, machine: ev.Machine) -> Handlers:
+        """What this rank does for each effect of one of its machines."""
+        merging, slicing, states = self._merging, self.slicing, self._states
+        host, published, give = self.host, self.published, partial(self._give, machine)
+        mine = machine is self.rank_machine
+        return {
+            ev.Send: lambda it: self._send(it.to, it.body),
+            ev.Connect: lambda it: host.connect(it.peer, it.address),
+            ev.Encode: lambda it: self._encode(self.offers[it.fragment, it.seq]),
+            ev.Fetch: self._fetch,
+            ev.FetchSlice: slicing.fetch,
+            ev.MergeSlice: slicing.merge,
+            ev.FreeSlices: slicing.free,
+            ev.Measure: merging.measure,
+            ev.Sum: lambda it: merging.sum(it, give),
+            ev.Merge: merging.merge,
+            ev.Copy: self._copy,
+            ev.CopyState: states.copy,
+            ev.NoState: lambda it: published.receive(it.reason),
+            ev.AskedState: lambda it: published.ask(it.racks),
+            ev.FreeState: self._free_state,
+            ev.Validate: self._validate,
+            ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
+            ev.PublishAnchor: self._publish,
+            ev.RecordCommitted: self._committed,
+            ev.Restored: self._restored,
+            ev.Free: self._free,
+            ev.DropAnchor: self._forget,
+            ev.DropOffer: lambda it: published.discard(it.fragment, it.seq, it.bad),
+            ev.Note: lambda it: self._note(it.kind, it.fields),
+            ev.Fail: lambda it: self._fail(it.kind, it.detail),
+            ev.Finished: self._finish if mine else lambda _: host.finished(),
+        }
+
+    def _free_state(self, effect: ev.FreeState) -> None:
+        self._states.free(effect.to)
+        self.published.free(effect.to)
+
+    def _validate(self, effect: ev.Validate) -> None:
+        if self.benchmark is not None:
+            self.benchmark.ask(effect)
+
+    def _restored(self, effect: ev.Restored) -> None:
+        self.host.note("snapshot", {"record": effect.snapshot.index})
+        self.published.restore(effect.snapshot)
 
     def _note(self, kind: str, fields: dict[str, object]) -> None:
         if kind == "waiting" and (more := self._more()):
@@ -281,11 +272,11 @@ class ConcurrentOuterStep:
         if kind in ("differs", "fault"):
             self.published.last_error = f"{kind}: {fields}"
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, effect: ev.Finished) -> None:
         """This rack has no seat any more. One that has not asked to leave learns it at its next
         step."""
-        if reason:
-            self.published.removed[self.member] = reason
+        if effect.reason:
+            self.published.removed[self.member] = effect.reason
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.why_out(self.member)
@@ -320,7 +311,8 @@ class ConcurrentOuterStep:
         text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
-    def _committed(self, record: Record, rounds: int, part: int) -> None:
+    def _committed(self, effect: ev.RecordCommitted) -> None:
+        record, rounds, part = effect.record, effect.rounds, effect.part
         if not isinstance(record, Commit):
             self.published.told(record)
             if isinstance(record, Roster) and self.mirrors is not None:
@@ -460,14 +452,16 @@ class ConcurrentOuterStep:
         meter = self.pulls.begin(self.me.rack, into_B.nbytes)
         self.host.fetch(effect.holders, key, "", into_B, done, extent, meter)
 
-    def _publish(self, fragment: int, version: int, attempt: int) -> None:
+    def _publish(self, effect: ev.PublishAnchor) -> None:
+        fragment, version, attempt = effect.key
         if attempt:
             self.anchors[(fragment, version)] = self.tentative.pop((fragment, version, attempt))
         anchor = self.anchors[(fragment, version)]
         self.host.serve(self._state_key(fragment, anchor), anchor.view())
         self.published.publish(fragment, anchor)
 
-    def _forget(self, fragment: int, version: int, attempt: int) -> None:
+    def _forget(self, effect: ev.DropAnchor) -> None:
+        fragment, version, attempt = effect.fragment, effect.version, effect.attempt
         if attempt:
             self.tentative.pop((fragment, version, attempt), None)
             return
@@ -480,8 +474,8 @@ class ConcurrentOuterStep:
         self.payloads[name], self.checksums[name] = payload, checksum
         self.host.serve(self._offer_key(name), payload.numpy().data)
 
-    def _free(self, member: Member, fragment: int, seq: int) -> None:
-        name = (member, fragment, seq)
+    def _free(self, effect: ev.Free) -> None:
+        member, fragment, seq = name = effect.member, effect.fragment, effect.seq
         self.host.drop(self._offer_key(name))
         self.payloads.pop(name, None)
         self.checksums.pop(name, None)

@@ -217,16 +217,7 @@ class Slicing:
         self._rank = rank
         self.attempts: dict[Key, Attempt] = {}
 
-    def perform(self, effect: ev.FetchSlice | ev.MergeSlice | ev.FreeSlices) -> None:
-        match effect:
-            case ev.FetchSlice():
-                self._fetch(effect)
-            case ev.MergeSlice():
-                self._merge(effect)
-            case ev.FreeSlices():
-                self._free(effect)
-
-    def _fetch(self, effect: ev.FetchSlice) -> None:
+    def fetch(self, effect: ev.FetchSlice) -> None:
         rank, fragment, numerics = self._rank, effect.fragment, self._numerics(effect.fragment)
         key, own_rank = effect.key, rank.me.rank
         attempt = self._attempt(key, effect.count)
@@ -253,7 +244,7 @@ class Slicing:
         else:
             done(None)
 
-    def _merge(self, effect: ev.MergeSlice) -> None:
+    def merge(self, effect: ev.MergeSlice) -> None:
         rank, numerics = self._rank, self._numerics(effect.fragment)
         key, position = effect.key, effect.position
         attempt = self._attempt(key, effect.count)
@@ -280,7 +271,7 @@ class Slicing:
 
         rank.work(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
 
-    def _free(self, effect: ev.FreeSlices) -> None:
+    def free(self, effect: ev.FreeSlices) -> None:
         attempt = self.attempts.pop(effect.key, None)
         for position in attempt.own if attempt is not None else ():
             self._rank.host.drop(slice_key(self._rank.me.rank, *effect.key, position))

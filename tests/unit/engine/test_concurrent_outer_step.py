@@ -65,6 +65,7 @@ from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_o
 T = TypeVar("T")
 
 N = 4
+WHOLE_N = Owned((Span(0, N),), N)
 MINE, THEIRS = member(1), member(0)
 
 
@@ -135,7 +136,10 @@ class HandEdge:
 class Story:
     """Rank 1 of rack 1: no leader, so that the test says what the leader would."""
 
-    def __init__(self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean") -> None:
+    def __init__(
+        self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean",
+        owned: Owned = WHOLE_N, plain: tuple[tuple[bool, ...], ...] = (),
+    ) -> None:  # fmt: skip
         self.numerics = Numerics(CODECS["float32"](), MERGES[merge](), OUTERS["nesterov"](1.0, 0.0))
         self.first, self.theirs = self.anchor(first), self.anchor(theirs)
         self.host, self.published, self.serial = HandEdge(), PublishedState(1), 0
@@ -143,8 +147,8 @@ class Story:
         options = RankOptions(SECOND, 2, sums=merge == "rda")
         machine = RankMachine(self.me, MINE, options, (self.first.digest,))
         self.rank = ConcurrentOuterStep(
-            self.me, MINE, Machines(machine), [Owned((Span(0, N),), N)], [self.first],
-            self.numerics, self.published, self.host,
+            self.me, MINE, Machines(machine), [owned], [self.first],
+            self.numerics, self.published, self.host, plain,
         )  # fmt: skip
         begin = genesis(racks=3, ranks=2)
         digests = ((begin.digests[0][0], self.theirs.digest),)
@@ -510,15 +514,6 @@ def test_failure_of_a_kind_that_leaders_never_name_is_a_plain_mend_error(kind: s
     story.told(failure=(kind, "why"))
     assert type(story.published.failure) is MendError
     assert str(story.published.failure) == f"{kind}: why"
-
-
-def test_effect_that_nobody_performs_is_an_error() -> None:
-    class Unknown(ev.Effect, frozen=True):
-        pass
-
-    rank = Story().rank
-    with pytest.raises(TypeError, match="Unknown"):
-        rank._perform(Unknown(), rank.rank_machine)
 
 
 def test_a_rank_that_may_train_does_not_begin_again_as_the_job_is_lost() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
 from mend.coordination.messages import Gather, RankReport, Total
-from mend.engine.merging import Merging
 from mend.engine.numerics import Anchor
-from mend.engine.sums import Tensors, partial_of
+from mend.engine.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
 from mend.transport.bulk_wire import checksum_of
+from mend.types import Owned, Span
 from tests.unit.coordination.nouns import member, offer
 from tests.unit.engine.test_concurrent_outer_step import N, Story
 
@@ -32,8 +32,7 @@ def offered(rack: int, values: Tensor) -> Offer:
 
 def story() -> tuple[Story, tuple[Offer, Offer]]:
     """The payloads of racks 0 and 2 are here."""
-    made = Story(merge="rda")
-    made.rank._merging = Merging(made.rank, [Tensors((0, 2, N), (False, True))])
+    made = Story(merge="rda", owned=Owned((Span(0, 2), Span(0, 2)), N), plain=((False, True),))
     offers = (offered(0, OURS), offered(2, THEIRS))
     made.told(offers=offers)
     for each, values in zip(offers, (OURS, THEIRS), strict=True):

@@ -49,4 +49,4 @@ class RankFactory:
 
     def mirrors(self, rank: ConcurrentOuterStep) -> RackStateMirrors | None:
         """Asked for where racks keep state of scope rack for each other. None: they do not."""
-        return RackStateMirrors(rank)
+        return RackStateMirrors(rank.store, rank.jobs, lambda: rank.rank_machine.folded.seats)

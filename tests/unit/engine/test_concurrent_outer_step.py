@@ -280,7 +280,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert noted["live"] == 0, "nobody has said who lives"
     story.told(settled=(1,))
     assert key_of(made) not in story.host.served
-    assert story.rank.payloads == {}
+    assert story.rank.store.payloads == {}
 
 
 def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
@@ -288,7 +288,7 @@ def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> N
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)][0] ^= 1  # a bit flips in memory
+    story.rank.store.payloads[THEIRS, 0, 1].data_B[0] ^= 1  # a bit flips in memory
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     story.told(gathers=(Gather(0, 1, 2, (made,)),))
     errors = [note["error"] for note in story.host.noted("fetch-failed")]
@@ -319,7 +319,7 @@ def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)] = torch.zeros(3, dtype=torch.uint8)
+    story.rank.store.payloads[THEIRS, 0, 1].data_B = torch.zeros(3, dtype=torch.uint8)
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     assert "WireError" in story.host.noted("merge-failed")[0]["error"]
     assert story.published.failure is None
@@ -346,7 +346,7 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
     assert report.bad == ()
-    assert story.rank.payloads == {}
+    assert story.rank.store.payloads == {}
 
 
 def test_who_spoils_a_payload_himself_blames_nobody() -> None:
@@ -355,7 +355,7 @@ def test_who_spoils_a_payload_himself_blames_nobody() -> None:
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)].view(torch.float32)[2] = float("nan")
+    story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
@@ -410,7 +410,7 @@ def test_a_snapshot_becomes_a_payload_that_is_served() -> None:
     assert report.parts[0].checksum == checksum_of(story.host.served[key])
     story.rank.tell(ev.Discarded(0, 1))
     assert story.host.served.keys() == {state_key(1, 0, 0, story.first.digest)}
-    assert story.rank.offers == {}
+    assert story.rank.store.offers == {}
 
 
 def test_a_capture_with_nan_is_refused_at_home() -> None:

@@ -216,7 +216,7 @@ MUTANTS = (
     ),
     Mutant(
         "trusted-donor: a copied state is not compared with the log",
-        "engine.concurrent_outer_step:ConcurrentOuterStep._copy",
+        "engine.pipeline:Pipeline.copy",
         "result.digest != effect.digest",
         "result.digest == ''",
         ("tests/unit/engine/test_concurrent_outer_step.py",),

@@ -45,7 +45,7 @@ class State:
         world = World(3)
         training = next(iter(world.trainings.values()))
         self.rank = training.rank
-        self.rank.host = Donor(self.rank.host)
+        self.rank.store.host = Donor(self.rank.host)
         generator = torch.Generator().manual_seed(seed)
         self.anchors = [self._anchor(numel, generator) for numel in NUMELS]
         self.numerics = Numerics(
@@ -69,7 +69,7 @@ class State:
     def take(self, data: bytes) -> str:
         which, how, version = _STATE.unpack_from(data)
         wanted, blob = self.anchors[which], data[_STATE.size :]
-        self._by_rank(which % len(self.rank.owned), blob, how)
+        self._by_rank(which % len(self.rank.store.rules), blob, how)
         return self._by_hand(wanted, blob, version)
 
     def _by_hand(self, wanted: Anchor, blob: bytes, version: int) -> str:
@@ -85,18 +85,19 @@ class State:
 
     def _by_rank(self, fragment: int, blob: bytes, how: int) -> None:
         """Through a rank's own hands: it keeps what it had, and tells its machine why."""
-        rank, before = self.rank, dict(self.rank.anchors)
+        rank, before = self.rank, dict(self.rank.store.anchors)
         told: list[Copied] = []
-        tell, rank.tell = rank.tell, told.append  # type: ignore[method-assign, assignment]
-        donor: Any = rank.host
+        jobs = rank.jobs
+        tell, jobs.tell = jobs.tell, told.append  # type: ignore[method-assign, assignment]
+        donor: Any = rank.store.host
         donor.blob, donor.how = blob, how
         try:
-            rank._copy(Copy(fragment, 9, "ab" * 32, (Address("donor", 1),)))
+            rank._pipeline.copy(Copy(fragment, 9, "ab" * 32, (Address("donor", 1),)))
         finally:
-            rank.tell = tell  # type: ignore[method-assign]
+            jobs.tell = tell  # type: ignore[method-assign]
         assert len(told) == 1, told
         assert told[0].error, told
-        assert rank.anchors == before, "a state that is not the log's was kept"
+        assert rank.store.anchors == before, "a state that is not the log's was kept"
 
     def close(self) -> None:
         pass

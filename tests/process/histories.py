@@ -45,15 +45,20 @@ class Held:
 
 @dataclass
 class Holdings:
-    """The versions that a rank holds, as `ConcurrentOuterStep` has them."""
+    """The versions that a rank holds, as its `TensorStore` has them."""
 
     anchors: dict[Version, Held] = field(default_factory=dict)
     tentative: dict[tuple[int, int, int], Held] = field(default_factory=dict)
 
 
 @dataclass
+class Rank:
+    store: Holdings = field(default_factory=Holdings)
+
+
+@dataclass
 class Trainer:
-    rank: Holdings = field(default_factory=Holdings)
+    rank: Rank = field(default_factory=Rank)
 
 
 @dataclass
@@ -101,7 +106,7 @@ class Taped:
             of = parts.rank_machine
             versions = of.own_versions or (0,) * len(of.own_digests)
             for p, (version, digest) in enumerate(zip(versions, of.own_digests, strict=True)):
-                self.trainer.rank.anchors[p, version] = Held(digest)
+                self.trainer.rank.store.anchors[p, version] = Held(digest)
 
     def __str__(self) -> str:
         return f"{self.tape.path.name}"
@@ -219,7 +224,7 @@ class History:
             case ev.Discarded(p, seq):
                 self._end_offer(process, p, seq)
             case ev.Merged(p, version, attempt, digest) if digest and process.trainer:
-                process.trainer.rank.tentative[p, version, attempt] = Held(digest)
+                process.trainer.rank.store.tentative[p, version, attempt] = Held(digest)
             case ev.StateTaken(to, step, _, digest, "") if digest:
                 process.given[to, step] = digest
             case ev.StateCopied(error=""):
@@ -262,7 +267,9 @@ class History:
         assert process.trainer is not None
         p, version, rail = event.fragment, event.version, process.me.rank
         base, process.versions[p] = process.versions.get(p, 0), version
-        held = process.trainer.rank.anchors.get((p, version)) or process.dropped.get((p, version))
+        held = process.trainer.rank.store.anchors.get((p, version)) or process.dropped.get(
+            (p, version)
+        )
         if held is not None:
             if self.bits.setdefault((rail, p, version), held.digest) != held.digest:
                 self.problem(f"I1: {process} has other bits of fragment {p} version {version}")
@@ -314,7 +321,7 @@ class History:
             case ev.PublishAnchor(p, version, attempt):
                 self._publish(process, p, version, attempt)
             case ev.DropAnchor(p, version, attempt) if process.trainer:
-                holdings = process.trainer.rank
+                holdings = process.trainer.rank.store
                 if attempt:
                     holdings.tentative.pop((p, version, attempt), None)
                 elif (held := holdings.anchors.pop((p, version), None)) is not None:
@@ -326,7 +333,7 @@ class History:
 
     def _publish(self, process: Taped, fragment: int, version: int, attempt: int) -> None:
         assert process.trainer is not None
-        holdings, key = process.trainer.rank, (fragment, version)
+        holdings, key = process.trainer.rank.store, (fragment, version)
         if attempt:
             held = holdings.tentative.pop((*key, attempt), None)
             if held is None:
@@ -369,7 +376,7 @@ class History:
     def _check_bounds(self, process: Taped) -> None:
         if process.trainer is None:
             return
-        counts = Counter(fragment for fragment, _ in process.trainer.rank.anchors)
+        counts = Counter(fragment for fragment, _ in process.trainer.rank.store.anchors)
         if any(count > ANCHORS_MAX for count in counts.values()):
             self.problem(f"I6: {process} keeps {dict(counts)} anchors per fragment")
 

@@ -351,8 +351,8 @@ class Acts:
     def withhold(self) -> None:
         """Nobody gets a copy of this rank's weights any more, as over a link too slow."""
         rank = self.runtime._rank.rank
-        for (fragment, _), anchor in list(rank.anchors.items()):
-            rank.host.drop(rank._state_key(fragment, anchor))
+        for (fragment, _), anchor in list(rank.store.anchors.items()):
+            rank.host.drop(rank.store.anchor_key(fragment, anchor))
 
     def slow(self, times: float) -> None:
         """From here on a step takes so many times as long."""
@@ -424,7 +424,7 @@ class Acts:
             ended = {(member, 0): 1 << 40 for member in log.members}
             rank.io_loop.call(partial(log.ended.update, ended))
         elif thread == "worker":  # nothing says how the next offer is encoded
-            for anchor in rank.rank.anchors.values():
+            for anchor in rank.rank.store.anchors.values():
                 object.__setattr__(anchor, "codecs", None)
         else:
             rank.trainer._capture = lambda fragment: ensure(False, "planted", fragment=fragment)
@@ -432,15 +432,18 @@ class Acts:
     def die_owning(self) -> None:
         """kill -9 of itself in the middle of the next sharded round: one of its merged slices is
         served, and the next one would be merged now."""
-        slicing = self.runtime._rank.rank.slicing
-        merge = slicing._merge
+        from mend.coordination.events import MergeSlice
 
-        def dies(effect: Any) -> None:
-            if slicing.attempts[effect.fragment, effect.version, effect.attempt].own:
+        rank = self.runtime._rank.rank
+        handlers = rank._queue._handlers[id(rank.rank_machine)]
+        merge = handlers[MergeSlice]
+
+        def dies(effect: MergeSlice) -> None:
+            if rank.store.attempts[effect.key].own:
                 os.kill(os.getpid(), signal.SIGKILL)
             merge(effect)
 
-        slicing._merge = dies
+        handlers[MergeSlice] = dies
 
     def repair(self) -> None:
         """Weights and momentum are again what they were before."""

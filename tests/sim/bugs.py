@@ -196,7 +196,7 @@ BUGS = (
     _bug(
         "19",
         "a copied state is not compared with the log",
-        ("engine.concurrent_outer_step:ConcurrentOuterStep._copy",
+        ("engine.pipeline:Pipeline.copy",
          "result.digest != effect.digest", "result.digest == ''"),
     ),
     _bug(

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from mend.consensus.records import Commit, Drop
 from mend.coordination import rank_reports
 from mend.coordination.rank_reports import Aggregate
+from mend.engine.store import Payload
 from mend.types import MS, SECOND, WITNESS, Member, Peer
 from mend_lab.sim import World
 from mend_lab.sim.agreement import Agreement, is_held, is_quorum
@@ -81,8 +82,8 @@ def test_the_loss_of_all_copies_is_seen() -> None:
 
     def lose() -> None:
         for training in world.trainings.values():
-            training.rank.anchors.clear()
-            training.rank.tentative.clear()
+            training.rank.store.anchors.clear()
+            training.rank.store.tentative.clear()
         world.checkers.agreement.check_survivors()
 
     at(world, 0.9, lose)
@@ -157,7 +158,7 @@ def test_a_queue_without_end_is_seen() -> None:
 
     def fill() -> None:
         for seq in range(1000, 1100):
-            rank.payloads[(rank.member, 0, seq)] = torch.empty(0)
+            rank.store.payloads[rank.member, 0, seq] = Payload(torch.empty(0), "")
 
     at(world, 1.01, fill)
     assert "I6: Peer(rack=0, rank=0) keeps" in problems(world)

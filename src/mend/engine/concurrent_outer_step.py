@@ -1,62 +1,50 @@
 """The asyncio side of one rank: gives its machines their events and performs their effects.
 
-It keeps the tensors that the machines only name. Everything here runs on the loop's thread; jobs go
-to workers by way of the host and come back as events.
+Everything here runs on the loop's thread; jobs go to workers by way of the host and come back as
+events.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
-import torch
-from torch import Tensor
-
-from mend.codec import CLOSING
-from mend.consensus.records import Commit, Record, Roster, all_closing
+from mend.consensus.records import Commit, Roster, Seat, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
+from mend.engine.effects import EventQueue, Handlers
 from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
-from mend.engine.merging import Merging, Slicing, said
-from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
+from mend.engine.host import Foreigners, HostInterface, OtherJobs
+from mend.engine.jobs import Jobs
+from mend.engine.merging import Merging, Slicing
+from mend.engine.micro_benchmark import probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.offers import Encoded
+from mend.engine.pipeline import Pipeline
 from mend.engine.published_state import PublishedState
-from mend.engine.pulls import Pulls
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.state_copying import StateCopying
-from mend.engine.sums import tensors_of
-from mend.engine.training_state import Given
+from mend.engine.store import TensorStore, rules_of
 from mend.engine.turnout import REMEDY
 from mend.errors import (
     CheckpointError,
-    InvariantError,
     JobLost,
     MendError,
-    NonFinite,
     OtherJob,
     OtherVersion,
     PlanMismatch,
     Refused,
     StartTimeout,
-    WorkerFailed,
     require,
 )
 from mend.trace.writer import Tape
-from mend.types import Extent, Member, Owned, Peer, offer_key, rack_name, state_key
-
-T = TypeVar("T")
-Payload = tuple[Member, int, int]
+from mend.types import Member, Owned, Peer, rack_name
 
 
 class ConcurrentOuterStep:
-    """The loop side of a rank."""
+    """The loop side of a rank. `store` has the tensors that the machines only name."""
 
     def __init__(
         self,
@@ -71,38 +59,27 @@ class ConcurrentOuterStep:
         plain: Sequence[Sequence[bool]] = (),
         tape: Tape | None = None,
         moments: int = 0,
+        mirrors: Callable[..., RackStateMirrors | None] | None = None,
     ) -> None:
         """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
         merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
-        `moments`: number of fragments of moments, the last ones."""
+        `moments`: number of fragments of moments, the last ones. `mirrors`: makes those of this
+        rank, where racks keep state of scope rack for each other."""
         self.rank_machine = require(machines.rank_machine, "a rank without a machine")
         self.leader = machines.leader
         self.coordinator = machines.coordinator
         self._receivers, self._machines = machines.receivers, machines.named()
-        self.me, self.member, self.owned = me, member, owned
-        self.tape = tape
-        self.numerics, self.published, self.host = numerics, published, host
-        of_moments = numerics.for_moments()
-        self.numerics_of = [numerics] * (len(owned) - moments) + [of_moments] * moments
-        """Per fragment."""
-        self.anchors: dict[tuple[int, int], Anchor] = {
-            (p, anchor.version): anchor for p, anchor in enumerate(genesis)
-        }
-        self.tentative: dict[tuple[int, int, int], Anchor] = {}
-        self.payloads: dict[Payload, Tensor] = {}
-        self.checksums: dict[Payload, str] = {}
-        self.offers: dict[tuple[int, int], OpenOffer] = {}
-        flags = plain or [()] * len(owned)
-        tensors = [tensors_of(part, plain) for part, plain in zip(owned, flags, strict=True)]
-        self._merging = Merging(self, tensors)
-        self.slicing = Slicing(self)
-        self._states = StateCopying(self)
-        self.pulls = Pulls()
-        self.mirrors: RackStateMirrors | None = None
-        """Set where racks keep state of scope rack for each other."""
-        self._give = EventQueue(self._machines, host.now_ns, self._perform, tape).give
-        self.benchmark: MicroBenchmark | None = None
-        """Of the training thread; set where slow racks are validated."""
+        self.me, self.member, self.published, self.host = me, member, published, host
+        rules = rules_of(owned, numerics, plain, moments)
+        self.store = TensorStore(host, me, member, rules, genesis)
+        self.jobs = jobs = Jobs(host, published, me.rack, self.tell)
+        self._pipeline = Pipeline(self.store, jobs)
+        self._merging = Merging(self.store, jobs, numerics, taped=tape is not None)
+        self._slicing = Slicing(self.store, jobs)
+        self._states = StateCopying(self.store, jobs, self.rank_machine.options.ranks)
+        self.give_state, self.reserve_state = self._states.give, self._states.reserve
+        self.mirrors = mirrors(self.store, jobs, self._seats) if mirrors is not None else None
+        self._queue = EventQueue(self._machines, host.now_ns, self._handlers, tape)
         if self.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
         self._equal_offers = EqualOffers()
@@ -111,8 +88,6 @@ class ConcurrentOuterStep:
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
         self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
-        for fragment, anchor in enumerate(genesis):
-            host.serve(self._state_key(fragment, anchor), anchor.view())
 
     # -------------------------------------------------------------- in
 
@@ -148,21 +123,19 @@ class ConcurrentOuterStep:
             self.host.note("rack-back", {"peer": rack})
         self._silent = silent
 
+    def _give(self, machine: ev.Machine, event: ev.Event) -> None:
+        self._queue.give(machine, event)
+
     def tell(self, event: ev.Event) -> None:
         """Give an event of this rank's own threads to the rank machine."""
         self._give(self.rank_machine, event)
 
+    def _seats(self) -> Mapping[int, Seat]:
+        return self.rank_machine.folded.seats
+
     def own(self, offer: OpenOffer) -> None:
         """Take the tensors of a capture from the training thread, before the Captured event."""
-        self.offers[(offer.fragment, offer.seq)] = offer
-
-    def give_state(self, to: Member, step: int, data_B: Given) -> None:
-        """Take the copy of the training state for a joining rack, or the reason for none."""
-        self._states.give(to, step, data_B)
-
-    def reserve_state(self, size: int) -> None:
-        """Prepare memory: the training thread is about to copy this many bytes."""
-        self._states.reserve(size)
+        self.store.offers[offer.fragment, offer.seq] = offer
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""
@@ -179,9 +152,9 @@ class ConcurrentOuterStep:
         """Tell how far the pulls of this rank are."""
         waiting: dict[int, int] = {}
         for member, fragment, _ in self.rank_machine.fetch_queue.waiting():
-            size = self.numerics_of[fragment].payload_bytes(self.owned[fragment])
+            size = self.store.rules[fragment].payload_bytes
             waiting[member.rack] = waiting.get(member.rack, 0) + size
-        standing = self.pulls.standing(waiting)
+        standing = self.store.pulls.standing(waiting)
         if standing != self.rank_machine.pulls:
             self.published.pulled = sum(each.moved for each in standing)
             self.tell(ev.Moved(standing))
@@ -215,64 +188,47 @@ class ConcurrentOuterStep:
 
     # -------------------------------------------------------------- out
 
-    def _perform(self, effect: ev.Effect, machine: ev.Machine) -> None:  # noqa: C901 - one flat table
-        match effect:
-            case ev.Send(to, body):
-                self._send(to, body)
-            case ev.Connect(peer, address):
-                self.host.connect(peer, address)
-            case ev.Encode(fragment, seq):
-                self._encode(self.offers[(fragment, seq)])
-            case ev.Fetch():
-                self._fetch(effect)
-            case ev.FetchSlice() | ev.MergeSlice() | ev.FreeSlices():
-                self.slicing.perform(effect)
-            case ev.Measure():
-                self._merging.measure(effect)
-            case ev.Sum():
-                self._merging.sum(effect, partial(self._give, machine))
-            case ev.Merge():
-                self._merging.merge(effect)
-            case ev.Copy():
-                self._copy(effect)
-            case ev.CopyState():
-                self._states.copy(effect)
-            case ev.NoState(reason):
-                self.published.receive(reason)
-            case ev.AskedState(racks):
-                self.published.ask(racks)
-            case ev.FreeState(to):
-                self._states.free(to)
-                self.published.free(to)
-            case ev.Validate():
-                if self.benchmark is not None:
-                    self.benchmark.ask(effect)
-            case ev.Probe():
-                probe(self.host, self.me.rank, effect, self.tell)
-            case ev.PublishAnchor(fragment, version, attempt):
-                self._publish(fragment, version, attempt)
-            case ev.RecordCommitted(record, rounds, part):
-                self._committed(record, rounds, part)
-            case ev.Restored(snapshot):
-                self.host.note("snapshot", {"record": snapshot.index})
-                self.published.restore(snapshot)
-            case ev.Free(member, fragment, seq):
-                self._free(member, fragment, seq)
-            case ev.DropAnchor(fragment, version, attempt):
-                self._forget(fragment, version, attempt)
-            case ev.DropOffer(fragment, seq, bad):
-                self.published.discard(fragment, seq, bad)
-            case ev.Note(kind, fields):
-                self._note(kind, fields)
-            case ev.Fail(kind, detail):
-                self._fail(kind, detail)
-            case ev.Finished(reason):
-                if machine is self.rank_machine:
-                    self._finish(reason)
-                else:
-                    self.host.finished()
-            case _:
-                raise TypeError(f"a rank does not know the effect {effect!r}")
+    def _handlers(self, machine: ev.Machine) -> Handlers:
+        """What this rank does for each effect of one of its machines."""
+        pipeline, merging, slicing = self._pipeline, self._merging, self._slicing
+        host, published, give = self.host, self.published, partial(self._give, machine)
+        mine = machine is self.rank_machine
+        return {
+            ev.Send: lambda it: self._send(it.to, it.body),
+            ev.Connect: lambda it: host.connect(it.peer, it.address),
+            ev.Encode: pipeline.encode,
+            ev.Fetch: pipeline.fetch,
+            ev.FetchSlice: slicing.fetch,
+            ev.MergeSlice: slicing.merge,
+            ev.FreeSlices: slicing.free,
+            ev.Measure: merging.measure,
+            ev.Sum: lambda it: merging.sum(it, give),
+            ev.Merge: merging.merge,
+            ev.Copy: pipeline.copy,
+            ev.CopyState: self._states.copy,
+            ev.NoState: lambda it: published.receive(it.reason),
+            ev.AskedState: lambda it: published.ask(it.racks),
+            ev.FreeState: self._free_state,
+            ev.Validate: published.validate,
+            ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
+            ev.PublishAnchor: pipeline.publish,
+            ev.RecordCommitted: self._committed,
+            ev.Restored: self._restored,
+            ev.Free: pipeline.free,
+            ev.DropAnchor: pipeline.drop_anchor,
+            ev.DropOffer: lambda it: published.discard(it.fragment, it.seq, it.bad),
+            ev.Note: lambda it: self._note(it.kind, it.fields),
+            ev.Fail: lambda it: self._fail(it.kind, it.detail),
+            ev.Finished: self._finish if mine else lambda _: host.finished(),
+        }
+
+    def _free_state(self, effect: ev.FreeState) -> None:
+        self._states.free(effect.to)
+        self.published.free(effect.to)
+
+    def _restored(self, effect: ev.Restored) -> None:
+        self.host.note("snapshot", {"record": effect.snapshot.index})
+        self.published.restore(effect.snapshot)
 
     def _note(self, kind: str, fields: dict[str, object]) -> None:
         if kind == "waiting" and (more := self._more()):
@@ -281,11 +237,11 @@ class ConcurrentOuterStep:
         if kind in ("differs", "fault"):
             self.published.last_error = f"{kind}: {fields}"
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, effect: ev.Finished) -> None:
         """This rack has no seat any more. One that has not asked to leave learns it at its next
         step."""
-        if reason:
-            self.published.removed[self.member] = reason
+        if effect.reason:
+            self.published.removed[self.member] = effect.reason
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.why_out(self.member)
@@ -320,13 +276,14 @@ class ConcurrentOuterStep:
         text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
         return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
-    def _committed(self, record: Record, rounds: int, part: int) -> None:
+    def _committed(self, effect: ev.RecordCommitted) -> None:
+        record, rounds, part = effect.record, effect.rounds, effect.part
         if not isinstance(record, Commit):
             self.published.told(record)
             if isinstance(record, Roster) and self.mirrors is not None:
                 self.mirrors.retired(record.retired)
             return
-        numerics, about = self.numerics_of[record.fragment], dict[str, object]()
+        numerics, about = self.store.rules[record.fragment].numerics, dict[str, object]()
         if numerics.of_values:
             self.published.told(record, None)
             about["moments"] = True
@@ -353,163 +310,6 @@ class ConcurrentOuterStep:
             self.heard(self.me, self.member.incarnation, body)
         else:
             self.host.send(to, body)
-
-    def _encode(self, offer: OpenOffer) -> None:
-        def job() -> Encoded:
-            if offer.encoding is not None:
-                return offer.encoding()
-            if offer.landed is not None:
-                offer.landed()
-            numerics = self.numerics_of[offer.fragment]
-            anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
-            whole = offer.closing and numerics.in_weights
-            codec = CLOSING if whole else offer.anchor.codec
-            return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
-
-        def done(result: Encoded | Exception) -> None:
-            fragment, seq = offer.fragment, offer.seq
-            if isinstance(result, NonFinite):
-                self.published.last_error = offer.declined = reason = str(result)
-                self.host.note("declined", {"fragment": fragment, "seq": seq, "reason": reason})
-                self.tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
-            elif isinstance(result, Exception):
-                self.broken(result)
-            else:
-                offer.pend_N, offer.sent_N, offer.encoded = result.pend, result.sent, True
-                self._encoded(offer, result)
-                self._keep((self.member, fragment, seq), result.payload, result.checksum)
-                size = result.payload.numel() if self._varies(fragment) else 0
-                self.tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size))
-
-        self.work(job, done)
-
-    def _varies(self, fragment: int) -> bool:
-        """Whether offers of this fragment differ in size, and must carry it."""
-        return self.numerics_of[fragment].codecs(self.owned[fragment]).varies
-
-    def _encoded(self, offer: OpenOffer, encoded: Encoded) -> None:
-        """Count the bytes and note the offer."""
-        size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
-        residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
-        numerics = self.numerics_of[offer.fragment]
-        about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
-        about |= {"fp32_bytes": fp32_bytes, "residual": residual}
-        with self.published.changed:
-            if numerics.of_values:
-                self.published.moment_bytes += size
-            else:
-                self.published.sent = self.published.sent.plus(size, fp32_bytes, residual)
-        if numerics.of_values:
-            self.host.note("encoded", {**about, "moments": True})
-        elif not numerics.codec.exact:
-            self.host.note("encoded", about)
-
-    def _fetch(self, effect: ev.Fetch) -> None:
-        offer = effect.offer
-        name = (offer.member, offer.fragment, offer.seq)
-        owned, numerics = self.owned[offer.fragment], self.numerics_of[offer.fragment]
-        size, most = numerics.payload_bytes(owned), numerics.payload_bytes_max(owned)
-        if self._varies(offer.fragment) and offer.sizes:
-            size = offer.sizes[self.me.rank]
-        if size > most:
-            why = f"its offer has {size} bytes; the limit is {most}"
-            self.tell(ev.Fetched(*name, error=why))
-            return
-        payload = self.numerics.buffers.empty(size, torch.uint8, locked=False)
-        checksum = offer.checksum(self.me.rank) or "absent"
-
-        def done(error: Exception | None) -> None:
-            self.pulls.end(offer.member.rack, meter, whole=error is None)
-            if error is None:
-                self._keep(name, payload, checksum)
-            self.tell(ev.Fetched(*name, error=said(error), size=size))
-
-        meter, key = self.pulls.begin(offer.member.rack, size), self._offer_key(name)
-        data = payload.numpy().data
-        self.host.fetch(effect.holders, key, checksum, data, done, meter=meter)
-
-    def _copy(self, effect: ev.Copy) -> None:
-        fragment, version = effect.fragment, effect.version
-        owned, numerics = self.owned[fragment], self.numerics_of[fragment]
-        data = numerics.empty(owned, locked=False)
-
-        def finish(result: Anchor | Exception) -> None:
-            error, good = "", isinstance(result, Anchor) and result.digest == effect.digest
-            self.pulls.end(self.me.rack, meter, whole=good)
-            if isinstance(result, Exception):
-                error = said(result)
-            elif result.digest != effect.digest:
-                error = "the donor's bits are not those of the log"
-            else:
-                self.anchors[(fragment, version)] = result
-            self.published.copies_failed[fragment] = error
-            self.tell(ev.Copied(fragment, version, error=error))
-
-        def done(error: Exception | None) -> None:
-            if error is not None:
-                finish(error)
-            else:
-                adopt = partial(numerics.adopt, data, owned, version, effect.rounds)
-                first = partial(numerics.adopt_first, data, owned)
-                self.work(adopt if version else first, finish)
-
-        key, data_B = state_key(self.me.rank, fragment, version, effect.digest), data.numpy().data
-        extent, into_B = Extent(0, data_B.nbytes), data_B.cast("B")
-        if not version:  # its outer states are zero
-            into_B = into_B[: owned.numel * data.element_size()]
-        meter = self.pulls.begin(self.me.rack, into_B.nbytes)
-        self.host.fetch(effect.holders, key, "", into_B, done, extent, meter)
-
-    def _publish(self, fragment: int, version: int, attempt: int) -> None:
-        if attempt:
-            self.anchors[(fragment, version)] = self.tentative.pop((fragment, version, attempt))
-        anchor = self.anchors[(fragment, version)]
-        self.host.serve(self._state_key(fragment, anchor), anchor.view())
-        self.published.publish(fragment, anchor)
-
-    def _forget(self, fragment: int, version: int, attempt: int) -> None:
-        if attempt:
-            self.tentative.pop((fragment, version, attempt), None)
-            return
-        anchor = self.anchors.pop((fragment, version), None)
-        if anchor is not None:
-            self.host.drop(self._state_key(fragment, anchor))
-        self.published.forget(fragment, version)
-
-    def _keep(self, name: Payload, payload: Tensor, checksum: str) -> None:
-        self.payloads[name], self.checksums[name] = payload, checksum
-        self.host.serve(self._offer_key(name), payload.numpy().data)
-
-    def _free(self, member: Member, fragment: int, seq: int) -> None:
-        name = (member, fragment, seq)
-        self.host.drop(self._offer_key(name))
-        self.payloads.pop(name, None)
-        self.checksums.pop(name, None)
-        if member == self.member:
-            self.offers.pop((fragment, seq), None)
-
-    def work(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """As `HostInterface.work`. A broken invariant is no result: it stops this rank. Taken for a
-        failed merge or copy, it would be tried again for ever."""
-
-        def ended(result: T | Exception) -> None:
-            if isinstance(result, InvariantError):
-                raise result
-            done(result)
-
-        self.host.work(job, ended)
-
-    def broken(self, error: Exception) -> None:
-        """Fail this rank: a background job met a bug, or the machine is out of memory."""
-        failure = WorkerFailed(f"a background job of rack {self.me.rack} failed: {error!r}")
-        failure.__cause__ = error
-        self.published.fail(failure)
-
-    def _offer_key(self, name: Payload) -> bytes:
-        return offer_key(name[0], self.me.rank, name[1], name[2])
-
-    def _state_key(self, fragment: int, anchor: Anchor) -> bytes:
-        return state_key(self.me.rank, fragment, anchor.version, anchor.digest)
 
 
 def _opened_in(orders: RankOrders) -> dict[int, int]:

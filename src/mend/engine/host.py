@@ -6,15 +6,12 @@ clock. The code that uses it is the same in both.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from mend.coordination.admission import VISITOR
-from mend.coordination.events import Effect, Event, Machine
 from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherJob, OtherVersion
-from mend.trace.writer import Tape, handled
 from mend.types import MS, SECOND, Address, Extent, Meter, Peer
 
 T = TypeVar("T")
@@ -152,42 +149,3 @@ class OtherJobs:
     def in_words(self) -> str:
         """All of them, for the reason of a start that waits; empty: none."""
         return "; ".join(self._said.values())
-
-
-class EventQueue:
-    """Gives the machines of one process their events, one after another. Loop thread.
-
-    `machines`: by their names on a tape. `perform` performs an effect of a machine. Events that it
-    adds are handled after those that wait already.
-    """
-
-    def __init__(
-        self,
-        machines: Mapping[str, Machine],
-        now_ns: Callable[[], int],
-        perform: Callable[[Effect, Machine], None],
-        tape: Tape | None,
-    ) -> None:
-        self._names = {id(machine): name for name, machine in machines.items()}
-        self._now_ns, self._perform, self._tape = now_ns, perform, tape
-        self._waiting: deque[tuple[Machine, Event]] = deque()
-        self._busy = False
-
-    def give(self, machine: Machine, event: Event) -> None:
-        self._waiting.append((machine, event))
-        if self._busy:
-            return
-        self._busy = True
-        try:
-            while self._waiting:
-                machine, event = self._waiting.popleft()
-                for effect in self._handle(machine, event):
-                    self._perform(effect, machine)
-        finally:
-            self._busy = False
-
-    def _handle(self, machine: Machine, event: Event) -> list[Effect]:
-        if self._tape is None:
-            return machine.handle(event, self._now_ns())
-        name = self._names[id(machine)]
-        return handled(self._tape, name, machine, event, self._now_ns())

@@ -27,6 +27,7 @@ from mend.consensus.records import (
     Roster,
     Snapshot,
 )
+from mend.coordination.events import Validate
 from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.numerics import Anchor
 from mend.engine.pulls import Transfers
@@ -168,6 +169,8 @@ class PublishedState:
         self.mirrored: Mirrored | str | None = None
         """The wanted mirror with its bytes, or the reason why there is none."""
         self.transfers = Transfers()
+        self.asks: Validate | None = None
+        """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
     # -------------------------------------------------------------- loop
 
@@ -254,6 +257,9 @@ class PublishedState:
         """Publish the joining racks that wait for a copy of this rank's training state."""
         with self.changed:
             self.asked = racks
+
+    def validate(self, asked: Validate) -> None:
+        self.asks = asked
 
     def make_room(self, room_B: Tensor) -> None:
         """Publish memory for a copy of the training state."""

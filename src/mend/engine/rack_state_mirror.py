@@ -8,23 +8,20 @@ returns asks the others for it. All of it goes over the lane; messages and recor
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Commit
+from mend.consensus.records import Commit, Seat
 from mend.engine.digest import bytes_of, digest_of_state
-from mend.engine.merging import said
+from mend.engine.jobs import Jobs, format_error
+from mend.engine.store import TensorStore
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
 from mend.errors import PayloadGone
 from mend.types import Address, Member, mirrors_key, rack_state_key
-
-if TYPE_CHECKING:
-    from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 
 KEPT = 2
 """Mirrors that a rank keeps of another one: if a rank of its rack misses the newest, all ranks
@@ -47,8 +44,12 @@ class RackStateMirrors:
     """The mirrors of one rank: serves its own states, keeps those of another rack, fetches its own
     back."""
 
-    def __init__(self, rank: ConcurrentOuterStep) -> None:
-        self._rank = rank
+    def __init__(
+        self, store: TensorStore, jobs: Jobs, seats: Callable[[], Mapping[int, Seat]]
+    ) -> None:
+        """`seats`: by rack, as the log has them."""
+        self._store, self._jobs, self._seats = store, jobs, seats
+        self._host, self._me, self._published = store.host, store.me, jobs.published
         self._own: dict[int, tuple[bytes, bytes]] = {}
         """step -> keys of head and state."""
         self._kept: dict[int, list[Mirrored]] = {}
@@ -63,27 +64,26 @@ class RackStateMirrors:
 
     def serve(self, step: int, data_B: Tensor) -> None:
         """Serve the state of a capture after `step`."""
-        rank = self._rank
 
         def done(digest: str | Exception) -> None:
             if isinstance(digest, Exception):
-                rank.broken(digest)
+                self._jobs.broken(digest)
                 return
-            where = rank.member, rank.me.rank, step
+            where = self._store.member, self._me.rank, step
             head, state = rack_state_key(*where), rack_state_key(*where, digest)
-            rank.host.serve(state, bytes_of(data_B))
-            rank.host.serve(head, memoryview(_HEAD.pack(data_B.numel(), bytes.fromhex(digest))))
+            self._host.serve(state, bytes_of(data_B))
+            self._host.serve(head, memoryview(_HEAD.pack(data_B.numel(), bytes.fromhex(digest))))
             self._own[step] = head, state
             self._drop_old()
 
-        rank.work(lambda: digest_of_state(data_B), done)
+        self._jobs.run(lambda: digest_of_state(data_B), done)
 
     def _drop_old(self) -> None:
         """Drop the states whose captures are no open offers any more, except the newest ones."""
-        open_ = {offer.capture_step for offer in self._rank.offers.values()}
+        open_ = {offer.capture_step for offer in self._store.offers.values()}
         for step in sorted(self._own.keys() - open_)[:-SPARE]:
             for key in self._own.pop(step):
-                self._rank.host.drop(key)
+                self._host.drop(key)
 
     # -------------------------------------------------------------- of another rack
 
@@ -92,9 +92,9 @@ class RackStateMirrors:
         decided so far."""
         for share in commit.members:
             owner = share.member
-            if owner.rack == self._rank.me.rack or share.closing:
+            if owner.rack == self._me.rack or share.closing:
                 continue  # no rack returns to the last capture of a run
-            if holder_of(owner.rack, self._live_racks()) == self._rank.me.rack:
+            if holder_of(owner.rack, self._live_racks()) == self._me.rack:
                 self._follow(owner, share.capture_step, number)
                 continue
             self._missed.pop(owner.rack, None)
@@ -110,8 +110,8 @@ class RackStateMirrors:
 
     def _live_racks(self) -> set[int]:
         """The live racks as far as known, with this one."""
-        seats = set(self._rank.rank_machine.folded.seats)
-        return (seats & set(self._rank.published.live) or seats) | {self._rank.me.rack}
+        seats = set(self._seats())
+        return (seats & set(self._published.live) or seats) | {self._me.rack}
 
     def _follow(self, owner: Member, step: int, number: int) -> None:
         lane, newest = self._lane(owner), self._newest(owner.rack)
@@ -129,22 +129,22 @@ class RackStateMirrors:
             if (due := self._due.pop(owner.rack)) is not None:
                 self._follow(*due)
 
-        self._fetch_both(lane, Mirror(number, owner, step, 0, "", self._rank.me.rack), done)
+        self._fetch_both(lane, Mirror(number, owner, step, 0, "", self._me.rack), done)
 
     def _landed(self, owner: Member, step: int, result: Mirrored | str) -> None:
         """Keep a fetched state, or note the error."""
         about: dict[str, object] = {"peer": owner.rack, "step": step}
         if isinstance(result, str):
             missed = self._missed[owner.rack] = self._missed.get(owner.rack, 0) + 1
-            self._rank.host.note("mirror-missed", about | {"error": result})
+            self._host.note("mirror-missed", about | {"error": result})
             if missed == MISSED_MAX:
                 newest = self._newest(owner.rack)
                 kept = newest.step if newest else "none"
-                self._rank.host.note("mirror-failed", about | {"error": result, "kept": kept})
+                self._host.note("mirror-failed", about | {"error": result, "kept": kept})
             return
         self._missed.pop(owner.rack, None)
         self._keep(owner.rack, [*self._kept.get(owner.rack, []), result][-KEPT:])
-        self._rank.host.note("mirror-kept", about | {"bytes": result.mirror.size})
+        self._host.note("mirror-kept", about | {"bytes": result.mirror.size})
 
     def _newest(self, rack: int) -> Mirror | None:
         kept = self._kept.get(rack)
@@ -152,12 +152,12 @@ class RackStateMirrors:
 
     def _lane(self, owner: Member) -> Address | None:
         """The lane of this rank's counterpart in that life of a rack, if it has its seat."""
-        seat = self._rank.rank_machine.folded.seats.get(owner.rack)
-        return seat.lanes[self._rank.me.rank] if seat and seat.member == owner else None
+        seat = self._seats().get(owner.rack)
+        return seat.lanes[self._me.rank] if seat and seat.member == owner else None
 
     def _keep(self, rack: int, mirrors: list[Mirrored]) -> None:
         """Keep and serve these mirrors of a rack, and no others."""
-        host, me = self._rank.host, self._rank.me.rank
+        host, me = self._host, self._me.rank
         for each in self._kept.pop(rack, []):
             if each not in mirrors:
                 host.drop(_state_key(each.mirror, me))
@@ -169,7 +169,7 @@ class RackStateMirrors:
             host.serve(mirrors_key(rack, me), memoryview(listed))
         else:
             host.drop(mirrors_key(rack, me))
-        self._rank.published.mirror_bytes = sum(
+        self._published.mirror_bytes = sum(
             each.mirror.size for kept in self._kept.values() for each in kept
         )
 
@@ -181,13 +181,13 @@ class RackStateMirrors:
 
         def head_done(error: Exception | None) -> None:
             if error is not None:
-                done(said(error))
+                done(format_error(error))
                 return
             size, digest = _HEAD.unpack(head)
             self._fetch(lane, replace(mirror, size=size, digest=digest.hex()), done)
 
-        key = rack_state_key(mirror.owner, self._rank.me.rank, mirror.step)
-        self._rank.host.fetch((lane,), key, "", memoryview(head), head_done)
+        key = rack_state_key(mirror.owner, self._me.rank, mirror.step)
+        self._host.fetch((lane,), key, "", memoryview(head), head_done)
 
     def _fetch(self, lane: Address, mirror: Mirror, done: Callable[[Mirrored | str], None]) -> None:
         """Fetch the state and check its digest. Its size is checked first, as it comes from another
@@ -198,25 +198,25 @@ class RackStateMirrors:
         data_B = torch.empty(mirror.size, dtype=torch.uint8, device="cpu")
 
         def landed(error: Exception | None) -> None:
-            done(Mirrored(mirror, data_B) if error is None else said(error))
+            done(Mirrored(mirror, data_B) if error is None else format_error(error))
 
-        key = _state_key(mirror, self._rank.me.rank)
-        self._rank.host.fetch((lane,), key, mirror.digest, data_B.numpy().data, landed)
+        key = _state_key(mirror, self._me.rank)
+        self._host.fetch((lane,), key, mirror.digest, data_B.numpy().data, landed)
 
     # -------------------------------------------------------------- of a rack that returns
 
     def seek(self) -> None:
         """Ask every live rack for its mirrors of this one. Answers are published one by one, so
         that a frozen rack does not hide the mirrors of another."""
-        me, mirrors = self._rank.me, list[Mirror]()
-        seats = self._rank.rank_machine.folded.seats
+        me, mirrors = self._me, list[Mirror]()
+        seats = self._seats()
         asked = self._live_racks() & seats.keys() - {me.rack}
         awaited, unheard = set(asked), set(asked)
 
         def publish() -> None:
             mirrors.sort(key=lambda mirror: (mirror.round, -mirror.holder))
             missing = tuple(sorted(unheard))
-            self._rank.published.find(tuple(mirrors), missing, complete=not awaited)
+            self._published.find(tuple(mirrors), missing, complete=not awaited)
 
         def ask(holder: int) -> None:
             listed = bytearray(KEPT * _ENTRY.size)
@@ -230,7 +230,7 @@ class RackStateMirrors:
                 publish()
 
             lanes, key = (seats[holder].lanes[me.rank],), mirrors_key(me.rack, me.rank)
-            self._rank.host.fetch(lanes, key, "", memoryview(listed), done)
+            self._host.fetch(lanes, key, "", memoryview(listed), done)
 
         publish()
         for holder in sorted(asked):
@@ -238,12 +238,12 @@ class RackStateMirrors:
 
     def fetch(self, mirror: Mirror) -> None:
         """Fetch one of the listed mirrors and publish it, or the error."""
-        seat = self._rank.rank_machine.folded.seats.get(mirror.holder)
-        done = partial(self._rank.published.take_back, mirror)
+        seat = self._seats().get(mirror.holder)
+        done = partial(self._published.take_back, mirror)
         if seat is None:
             done(f"rack {mirror.holder} has left")
             return
-        self._fetch(seat.lanes[self._rank.me.rank], mirror, done)
+        self._fetch(seat.lanes[self._me.rank], mirror, done)
 
 
 def holder_of(rack: int, live: Iterable[int]) -> int | None:

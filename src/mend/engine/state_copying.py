@@ -4,7 +4,6 @@ bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from torch import Tensor
 from mend.coordination import events as ev
 from mend.engine.buffers import unpooled
 from mend.engine.digest import StateHash, bytes_of
-from mend.engine.merging import said
+from mend.engine.jobs import Jobs, format_error
+from mend.engine.store import TensorStore
 from mend.engine.training_state import Given, LikeFirst, Received
 from mend.types import Member, training_state_key
-
-if TYPE_CHECKING:
-    from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 
 BYTES_PER_ELEMENT_MAX = 64
 PORTION_BYTES = 64 << 20
@@ -31,30 +28,31 @@ the model: the size comes from another process."""
 class StateCopying:
     """Serves copies of one rank as a donor, and pulls one as a joiner."""
 
-    def __init__(self, rank: ConcurrentOuterStep) -> None:
-        self._rank = rank
+    def __init__(self, store: TensorStore, jobs: Jobs, ranks: int) -> None:
+        """`ranks`: of the rack."""
+        self._store, self._jobs, self._ranks = store, jobs, ranks
         self._served: dict[Member, bytes] = {}
         """By joining rack, the key of its copy."""
 
     def give(self, to: Member, step: int, data_B: Given) -> None:
-        """See `ConcurrentOuterStep.give_state`."""
-        rank, me = self._rank, self._rank.me
+        """Take the copy of the training state for a joining rack, or the reason for none."""
+        store, tell = self._store, self._jobs.tell
         if isinstance(data_B, str):
-            rank.tell(ev.StateTaken(to, step, 0, "", data_B))
+            tell(ev.StateTaken(to, step, 0, "", data_B))
             return
         if isinstance(data_B, LikeFirst):  # the first rank serves it for all
             self.free(to)
-            rank.tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
+            tell(ev.StateTaken(to, step, data_B.size, data_B.digest))
             return
         copied, state_hash = data_B, StateHash()
 
         def done() -> None:
             digest = state_hash.hexdigest()
-            key = training_state_key(rank.member, me.rank, to, step, digest)
+            key = training_state_key(store.member, store.me.rank, to, step, digest)
             self.free(to)
             self._served[to] = key
-            rank.host.serve(key, bytes_of(copied))
-            rank.tell(ev.StateTaken(to, step, copied.numel(), digest))
+            store.host.serve(key, bytes_of(copied))
+            tell(ev.StateTaken(to, step, copied.numel(), digest))
 
         self._in_portions(copied, state_hash.feed, done)
 
@@ -65,7 +63,7 @@ class StateCopying:
             room_B = unpooled(size)
         except OSError:
             room_B = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._in_portions(room_B, Tensor.zero_, lambda: self._rank.published.make_room(room_B))
+        self._in_portions(room_B, Tensor.zero_, lambda: self._jobs.published.make_room(room_B))
 
     def _in_portions(
         self, data_B: Tensor, work: Callable[[Tensor], object], done: Callable[[], None]
@@ -75,49 +73,49 @@ class StateCopying:
 
         def go_on(result: object) -> None:
             if isinstance(result, Exception):
-                self._rank.broken(result)
+                self._jobs.broken(result)
             elif (first := next(left, None)) is None:
                 done()
             else:
                 part_B = data_B[first : first + PORTION_BYTES]
-                self._rank.work(lambda: work(part_B), go_on)
+                self._jobs.run(lambda: work(part_B), go_on)
 
         go_on(None)
 
     def free(self, to: Member) -> None:
         if (key := self._served.pop(to, None)) is not None:
-            self._rank.host.drop(key)
+            self._store.host.drop(key)
 
     def copy(self, effect: ev.CopyState) -> None:
         """Pull the copy that a donor serves, and publish it."""
-        rank, donor = self._rank, effect.donor
+        store, donor, published = self._store, effect.donor, self._jobs.published
 
         def end(error: str) -> None:
-            rank.tell(ev.StateCopied(donor, effect.step, effect.digest, error))
+            self._jobs.tell(ev.StateCopied(donor, effect.step, effect.digest, error))
 
-        elements = sum(owned.numel for owned in rank.owned) * rank.rank_machine.options.ranks
+        elements = sum(rules.owned.numel for rules in store.rules) * self._ranks
         limit = SMALL_BYTES + BYTES_PER_ELEMENT_MAX * elements
         if effect.size > limit:
             end(f"it has {effect.size} bytes; at most {limit} are taken")
             return
         data_B = torch.empty(effect.size, dtype=torch.uint8, device="cpu")
 
-        passed_on = effect.shared and rank.me.rank != 0  # the first rank passes it on
-        meter = rank.pulls.begin(rank.me.rack, 0 if passed_on else effect.size)
+        passed_on = effect.shared and store.me.rank != 0  # the first rank passes it on
+        meter = store.pulls.begin(store.me.rack, 0 if passed_on else effect.size)
 
         def done(error: Exception | None) -> None:
-            rank.pulls.end(rank.me.rack, meter, whole=error is None)
-            rank.published.pulling = False
+            store.pulls.end(store.me.rack, meter, whole=error is None)
+            published.pulling = False
             if error is None:
                 copied = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
-                rank.published.receive(Received(*copied))
-            end(said(error))
+                published.receive(Received(*copied))
+            end(format_error(error))
 
         if passed_on:
             done(None)
             return
-        rank.published.pulling = True
+        published.pulling = True
 
-        key = training_state_key(donor, rank.me.rank, rank.member, effect.step, effect.digest)
+        key = training_state_key(donor, store.me.rank, store.member, effect.step, effect.digest)
         data = data_B.numpy().data
-        rank.host.fetch((effect.holder,), key, effect.digest, data, done, meter=meter)
+        store.host.fetch((effect.holder,), key, effect.digest, data, done, meter=meter)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
-from mend.coordination.events import Connect, Effect, Finished, Heard, Machine, Note, Send, Tick
+from mend.coordination.events import Connect, Finished, Heard, Machine, Note, Send, Tick
 from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
 from mend.coordination.messages import Message, Orders, Prepare
-from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
+from mend.engine.effects import EventQueue, Handlers
+from mend.engine.host import Foreigners, HostInterface, OtherJobs
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
@@ -68,7 +69,7 @@ class Witness:
         self._told: set[str] = set()
         """At most one sentence per rack and version."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
-        self._give = EventQueue(self.machines, host.now_ns, self._perform, tape).give
+        self._give = EventQueue(self.machines, host.now_ns, self._handlers, tape).give
 
     def heard(self, peer: Peer, incarnation: int, body: Message) -> None:
         self._give(self.coordinator, Heard(peer, incarnation, body))
@@ -107,24 +108,25 @@ class Witness:
         job, now_ns = self.coordinator.job, self.host.now_ns()
         return view_of_witness(job, self.coordinator, self.follower, now_ns, ended=ended)
 
-    def _perform(self, effect: Effect, _: Machine) -> None:
-        match effect:
-            case Send(to, body):
-                if to == self.coordinator.me:
-                    self.heard(to, self.coordinator.member.incarnation, body)
-                else:
-                    self.host.send(to, body)
-            case Connect(peer, address):
-                self.host.connect(peer, address)
-            case Note(kind, fields):
-                self.host.note(kind, fields)
-                warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
-                if kind in PRINTED and warned:
-                    self._progress(f"{kind} {_words(fields)}")
-            case Finished():
-                self.host.finished()
-            case _:
-                raise TypeError(f"a witness does not know the effect {effect!r}")
+    def _handlers(self, _: Machine) -> Handlers:
+        return {
+            Send: self._send,
+            Connect: lambda it: self.host.connect(it.peer, it.address),
+            Note: lambda it: self._note(it.kind, it.fields),
+            Finished: lambda _: self.host.finished(),
+        }
+
+    def _send(self, effect: Send) -> None:
+        if effect.to == self.coordinator.me:
+            self.heard(effect.to, self.coordinator.member.incarnation, effect.body)
+        else:
+            self.host.send(effect.to, effect.body)
+
+    def _note(self, kind: str, fields: dict[str, object]) -> None:
+        self.host.note(kind, fields)
+        warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
+        if kind in PRINTED and warned:
+            self._progress(f"{kind} {_words(fields)}")
 
 
 def build_witness(

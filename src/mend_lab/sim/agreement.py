@@ -413,12 +413,12 @@ def is_seated(process: Process, roster: Seating) -> bool:
 
 def _has(process: Process, commit: Commit) -> bool:
     assert process.trainer is not None
-    rank, digest = process.trainer.rank, commit.digests[process.me.rank]
+    store, digest = process.trainer.rank.store, commit.digests[process.me.rank]
     key = (commit.fragment, commit.version)
-    tentative = [anchor for (*place, _), anchor in rank.tentative.items() if tuple(place) == key]
+    tentative = [anchor for (*place, _), anchor in store.tentative.items() if tuple(place) == key]
     return any(
         anchor is not None and anchor.digest == digest
-        for anchor in (rank.anchors.get(key), *tentative)
+        for anchor in (store.anchors.get(key), *tentative)
     )
 
 

@@ -252,11 +252,11 @@ class Checkers:
     def _check_bounds(self, watched: Watched) -> None:
         rank, scenario = watched.training.rank, self.scenario
         limit = 3 * scenario.racks * len(watched.trainer.tracks)
-        if len(rank.payloads) > limit:
+        if len(rank.store.payloads) > limit:
             self.problem(
-                f"I6: {watched.me} keeps {len(rank.payloads)} payloads, the limit is {limit}"
+                f"I6: {watched.me} keeps {len(rank.store.payloads)} payloads, the limit is {limit}"
             )
-        per_fragment = Counter(fragment for fragment, _ in rank.anchors)
+        per_fragment = Counter(fragment for fragment, _ in rank.store.anchors)
         if any(count > ANCHORS_MAX for count in per_fragment.values()):
             counts = dict(per_fragment)
             self.problem(f"I6: {watched.me} keeps {counts} anchors per fragment")

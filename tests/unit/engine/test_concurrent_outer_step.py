@@ -65,6 +65,7 @@ from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_o
 T = TypeVar("T")
 
 N = 4
+WHOLE_N = Owned((Span(0, N),), N)
 MINE, THEIRS = member(1), member(0)
 
 
@@ -135,7 +136,10 @@ class HandEdge:
 class Story:
     """Rank 1 of rack 1: no leader, so that the test says what the leader would."""
 
-    def __init__(self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean") -> None:
+    def __init__(
+        self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean",
+        owned: Owned = WHOLE_N, plain: tuple[tuple[bool, ...], ...] = (),
+    ) -> None:  # fmt: skip
         self.numerics = Numerics(CODECS["float32"](), MERGES[merge](), OUTERS["nesterov"](1.0, 0.0))
         self.first, self.theirs = self.anchor(first), self.anchor(theirs)
         self.host, self.published, self.serial = HandEdge(), PublishedState(1), 0
@@ -143,8 +147,8 @@ class Story:
         options = RankOptions(SECOND, 2, sums=merge == "rda")
         machine = RankMachine(self.me, MINE, options, (self.first.digest,))
         self.rank = ConcurrentOuterStep(
-            self.me, MINE, Machines(machine), [Owned((Span(0, N),), N)], [self.first],
-            self.numerics, self.published, self.host,
+            self.me, MINE, Machines(machine), [owned], [self.first],
+            self.numerics, self.published, self.host, plain,
         )  # fmt: skip
         begin = genesis(racks=3, ranks=2)
         digests = ((begin.digests[0][0], self.theirs.digest),)
@@ -276,7 +280,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert noted["live"] == 0, "nobody has said who lives"
     story.told(settled=(1,))
     assert key_of(made) not in story.host.served
-    assert story.rank.payloads == {}
+    assert story.rank.store.payloads == {}
 
 
 def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:
@@ -284,7 +288,7 @@ def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> N
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)][0] ^= 1  # a bit flips in memory
+    story.rank.store.payloads[THEIRS, 0, 1].data_B[0] ^= 1  # a bit flips in memory
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     story.told(gathers=(Gather(0, 1, 2, (made,)),))
     errors = [note["error"] for note in story.host.noted("fetch-failed")]
@@ -315,7 +319,7 @@ def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)] = torch.zeros(3, dtype=torch.uint8)
+    story.rank.store.payloads[THEIRS, 0, 1].data_B = torch.zeros(3, dtype=torch.uint8)
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     assert "WireError" in story.host.noted("merge-failed")[0]["error"]
     assert story.published.failure is None
@@ -342,7 +346,7 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
     assert report.bad == ()
-    assert story.rank.payloads == {}
+    assert story.rank.store.payloads == {}
 
 
 def test_who_spoils_a_payload_himself_blames_nobody() -> None:
@@ -351,7 +355,7 @@ def test_who_spoils_a_payload_himself_blames_nobody() -> None:
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.rank.payloads[(THEIRS, 0, 1)].view(torch.float32)[2] = float("nan")
+    story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
     story.told(gathers=(Gather(0, 1, 1, (made,)),))
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
@@ -406,7 +410,7 @@ def test_a_snapshot_becomes_a_payload_that_is_served() -> None:
     assert report.parts[0].checksum == checksum_of(story.host.served[key])
     story.rank.tell(ev.Discarded(0, 1))
     assert story.host.served.keys() == {state_key(1, 0, 0, story.first.digest)}
-    assert story.rank.offers == {}
+    assert story.rank.store.offers == {}
 
 
 def test_a_capture_with_nan_is_refused_at_home() -> None:
@@ -510,15 +514,6 @@ def test_failure_of_a_kind_that_leaders_never_name_is_a_plain_mend_error(kind: s
     story.told(failure=(kind, "why"))
     assert type(story.published.failure) is MendError
     assert str(story.published.failure) == f"{kind}: why"
-
-
-def test_effect_that_nobody_performs_is_an_error() -> None:
-    class Unknown(ev.Effect, frozen=True):
-        pass
-
-    rank = Story().rank
-    with pytest.raises(TypeError, match="Unknown"):
-        rank._perform(Unknown(), rank.rank_machine)
 
 
 def test_a_rank_that_may_train_does_not_begin_again_as_the_job_is_lost() -> None:

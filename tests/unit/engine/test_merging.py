@@ -10,11 +10,11 @@ from torch import Tensor
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
 from mend.coordination.messages import Gather, RankReport, Total
-from mend.engine.merging import Merging
 from mend.engine.numerics import Anchor
-from mend.engine.sums import Tensors, partial_of
+from mend.engine.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
 from mend.transport.bulk_wire import checksum_of
+from mend.types import Owned, Span
 from tests.unit.coordination.nouns import member, offer
 from tests.unit.engine.test_concurrent_outer_step import N, Story
 
@@ -32,8 +32,7 @@ def offered(rack: int, values: Tensor) -> Offer:
 
 def story() -> tuple[Story, tuple[Offer, Offer]]:
     """The payloads of racks 0 and 2 are here."""
-    made = Story(merge="rda")
-    made.rank._merging = Merging(made.rank, [Tensors((0, 2, N), (False, True))])
+    made = Story(merge="rda", owned=Owned((Span(0, 2), Span(0, 2)), N), plain=((False, True),))
     offers = (offered(0, OURS), offered(2, THEIRS))
     made.told(offers=offers)
     for each, values in zip(offers, (OURS, THEIRS), strict=True):
@@ -58,7 +57,7 @@ def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -
     made.told(gathers=gathers, totals=(Total(0, 1, 1, total),))
     (held,) = report_of(made).held
     # |(3, 0)| = 3 and |(0, 4)| = 4: mean length 3.5, direction 45 degrees; the plain tensor: 1.
-    result: Anchor = made.rank.tentative[(0, 1, 1)]
+    result: Anchor = made.rank.store.tentative[(0, 1, 1)]
     assert torch.allclose(result.values, -torch.tensor([3.5 / 2**0.5, 3.5 / 2**0.5, 1.0, 1.0]))
     assert held.digests == (result.digest,)
 
@@ -75,7 +74,7 @@ def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
 
 def test_spoiled_bytes_are_found_before_they_are_measured_again() -> None:
     made, offers = story()
-    made.rank.payloads[(member(2), 0, 1)][0] ^= 1
+    made.rank.store.payloads[member(2), 0, 1].data_B[0] ^= 1
     made.told(gathers=(Gather(0, 1, 1, offers),))
     assert len(report_of(made).partials) == 1, "nobody has looked yet"
     made.told(gathers=(Gather(0, 1, 2, offers),))
@@ -112,5 +111,5 @@ def test_broken_invariant_of_a_job_is_raised_on_the_loop_and_is_no_failed_merge(
     made, _ = story()
     given: list[object] = []
     with pytest.raises(InvariantError, match="planted"):
-        made.rank.work(lambda: ensure(False, "planted"), given.append)
+        made.rank.jobs.run(lambda: ensure(False, "planted"), given.append)
     assert given == []

@@ -30,7 +30,9 @@ class Mirrors(Story):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mirrors = self.rank.mirrors = RackStateMirrors(self.rank)
+        self.mirrors = self.rank.mirrors = RackStateMirrors(
+            self.rank.store, self.rank.jobs, lambda: self.rank.rank_machine.folded.seats
+        )
         self.told()
         self.version = 0
 

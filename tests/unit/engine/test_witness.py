@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.ending import TOLD_NS
-from mend.coordination.events import Note
 from mend.coordination.ladder import kind_of
 from mend.coordination.machines import CoordinatorParts, Parts
 from mend.coordination.messages import Refusal
@@ -108,5 +107,5 @@ def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
     witness = build_witness(parts, host, printed.append)
     kinds = sorted({kind_of(before, stage) for before in (1, 2, 3) for stage in (1, 2, 3)})
     for kind in kinds:
-        witness._perform(Note(kind, {"slow_rack": 1}), witness.coordinator)
+        witness._note(kind, {"slow_rack": 1})
     assert printed == [f"{kind} slow_rack=1" for kind in kinds]

@@ -1,0 +1,29 @@
+"""One table says what a process does for each kind of effect."""
+
+from __future__ import annotations
+
+import pytest
+
+from mend.coordination import events as ev
+from mend.errors import InvariantError
+from tests.unit.engine.test_concurrent_outer_step import Story
+
+KINDS = {
+    kind
+    for kind in vars(ev).values()
+    if isinstance(kind, type) and issubclass(kind, ev.Effect) and kind is not ev.Effect
+}
+
+
+def test_rank_has_a_handler_for_every_effect() -> None:
+    rank = Story().rank
+    assert rank._handlers(rank.rank_machine).keys() == KINDS
+
+
+def test_effect_without_a_handler_stops_the_rank() -> None:
+    class Unknown(ev.Effect, frozen=True):
+        pass
+
+    rank = Story().rank
+    with pytest.raises(InvariantError, match="an effect has no handler"):
+        rank._queue.perform(Unknown(), rank.rank_machine)

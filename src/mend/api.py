@@ -45,6 +45,7 @@ from mend.errors import (
     UsageError,
     require,
 )
+from mend.events.kinds import CheckpointFailed, RackPlaced
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
@@ -138,8 +139,8 @@ def _begun(
         if exchanges and not config.exchange_statistics:
             warn_of_statistics(plan)
         if config != asked:
-            about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
-            rank.recorder.note("placed", about)
+            address = config.peer_addresses[config.rack_number]
+            rank.recorder.note(RackPlaced(config.racks, address))
         async_tp = AsyncTp()
         check_optimizers(plan, optimizers, exchanges=exchanges)
         if config.async_tp_enabled:
@@ -543,9 +544,7 @@ class Runtime:
         if not isinstance(self._rank, LocalOnlyRank):
             self._checkpoint_error = self._rank.settle_checkpoint()
             if self._checkpoint_error is not None:
-                self._rank.recorder.note(
-                    "checkpoint-failed", {"error": str(self._checkpoint_error)}
-                )
+                self._rank.recorder.note(CheckpointFailed(str(self._checkpoint_error)))
 
     def _close(self, keep_local: bool) -> None:
         """An error of mend is an outcome here: the script has weights to save."""

@@ -27,6 +27,7 @@ from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import TrainingState
 from mend.errors import InvariantError
+from mend.events.kinds import ProcessStarted
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog
@@ -76,10 +77,8 @@ class LocalOnlyRank:
 
     def begin(self) -> None:
         """Begin at once."""
-        member = [self.me.rack, 0]
-        self.recorder.note(
-            "start", {"member": member, "plan": "", "job": self.settings.job, "exchange": False}
-        )
+        member = (self.me.rack, 0)
+        self.recorder.note(ProcessStarted(member, "", self.settings.job, exchange=False))
         self._ticker.start()
 
     def watch(self, look: Callable[[], None]) -> None:

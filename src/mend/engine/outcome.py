@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mend.errors import NotMerged
+from mend.events.base import Emit
+from mend.events.kinds import RankEnded, RankEndedUnmerged
 from mend.types import Peer
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def tell_end(
     me: Peer,
     trainer: Trainer,
     folder: Path | None,
-    note: Callable[[str, dict[str, object]], None],
+    note: Emit,
 ) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
     line. A rank that never took a step does nothing: its error was raised.
@@ -176,9 +177,9 @@ def tell_end(
     ended = Ended(
         me.rack, me.rank, outcome.word, outcome.detail, trainer.step, trainer.tokens, merged
     )
-    fields: dict[str, object] = {name: getattr(ended, name) for name in ended.__struct_fields__[2:]}
     write_ended(folder, ended)
-    note("ended" if ended.good else "ended-unmerged", fields)
+    made = RankEnded if ended.good else RankEndedUnmerged
+    note(made(outcome.word, outcome.detail, trainer.step, trainer.tokens, merged))
     if not ended.good or ended.outcome == "evicted":
         _last_lines.add(me, f"mend: rack {me.rack} rank {me.rank} ended {ended}")
 

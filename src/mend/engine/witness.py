@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
@@ -17,6 +17,8 @@ from mend.engine.host import EventQueue, Foreigners, HostInterface, OtherJobs
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
+from mend.events.base import Severity, log_text
+from mend.events.kinds import RackRefused
 from mend.status.event_log import EventLog
 from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
@@ -29,24 +31,10 @@ DETECT_NS_MIN = 2 * SECOND
 NO_LANE = "127.0.0.1"
 """A witness has nothing to serve: its lane is no door to other machines."""
 
-PRINTED = frozenset(
-    {
-        "hello", "genesis", "refused", "roster", "takes-over", "deposed", "no-quorum", "lineage",
-        "gives-up", "retired", "resumes", "mark", "fail-slow", "fail-slow-over",
-        "slow-rack-batch", "slow-rack-left", "slow-rack-awaited", "slow-rack-evicted",
-        "evicted-rack-lost", "fault",
-    }
-)  # fmt: skip
-"""Notes that are printed, too."""
-
 
 def detect_ns(heartbeat_ms: int) -> int:
     """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
     return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
-
-
-def _words(fields: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in fields.items())
 
 
 class Witness:
@@ -98,9 +86,9 @@ class Witness:
     def _print_once(self, found: OtherVersion | OtherJob, cause: str) -> None:
         if str(found) not in self._told:
             self._told.add(str(found))
-            fields = {"rack": found.rack, "cause": cause, "detail": str(found)}
-            self.host.note("refused", fields)
-            self._progress(_words(fields))
+            refused = RackRefused(found.rack, cause, str(found))
+            self.host.note(refused)
+            self._progress(log_text(refused))
 
     def view(self, ended: bool) -> JobStatus:
         """The status of the job, as this process knows it."""
@@ -116,11 +104,11 @@ class Witness:
                     self.host.send(to, body)
             case Connect(peer, address):
                 self.host.connect(peer, address)
-            case Note(kind, fields):
-                self.host.note(kind, fields)
-                warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
-                if kind in PRINTED and warned:
-                    self._progress(f"{kind} {_words(fields)}")
+            case Note(event):
+                self.host.note(event)
+                shown = self._loudness.shown(event, self.host.now_ns()) if event.loud else event
+                if shown is not None and shown.severity > Severity.DEBUG:
+                    self._progress(log_text(shown))
             case Finished():
                 self.host.finished()
             case _:

@@ -34,6 +34,7 @@ from mend.coordination.messages import (
     Resume,
 )
 from mend.coordination.validation import plan_hash
+from mend.events.base import kind_of
 from mend.types import SECOND, WITNESS, Address, Member, Peer, life_of
 
 HEARTBEAT_NS = SECOND // 10
@@ -230,4 +231,5 @@ def sent(effects: Iterable[Effect], to: Peer | None = None) -> list[Message]:
 
 
 def notes(effects: Iterable[Effect], kind: str) -> list[dict[str, object]]:
-    return [e.fields for e in effects if isinstance(e, Note) and e.kind == kind]
+    events = [effect.event for effect in effects if isinstance(effect, Note)]
+    return [event.fields() for event in events if kind_of(event) == kind]

@@ -212,7 +212,7 @@ def test_partials_that_cannot_be_added_are_told_as_nothing() -> None:
     (note,) = rack.totals.on_summed(Summed(0, 1, 1, b"", error="WireError: no sums"))
     assert isinstance(note, Note)
     assert note.kind == "sums-failed"
-    assert note.fields["error"] == "WireError: no sums"
+    assert note.event.fields()["error"] == "WireError: no sums"
     assert rack.told() == (Total(0, 1, 1, b""),)
     assert rack.collect() == [], "they would be as wrong again"
 

@@ -19,6 +19,7 @@ from mend.engine.training_state import (
 )
 from mend.errors import StateRefused, UsageError
 from mend.types import Member
+from tests.noted import pair
 
 
 class Script:
@@ -33,7 +34,7 @@ class Script:
         self.notes: list[tuple[str, dict[str, Any]]] = []
         names = {id(p): name for name, p in self.model.named_parameters()}
         self.state = TrainingState(
-            [self.optimizer], names, lambda kind, fields: self.notes.append((kind, fields)),
+            [self.optimizer], names, lambda event: self.notes.append(pair(event)),
             mirrored=mirrored,
         )  # fmt: skip
         for step in range(steps):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mend.events.base import LoggedEvent, kind_of
+import msgspec
+
+from mend.events.base import LoggedEvent
 from mend.events.lines import KINDS
 
 
 def pair(event: LoggedEvent) -> tuple[str, dict[str, Any]]:
-    return kind_of(event), event.fields()
+    fields = flat(event)
+    return fields.pop("kind"), fields
 
 
 def pairs(events: Iterable[LoggedEvent]) -> list[tuple[str, dict[str, Any]]]:
@@ -21,7 +25,8 @@ def pairs(events: Iterable[LoggedEvent]) -> list[tuple[str, dict[str, Any]]]:
 
 def flat(event: LoggedEvent) -> dict[str, Any]:
     """The fields with the kind."""
-    return {"kind": kind_of(event), **event.fields()}
+    fields: dict[str, Any] = json.loads(msgspec.json.encode(event))
+    return fields
 
 
 def kinds_made_in(path: Path) -> set[str]:

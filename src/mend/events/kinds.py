@@ -913,7 +913,8 @@ class SchedulerRegistered(InfoEvent, frozen=True, tag="scheduler-registered"):
 
 
 class SchedulerRefused(WarningEvent, frozen=True, tag="scheduler-refused"):
-    """The scheduler of an optimizer cannot travel with the training state: register one that can, or save it yourself."""
+    """The scheduler of an optimizer cannot travel with the training state: register one that can,
+    or save it yourself."""
 
     says = "{name} ({scheduler}) does not travel with the training state: {reason}"
     remedy = "call runtime.register_state('scheduler', ...) with a state that can be copied"
@@ -1372,10 +1373,9 @@ class EventsLost(WarningEvent, frozen=True, tag="events-lost"):
 class LogLost(WarningEvent, frozen=True, tag="log-lost"):
     """This many lines of the log were taken by no reader."""
 
-    says = "{lines} lines of the log are lost: {reason}"
+    says = "nobody has read {lines} lines of the log"
     remedy = "see docs/troubleshooting.md, Nobody reads the log"
     lines: Whole
-    reason: str = "nobody read them"
 
 
 class StatusUnanswered(WarningEvent, frozen=True, tag="observer-unanswered"):

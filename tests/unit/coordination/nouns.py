@@ -34,8 +34,8 @@ from mend.coordination.messages import (
     Resume,
 )
 from mend.coordination.validation import plan_hash
-from mend.events.base import kind_of
 from mend.types import SECOND, WITNESS, Address, Member, Peer, life_of
+from tests.noted import pairs
 
 HEARTBEAT_NS = SECOND // 10
 DETECT_NS = SECOND
@@ -231,5 +231,5 @@ def sent(effects: Iterable[Effect], to: Peer | None = None) -> list[Message]:
 
 
 def notes(effects: Iterable[Effect], kind: str) -> list[dict[str, object]]:
-    events = [effect.event for effect in effects if isinstance(effect, Note)]
-    return [event.fields() for event in events if kind_of(event) == kind]
+    noted = pairs(effect.event for effect in effects if isinstance(effect, Note))
+    return [fields for found, fields in noted if found == kind]

@@ -153,7 +153,7 @@ def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() ->
     hand.run(hand.trainer.begin(9 * SECOND))
     assert [hand.theta(p) for p in (0, 1)] == [5.0, 5.0]
     assert [track.anchor.version for track in hand.trainer.tracks] == [3, 3]
-    assert ("joined", {"versions": (3, 3)}) in hand.notes
+    assert ("joined", {"versions": [3, 3]}) in hand.notes
 
 
 def test_a_rank_that_holds_the_first_version_follows_one_that_has_missed_it() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mend.events.base import LoggedEvent
-from mend.events.kinds import RackDiverged
+from mend.events.kinds import ProcessStarted, RackDiverged
 from mend.events.lines import Timed
 from mend.status import events_file as module
 from mend.status.events_file import EventsFile, older_of
@@ -315,7 +315,7 @@ def test_a_long_file_loses_its_oldest_half(
 ) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
-    file.put({"kind": "start", "time_ns": 0})
+    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
     put(file, *range(1000))
     file.close()
     older, newer = steps(older_of(path)), steps(path)

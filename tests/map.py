@@ -16,7 +16,7 @@ LAB = "mend_lab"
 
 _PLAIN = frozenset({"errors", "types"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
-_DECIDING = frozenset({"consensus", "coordination", "detector"})
+_DECIDING = frozenset({"consensus", "coordination", "detector", "events"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
 _BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
@@ -27,10 +27,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "types": frozenset({"errors"}),
     "detector": _PLAIN,
     "consensus": _PLAIN,
-    "coordination": _PLAIN | {"consensus", "detector"},
+    "events": _PLAIN | {"detector"},
+    "coordination": _PLAIN | {"consensus", "detector", "events"},
     "trace": _PLAIN | _DECIDING,
     "status": _PLAIN | _DECIDING,
-    "hardware": _PLAIN,
+    "hardware": _PLAIN | {"events"},
     "kernels": frozenset(),
     "fragment": _PLAIN,
     "codec": _PLAIN | {"kernels"},

@@ -16,8 +16,7 @@ import mend
 from benchmarks._commands import bench_app
 from mend.config import describe
 from mend.config.sources import RESERVED
-from mend.status.event_log import LOUD
-from mend.status.events_file import CUT
+from mend.events.lines import KINDS
 from mend.status.status import Status
 from mend.tools import app
 from mend_lab.commands import app as lab_app
@@ -36,8 +35,6 @@ OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RE
 """What has a meaning of its own; two examples of names that are refused."""
 
 CODE = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
-KINDS = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", CODE)) | LOUD | {CUT}
-"""Of events: the first argument of `note` or `Note`, or in LOUD (two are made by an if)."""
 LOGGED = set(re.findall(r"mend %s ([a-z-]+) ", CODE)) | {"rack-mesh"}
 """Lines that go to the log alone."""
 PICTURES = sorted(path for path in (ROOT / "docs" / "img").iterdir())
@@ -198,12 +195,3 @@ def test_limits_are_those_of_the_code() -> None:
     for file, name, value in rows:
         line = f"\n{name} = {value}\n"
         assert line in (SOURCE / file).read_text(), f"{file}: not {line.strip()}"
-
-
-def test_events_are_told_and_every_one_told_exists() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("\n## Events\n")[2]
-    rows = re.findall(r"^\|((?: ?(?:\*\*)?`[a-z-]+`(?:\*\*)?,?)+) \|", page, re.MULTILINE)
-    told = {kind for row in rows for kind in re.findall(r"`([a-z-]+)`", row)}
-    loud = {kind for row in rows for kind in re.findall(r"\*\*`([a-z-]+)`\*\*", row)}
-    assert told == KINDS, f"only in the code {KINDS - told}, only in the docs {told - KINDS}"
-    assert loud == LOUD

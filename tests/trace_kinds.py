@@ -14,7 +14,7 @@ tests/sim/test_trace_kinds.py compares this table with the notes in the source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from mend.events.base import LoggedEvent, kind_of
 
 KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     # the coordinator, the votes, who has a seat
@@ -169,11 +169,13 @@ BITS = frozenset({"digest", "digests", "checksum", "norm", "residual"})
 """Fields that follow from the arithmetic of this machine; not hashed."""
 
 
-def numbered(kind: str, fields: Mapping[str, object]) -> tuple[object, ...]:
-    """The number of a kind, and (place, value) of its fields in the order of places.
+def numbered(event: LoggedEvent) -> tuple[object, ...]:
+    """The number of an event's kind, and (place, value) of its fields in the order of places; those
+    that have their defaults are left out.
 
     KeyError: the kind, a field with numbers, or a word of a hashed field is not in these tables.
     """
+    kind, fields = kind_of(event), event.fields()
     if kind not in KINDS:
         raise KeyError(f"give {kind!r} the next number in tests/trace_kinds.py")
     number, places = KINDS[kind]

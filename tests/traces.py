@@ -45,8 +45,8 @@ def trace_of(world: World) -> str:
     """12 hex digits of all notes of all processes, behind a run."""
     hashed = hashlib.sha256()
     for process in [*world.processes(), *world.past]:
-        for (kind, fields), at_ns in zip(process.notes, process.noted_ns, strict=True):
-            hashed.update(repr((*process.me, at_ns, *numbered(kind, fields))).encode())
+        for event, at_ns in zip(process.notes, process.noted_ns, strict=True):
+            hashed.update(repr((*process.me, at_ns, *numbered(event))).encode())
     return hashed.hexdigest()[:12]
 
 

@@ -33,7 +33,7 @@ from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.rack import refuse_ungrouped
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
-from mend.engine.training_state import Note, Stateful, TrainingState
+from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import (
     CheckpointError,
     ConfigError,
@@ -46,6 +46,8 @@ from mend.errors import (
     UsageError,
     require,
 )
+from mend.events.base import Emit
+from mend.events.kinds import CheckpointFailed, RackPlaced
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
@@ -139,8 +141,8 @@ def _begun(
         if exchanges and not config.exchange_statistics:
             warn_of_statistics(plan)
         if config != asked:
-            about = {"racks": config.racks, "address": config.peer_addresses[config.rack_number]}
-            rank.recorder.note("placed", about)
+            address = config.peer_addresses[config.rack_number]
+            rank.recorder.note(RackPlaced(config.racks, address))
         async_tp = AsyncTp()
         check_optimizers(plan, optimizers, exchanges=exchanges)
         if config.async_tp_enabled:
@@ -544,9 +546,7 @@ class Runtime:
         if not isinstance(self._rank, LocalOnlyRank):
             self._checkpoint_error = self._rank.settle_checkpoint()
             if self._checkpoint_error is not None:
-                self._rank.recorder.note(
-                    "checkpoint-failed", {"error": str(self._checkpoint_error)}
-                )
+                self._rank.recorder.note(CheckpointFailed(str(self._checkpoint_error)))
 
     def _close(self, keep_local: bool) -> None:
         """An error of mend is an outcome here: the script has weights to save."""
@@ -621,7 +621,7 @@ def _training_state(
     plan: ModelPlan,
     config: MendConfig,
     optimizers: Sequence[HoldsParameters],
-    note: Note,
+    note: Emit,
 ) -> TrainingState:
     names = {id(parameter): name for name, parameter in plan.module.named_parameters()}
     enabled = config.join_copies_state

@@ -199,6 +199,15 @@ class LinkError(MendError, RuntimeError):
     """A shaped link cannot be made on this machine, or is not what was asked for."""
 
 
+class EventError(MendError):
+    """A line of an events file is no event (`kind` is empty), or of a kind that is not known here,
+    or (`known`) has other fields than events of this kind."""
+
+    def __init__(self, text: str, *, kind: str = "", known: bool = False) -> None:
+        self.kind, self.known = kind, known
+        super().__init__(text)
+
+
 class TapeError(MendError):
     """A tape cannot be read or replayed: no tape, damaged, of another format, or incomplete."""
 

@@ -36,7 +36,7 @@ class Tape:
         header = header_of("fuzz", parts, config={"racks": 2})
         self._bound = form.record_of(header)
         self._records = [form.record_of_entry(*each) for each in handled()[:EVENTS]]
-        writer = TapeWriter(Path(self._folder.name), header, 1 << 20, lambda kind, fields: None)
+        writer = TapeWriter(Path(self._folder.name), header, 1 << 20, lambda event: None)
         for each in handled()[:EVENTS]:
             writer.put(*each)
         writer.close()

@@ -83,7 +83,7 @@ def test_what_it_says_is_what_the_compiled_graphs_hold(mesh: DeviceMesh) -> None
     plain_y, plain_grads = trained(model_on(mesh), mesh)
     model = model_on(mesh)
     notes: list[dict[str, object]] = []
-    tp = AsyncTp.enable(model, note=lambda _, fields: notes.append(fields))
+    tp = AsyncTp.enable(model, note=lambda event: notes.append(event.fields()))
     try:
         torch._dynamo.reset()
         y, grads = trained(torch.compile(model), mesh)

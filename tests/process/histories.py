@@ -25,6 +25,7 @@ from mend.consensus.records import Commit, Drop, Genesis, Lineage
 from mend.consensus.weights import part_of
 from mend.coordination import events as ev
 from mend.coordination.machines import machines_of
+from mend.events.kinds import DigestDiffers, JobGivenUp, ProtocolFault
 from mend.trace.format import Entry, Gap, answer_of
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
 from mend.trace.replay import said
@@ -326,10 +327,10 @@ class History:
                     holdings.tentative.pop((p, version, attempt), None)
                 elif (held := holdings.anchors.pop((p, version), None)) is not None:
                     process.dropped[p, version] = held
-            case ev.Note("gives-up"):
+            case ev.Note(JobGivenUp()):
                 self.agreement.forget(process)
-            case ev.Note(kind, fields) if kind in ("differs", "fault"):
-                self.problem(f"I1: {process}: {kind} {fields}")
+            case ev.Note(DigestDiffers() | ProtocolFault() as event):
+                self.problem(f"I1: {process}: {event.sentence()}")
 
     def _publish(self, process: Taped, fragment: int, version: int, attempt: int) -> None:
         assert process.trainer is not None

@@ -63,7 +63,7 @@ def test_the_reader_that_is_back_is_told_how_much_it_missed(job: Job, fifo: str)
     os.close(descriptor)
     said = text.decode().lstrip(".")
     # One gap, or several: a writer that wakes late takes some lines while the others come in.
-    gaps = re.findall(r'mend rack=1 rank=0 log-lost lines=(\d+) reason="nobody', said)
+    gaps = re.findall(r'mend rack=1 rank=0 log-lost lines=(\d+) msg="', said)
     lost = sum(map(int, gaps))
     result = job.result(1)
     assert lost == result.status["log_lines_lost"] > LINES_MAX / 2

@@ -9,6 +9,7 @@ from mend.coordination.messages import FailSlow
 from mend.trace.replay import replay
 from mend_lab.sim import World
 from mend_lab.sim.process import Process
+from tests.noted import pairs
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ def noted(world: World, *kinds: str) -> list[tuple[Process, dict[str, object], i
     return [
         (process, fields, at_ns)
         for process in [*world.processes(), *world.past]
-        for (kind, fields), at_ns in zip(process.notes, process.noted_ns, strict=True)
+        for (kind, fields), at_ns in zip(pairs(process.notes), process.noted_ns, strict=True)
         if kind in kinds
     ]
 

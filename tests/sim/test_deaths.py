@@ -9,6 +9,7 @@ import pytest
 from mend.types import MS, SECOND
 from mend_lab.sim import WITNESS, World, draw
 from mend_lab.sim.world import DETECT_NS
+from tests.noted import pairs
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import noted
 
@@ -194,7 +195,7 @@ def test_all_racks_die_and_the_witness_begins_one_other_job_and_says_so(
     report = world.heal(at=8).run()
     assert report.problems == []
     assert world.witness is not None
-    said = [kind for kind, _ in world.witness.notes if kind in ("genesis", "gives-up")]
+    said = [kind for kind, _ in pairs(world.witness.notes) if kind in ("genesis", "gives-up")]
     assert said == ["genesis", "gives-up", "genesis"]
     assert all(training.trainer.open_tokens() == 0 for training in world.trainings.values())
 

@@ -6,6 +6,7 @@ import pytest
 
 from mend_lab.sim import World, draw
 from mend_lab.sim.scripted_faults import PULLED
+from tests.noted import pairs
 from tests.planting import Edit, planted
 
 DONOR, KEYS = 43, 138
@@ -32,7 +33,9 @@ def test_donor_dies_while_its_state_is_pulled() -> None:
     report = world.run()
     assert report.problems == []
     assert report.felt["restart"] > 1
-    assert any(kind == "state-copied" for each in world.processes() for kind, _ in each.notes)
+    assert any(
+        kind == "state-copied" for each in world.processes() for kind, _ in pairs(each.notes)
+    )
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from mend.consensus.records import Drop, Ended
 from mend.types import MS, SECOND, Member, Peer
 from mend_lab.sim import World
 from mend_lab.sim.process import Training
+from tests.noted import pairs
 
 
 def ends(world: World) -> dict[int, Training]:
@@ -54,7 +55,7 @@ def test_a_rack_copies_what_it_slept_through_while_another_still_serves_it() -> 
     world = World(seed=3, racks=3, witness=False, steps=(60, 24, 60), shutdown_ns=40 * SECOND)
     trainings = ends(world.freeze(1, **seconds(2.0, 9.0)))
     assert {each.trainer.outcome.word for each in trainings.values()} == {"merged"}
-    copied = [fields for kind, fields in trainings[1].process.notes if kind == "copied"]
+    copied = [fields for kind, fields in pairs(trainings[1].process.notes) if kind == "copied"]
     assert copied
     assert len({each.trainer.versions() for each in trainings.values()}) == 1
 
@@ -105,5 +106,5 @@ def test_a_rack_that_lost_its_seat_begins_another_life_and_joins() -> None:
     trainings = ends(world.freeze(2, **seconds(1.0, 13.0)))
     former = [process for process in world.past if process.me == Peer(2, 0)]
     assert len(former) == 1
-    assert "seat-lost" in [kind for kind, _ in former[0].notes]
+    assert "seat-lost" in [kind for kind, _ in pairs(former[0].notes)]
     assert {each.trainer.outcome.word for each in trainings.values()} == {"merged"}

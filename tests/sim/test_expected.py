@@ -30,9 +30,9 @@ def reasons(expected: tuple[int, ...]) -> list[str]:
     found = list(world.checkers.commits.values())
     assert found
     for commit in found:
-        if commit["reason"].startswith("expected-in"):
-            assert set(expected) <= {member["rack"] for member in commit["members"]}
-    return [commit["reason"] for commit in found]
+        if commit.reason.startswith("expected-in"):
+            assert set(expected) <= {member.rack for member in commit.members}
+    return [commit.reason for commit in found]
 
 
 def test_a_round_does_not_wait_for_racks_that_are_not_expected() -> None:

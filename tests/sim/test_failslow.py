@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from mend.coordination.slow import ONSET, OWN_PAST, PEERS, RELIEF
-from mend.coordination.slow_cause import CAUSE
-from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
+from mend.coordination.slow import OWN_PAST, PEERS
 from mend.types import MS, SECOND
 from mend_lab.sim import World
 from mend_lab.sim.scenario import Fault, Scenario, calm
+from tests.noted import pairs
 from tests.sim.runs import assert_replays, noted, run_with_verdicts
 
+ONSET, RELIEF, CAUSE = "fail-slow", "fail-slow-over", "fail-slow-cause"
+LINK_ONSET, LINK_RELIEF = "slow-link", "slow-link-over"
 STEP_NS = 50 * MS
 BEGINS_NS, ENDS_NS = 5 * SECOND, 12 * SECOND
 SLOWER = 3
@@ -43,7 +44,7 @@ def test_a_rack_that_becomes_slow_is_named_by_itself_and_shown_to_all() -> None:
     assert onsets(world) == [(1, 1, OWN_PAST)], "two racks have no peers"
     assert onsets(world, RELIEF) == [(1, 1, OWN_PAST)]
     assert shown == {0: {(1, True)}, 1: {(1, True)}}
-    (fields,) = [f for p in world.processes() for kind, f in p.notes if kind == ONSET]
+    (fields,) = [f for p in world.processes() for kind, f in pairs(p.notes) if kind == ONSET]
     begins = BEGINS_NS // STEP_NS
     assert begins - 5 <= int(str(fields["since_step"])) <= begins + 2
     assert int(str(fields["step"])) <= begins + 20, "the tokens of a step are 1 to 5 here"
@@ -70,7 +71,7 @@ def test_the_same_seed_and_a_replay_come_to_the_same_verdicts() -> None:
     for world in worlds:
         world.run()
     notes = [
-        [[note for note in p.notes if note[0] in (ONSET, RELIEF)] for p in world.processes()]
+        [[note for note in pairs(p.notes) if note[0] in (ONSET, RELIEF)] for p in world.processes()]
         for world in worlds
     ]
     assert notes[0] == notes[1]
@@ -84,7 +85,9 @@ def test_a_verdict_is_validated_and_shown_with_its_cause_to_all() -> None:
     world = World(slowed(3, faults, validates=True), record=True)
     by_rack = run_with_verdicts(world, lambda v: [(v.rack, v.cause)] * v.own_past)
     shown = set().union(*by_rack.values())
-    (about,) = [fields for p in world.processes() for kind, fields in p.notes if kind == CAUSE]
+    (about,) = [
+        fields for p in world.processes() for kind, fields in pairs(p.notes) if kind == CAUSE
+    ]
     assert (about["slow_rack"], about["slow_rank"], about["cause"]) == (1, 0, "compute")
     assert about["gemm_ratio"] == SLOWER
     lanes = about["lane_ratios"]

@@ -11,6 +11,7 @@ from mend.types import MS, SECOND, Peer
 from mend_lab.sim import WITNESS, SimulationReport, World
 from mend_lab.sim.faults import KINDS
 from mend_lab.sim.process import Training
+from tests.noted import pairs
 
 LONG = {"steps": 36, "step_ns": 50 * MS, "shutdown_ns": 40 * SECOND}
 
@@ -87,10 +88,12 @@ def test_a_wrong_bit_in_a_payload_is_found_and_it_is_fetched_again() -> None:
     """Every second transfer from rack 0 is wrong; the others still merge what it trained."""
     world = World(seed=3, **LONG).flip(0, 50, at=0.1, until=1.5).heal(at=1.6)
     report = run(world)
-    notes = [note for training in world.trainings.values() for note in training.process.notes]
+    notes = [
+        note for training in world.trainings.values() for note in pairs(training.process.notes)
+    ]
     found = [fields["error"] for kind, fields in notes if kind in ("fetch-failed", "copy-failed")]
     assert any("ChecksumMismatch" in error for error in found), found
-    merged = [m["rack"] for f in world.checkers.commits.values() for m in f["members"]]
+    merged = [m.rack for f in world.checkers.commits.values() for m in f.members]
     assert 0 in merged
     assert report.felt["flip_bytes"] > 0
 
@@ -122,7 +125,7 @@ def test_a_rack_that_sends_no_numbers_ends_and_the_others_go_on(
             continue
         assert isinstance(training.failure, Diverged)
         assert "rack 1 has diverged: its payload holds" in str(training.failure)
-    (note, *_) = [f for p in world.processes() for kind, f in p.notes if kind == "drop"]
+    (note, *_) = [f for p in world.processes() for kind, f in pairs(p.notes) if kind == "drop"]
     assert note["racks"] == [1]
 
 

@@ -11,6 +11,7 @@ from mend.coordination.messages import Envelope, Orders
 from mend.types import MS, SECOND, Peer
 from mend_lab.sim import World
 from mend_lab.sim.scenario import Fault
+from tests.noted import pairs
 
 LATE_NS = 600 * MS
 """One way: 24 rounds are decided until an answer is there."""
@@ -49,7 +50,9 @@ def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() ->
     world.network.send = watched  # type: ignore[method-assign]
     report = world.run()
     assert report.problems == []
-    joined = [kind for kind, _ in world.trainings[Peer(2, 0)].process.notes if kind == "joined"]
+    joined = [
+        kind for kind, _ in pairs(world.trainings[Peer(2, 0)].process.notes) if kind == "joined"
+    ]
     assert joined == ["joined"]
     assert len(sent) > 60, "so much is decided meanwhile"
     assert most <= UNANSWERED_MAX

@@ -46,19 +46,17 @@ def further(world: World) -> float:
     gone: dict[int, float] = defaultdict(float)
     most = 0.0
     for (fragment, version), commit in sorted(world.checkers.commits.items()):
-        named, absent = (
-            [(each["tokens"], each["steps"]) for each in commit[kind]]
-            for kind in ("members", "absent")
-        )
+        named = [(each.tokens, each.steps) for each in commit.members]
+        absent = [(each.tokens, each.steps) for each in commit.absent]
         part = part_of(named, absent, token_weighted=True, period_steps=period) / WHOLE
         mean = sum(tokens for tokens, _ in named) / sum(tokens / steps for tokens, steps in named)
         gone[fragment] += part * mean * stretch_of(named, token_weighted=True, period_steps=period)
         longest = chains.get((fragment, version - 1), 0)
-        for member in commit["members"]:
-            key = (fragment, member["rack"])
+        for member in commit.members:
+            key = (fragment, member.rack)
             chain, base = own.get(key, (0, 0))
-            chain = max(chain, chains.get((fragment, base), 0)) + member["steps"]
-            own[key] = (chain, member["base"])
+            chain = max(chain, chains.get((fragment, base), 0)) + member.steps
+            own[key] = (chain, member.base)
             longest = max(longest, chain)
         chains[fragment, version] = longest
         most = max(most, gone[fragment] / longest)

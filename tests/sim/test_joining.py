@@ -11,6 +11,7 @@ import pytest
 from mend.types import SECOND
 from mend_lab.sim import World, draw
 from mend_lab.sim.story import setup
+from tests.noted import pairs
 from tests.sim.extent import is_long
 
 SEEDS = 24
@@ -21,7 +22,7 @@ JOB = {"fragments": 1, "steps": 110, "shutdown_ns": 60 * SECOND, "carries": True
 
 def notes(world: World, kind: str) -> list[dict[str, object]]:
     processes = [*world.processes(), *world.past]
-    return [fields for each in processes for found, fields in each.notes if found == kind]
+    return [fields for each in processes for found, fields in pairs(each.notes) if found == kind]
 
 
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])

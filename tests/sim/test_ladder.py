@@ -14,6 +14,7 @@ from mend_lab.sim.generate import draw
 from mend_lab.sim.scenario import Fault, Scenario, calm
 from mend_lab.sim.scripted_faults import scripted, together, with_slow_rack
 from mend_lab.sim.world import EVICT_NS
+from tests.noted import pairs
 from tests.sim.bugs import NAMED, planted
 from tests.sim.runs import assert_replays
 
@@ -40,7 +41,7 @@ def moves(world: World) -> list[tuple[int, int]]:
 
 def without(world: World) -> int:
     """Rounds that closed without the slow rack as it was not waited for."""
-    reasons = [commit["reason"] for commit in world.checkers.commits.values()]
+    reasons = [commit.reason for commit in world.checkers.commits.values()]
     return sum(reason.startswith(f"slow-left, without rack {SLOW}") for reason in reasons)
 
 
@@ -51,7 +52,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_and_wait_again_when_it_is_well() ->
     assert moves(world) == [(SLOW, NOT_AWAITED), (SLOW, AWAITED)]
     assert without(world) > 3
     last = list(world.checkers.commits.values())[-6]
-    assert last["reason"].startswith("all-in"), "it is waited for again"
+    assert last.reason.startswith("all-in"), "it is waited for again"
     assert_replays(world)
 
 
@@ -70,7 +71,7 @@ def test_a_slow_rack_makes_fewer_steps_between_two_rounds_and_they_count() -> No
     world = World(job(acts=False, steps=(120, 80, 120)))
     assert world.run().problems == []
     commits = world.checkers.commits.values()
-    steps = [{m["rack"]: m["steps"] for m in commit["members"]} for commit in commits]
+    steps = [{m.rack: m.steps for m in commit.members} for commit in commits]
     both = [each for each in steps if {0, SLOW} <= each.keys()]
     assert moves(world) == []
     assert without(world) == 0
@@ -80,7 +81,7 @@ def test_a_slow_rack_makes_fewer_steps_between_two_rounds_and_they_count() -> No
 
 def taken(world: World, rack: int) -> list[list[tuple[int, int]]]:
     """By rank: the step and the percent of its micro-batches, each time they change."""
-    notes = [t.process.notes for peer, t in world.trainings.items() if peer.rack == rack]
+    notes = [pairs(t.process.notes) for peer, t in world.trainings.items() if peer.rack == rack]
     return [
         [(about["step"], about["batch_pct"]) for kind, about in mine if kind == "local-batch"]
         for mine in notes
@@ -150,11 +151,11 @@ def test_a_slow_rack_is_evicted_with_all_its_work_merged_and_comes_back_as_a_twi
     assert left.reason == f"rack {slow} left, evicted as it is slow"
     assert [seat.member.rack for seat in back.members] == [0, 1, 2]
     former = [process for process in world.past if process.me.rack == slow]
-    steps = [[f["step"] for k, f in each.notes if k == "evicted"] for each in former]
+    steps = [[f["step"] for k, f in pairs(each.notes) if k == "evicted"] for each in former]
     assert len(steps[0]) == 1
     assert steps == steps[:1] * len(former), "behind the same step on all ranks"
     twins = [t for peer, t in world.trainings.items() if peer.rack == slow]
-    assert all("state-copied" in dict(t.process.notes) for t in twins)
+    assert all("state-copied" in dict(pairs(t.process.notes)) for t in twins)
     assert all(t.trainer.ledger.merged for t in twins), "what it trains is merged on"
     assert_replays(world)
 
@@ -185,7 +186,7 @@ def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_another_is_evicted
     noted = [
         (kind, at_ns)
         for process in world.processes()
-        for (kind, about), at_ns in zip(process.notes, process.noted_ns, strict=True)
+        for (kind, about), at_ns in zip(pairs(process.notes), process.noted_ns, strict=True)
         if kind in ("evicted-rack-lost", "slow-rack-evicted", "retired")
         and SLOW in (about.get("slow_rack"), about.get("rack"))
     ]
@@ -203,7 +204,7 @@ def test_an_eviction_that_fails_is_taken_back_and_the_rack_leaves_as_any_other()
     slow = Fault("slow_rack", BEGINS_NS, 60 * SECOND, SLOW, amount=SLOWER)
     world = World(evicting(shutdown_ns=0, faults=(slow,), steps=(260, 110, 260)), record=True)
     assert world.run().problems == []
-    assert "eviction-failed" in {kind for p in world.processes() for kind, _ in p.notes}
+    assert "eviction-failed" in {kind for p in world.processes() for kind, _ in pairs(p.notes)}
     stages = [stage for _, stage in moves(world)]
     assert stages.count(EVICTED) == 1
     assert stages[stages.index(EVICTED) + 1] == AWAITED

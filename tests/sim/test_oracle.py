@@ -21,6 +21,7 @@ from mend_lab import reference
 from mend_lab.sim import Scenario, World, draw
 from mend_lab.sim.scenario import OFFERS_BEFORE, python_of, rounds_before
 from mend_lab.sim.world import plain_fragments
+from tests.noted import pairs
 from tests.reference_commits import commit_of
 from tests.sim.extent import by_length
 
@@ -86,13 +87,13 @@ def facts_of(world: World, peer: Peer) -> reference.Facts:
         "discarded": lambda f: reference.Discarded(f["step"], f["fragment"], f["seq"]),
     }
     notes = training.process.notes
-    events = [made[kind](fields) for kind, fields in notes if kind in made]
+    events = [made[kind](fields) for kind, fields in pairs(notes) if kind in made]
     return reference.Facts(training.trainer.step, events)
 
 
 def fates(world: World) -> set[object]:
     notes = [note for t in world.trainings.values() for note in t.process.notes]
-    return {fields["fate"] if kind == "applied" else kind for kind, fields in notes}
+    return {fields["fate"] if kind == "applied" else kind for kind, fields in pairs(notes)}
 
 
 def commits_of(world: World) -> list[reference.Commit]:
@@ -100,7 +101,7 @@ def commits_of(world: World) -> list[reference.Commit]:
 
 
 def logged(world: World) -> list[dict[str, Any]]:
-    return list(world.checkers.commits.values())
+    return [commit.fields() for commit in world.checkers.commits.values()]
 
 
 def bases_in(

@@ -25,6 +25,7 @@ from mend_lab.sim.faults import KINDS
 from mend_lab.sim.scenario import SHUTDOWN_NS, calm
 from mend_lab.sim.scripted_faults import PULLED
 from mend_lab.sim.story import setup
+from tests.noted import pairs
 from tests.sim.extent import blocks
 from tests.sim.test_tapes import TAPED
 
@@ -118,7 +119,7 @@ def test_lockstep_does_not_depend_on_delays_or_speeds() -> None:
     def commits(**changes: object) -> list[object]:
         world, _ = run(calm(lockstep=True, **changes))
         return sorted(
-            (fields["fragment"], fields["version"], str(fields["members"]), str(fields["digests"]))
+            (fields.fragment, fields.version, str(fields.members), str(fields.digests))
             for fields in world.checkers.commits.values()
         )
 
@@ -212,8 +213,8 @@ def test_without_a_witness_rack_0_goes_on_alone() -> None:
     survivor = next(t for peer, t in world.trainings.items() if peer.rack == 0)
     assert survivor.trainer.open_tokens() == 0
     assert "kept-local" not in kinds(world, 0)
-    last = max(fields["version"] for fields in world.checkers.commits.values())
-    assert [m["rack"] for m in world.checkers.commits[(0, last)]["members"]] == [0]
+    last = max(fields.version for fields in world.checkers.commits.values())
+    assert [m.rack for m in world.checkers.commits[(0, last)].members] == [0]
     assert report.finished
 
 
@@ -257,7 +258,7 @@ def notes(world: World, rack: int) -> list[tuple[str, dict[str, object]]]:
         note
         for peer, training in world.trainings.items()
         if peer.rack == rack
-        for note in training.process.notes
+        for note in pairs(training.process.notes)
     ]
 
 
@@ -319,8 +320,8 @@ def test_a_rank_whose_mate_had_to_copy_does_not_wait_for_its_sums() -> None:
     cut_off.fetch = only_states
     report = world.run()
     assert not report.problems, told(report)
-    several = [c for c in world.checkers.commits.values() if len(c["members"]) > 1]
-    copied = [fields["version"] for kind, fields in mate.notes if kind == "copied"]
+    several = [c for c in world.checkers.commits.values() if len(c.members) > 1]
+    copied = [fields["version"] for kind, fields in pairs(mate.notes) if kind == "copied"]
     assert len(copied) > len(several) > 0, "version 0 of two fragments, and all that needed sums"
     assert all(training.trainer.step == 24 for training in world.trainings.values())
 

@@ -37,11 +37,11 @@ def dies(at_ms: int, seed: int = 5) -> dict[str, Any]:
 def test_the_bits_are_those_of_a_mesh(payload: str, lockstep: bool) -> None:
     job = JOB | {"payload": payload, "lockstep": lockstep, "numel": 300, "momentum": 0.5}
     sharded, mesh = commits_of(**job), commits_of(**job | {"sharded": False})
-    assert {key: commit["digests"] for key, commit in sharded.items()} == {
-        key: commit["digests"] for key, commit in mesh.items()
+    assert {key: commit.digests for key, commit in sharded.items()} == {
+        key: commit.digests for key, commit in mesh.items()
     }
-    assert all(commit["reason"].endswith(", sharded") for commit in sharded.values())
-    assert not any("sharded" in commit["reason"] for commit in mesh.values())
+    assert all(commit.reason.endswith(", sharded") for commit in sharded.values())
+    assert not any("sharded" in commit.reason for commit in mesh.values())
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -51,9 +51,9 @@ def test_an_owner_dies_and_its_slice_goes_to_the_others(streams: bool) -> None:
     assert (seed % STREAMS_ONE_IN == 0) == streams
     commits = commits_of(**dies(620, seed))
     first = commits[0, 1]
-    assert first["reason"] == "all-in, 4 of 4 racks, sharded, then without rack 3"
-    assert [member["rack"] for member in first["members"]] == [0, 1, 2]
-    assert commits[0, 2]["reason"] == "all-in, 3 of 4 racks, sharded"
+    assert first.reason == "all-in, 4 of 4 racks, sharded, then without rack 3"
+    assert [member.rack for member in first.members] == [0, 1, 2]
+    assert commits[0, 2].reason == "all-in, 3 of 4 racks, sharded"
 
 
 def test_slices_of_two_attempts_that_are_mixed_are_found() -> None:
@@ -70,10 +70,10 @@ def test_a_member_without_numbers_is_found_by_all_and_left_out(kind: str) -> Non
     mesh."""
     commits = commits_of(**DEATH | {"faults": (Fault(kind, 0, 3 * SECOND, a=2),)})
     first = commits[0, 1]
-    assert ", sharded, then mesh: failed at rack" in first["reason"]
-    assert first["reason"].endswith(", then without rack 2")
-    assert [member["rack"] for member in first["members"]] == [0, 1, 3]
-    assert commits[0, 2]["reason"] == "all-in, 3 of 3 racks, sharded"
+    assert ", sharded, then mesh: failed at rack" in first.reason
+    assert first.reason.endswith(", then without rack 2")
+    assert [member.rack for member in first.members] == [0, 1, 3]
+    assert commits[0, 2].reason == "all-in, 3 of 3 racks, sharded"
 
 
 def test_seeds_draw_both_plans() -> None:

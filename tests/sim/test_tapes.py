@@ -9,6 +9,7 @@ from mend.trace.format import Entry
 from mend.trace.replay import replay
 from mend.trace.state import decode_state, encode_state
 from mend_lab.sim import World, tell
+from tests.noted import pairs
 from tests.sim.extent import by_length
 from tests.traces import HUNDRED, by_hundred, read_pinned, trace_of
 
@@ -32,7 +33,7 @@ def test_every_process_of_a_seed_replays_with_equal_effects_from_any_place(seed:
         assert found.difference is None, (process.me, found.difference)
         assert found.events == len(process.tape.records) > 0
         rounds = max(rounds, 0 if process.dead else found.rounds)
-    begun_anew = any(kind == "lineage" for p in world.processes() for kind, _ in p.notes)
+    begun_anew = any(kind == "lineage" for p in world.processes() for kind, _ in pairs(p.notes))
     assert rounds <= len(world.checkers.commits) or begun_anew, "some may have been undone"
     assert rounds or not world.checkers.commits
     pinned = read_pinned()[seed]

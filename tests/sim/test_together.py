@@ -52,11 +52,11 @@ def measured(scenario: Scenario) -> Outcome:
     commits = sorted(world.checkers.commits.items())
     captured: dict[int, list[int]] = {}
     for (fragment, _), fields in commits:
-        mine = [m["capture_step"] for m in fields["members"] if m["rack"] == 0]
+        mine = [m.capture_step for m in fields.members if m.rack == 0]
         captured.setdefault(fragment, []).extend(mine)
     trainings = world.trainings.values()
     return Outcome(
-        Counter(len(fields["members"]) for _, fields in commits),
+        Counter(len(fields.members) for _, fields in commits),
         max(100 * t.trainer.stall_ns_total / t.trained_ns for t in trainings),
         [b - a for steps in captured.values() for a, b in pairwise(steps)],
     )
@@ -142,9 +142,9 @@ def test_lockstep_keeps_its_grid() -> None:
     world = World(scenario)
     assert not world.run().problems
     steps = {
-        (fields["fragment"], member["capture_step"])
+        (fields.fragment, member.capture_step)
         for fields in world.checkers.commits.values()
-        for member in fields["members"]
+        for member in fields.members
     }
     due = {(p, s) for s in range(16, 97, 16) for p in (0, 1) if (s // 16 - 1) % 2 == p}
     assert due <= steps

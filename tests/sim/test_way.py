@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mend.types import MS, SECOND
 from mend_lab.sim import World
+from tests.noted import pairs
 
 STEPS, PERIOD = 200, 16
 LONGER_MAX = 1.05
@@ -38,7 +39,7 @@ class Straight(World):
     def noted(self, wanted: str, fragment: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """(rack, fields) of these notes."""
         for peer, training in self.trainings.items():
-            for kind, fields in training.process.notes:
+            for kind, fields in pairs(training.process.notes):
                 if kind == wanted and fields["fragment"] == fragment:
                     yield peer.rack, fields
 

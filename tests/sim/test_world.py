@@ -12,6 +12,7 @@ from mend.types import MS, SECOND
 from mend_lab.sim import WITNESS, Fault, Scenario, World, draw, python_of, tell
 from mend_lab.sim.faults import sentence
 from mend_lab.sim.generate import PLOTS
+from tests.noted import pairs
 
 
 def test_calls_chain_and_make_a_scenario() -> None:
@@ -108,5 +109,5 @@ def test_a_job_without_faults_keeps_its_first_coordinator(seed: int) -> None:
     scenario = dataclasses.replace(drawn, faults=(), non_finite=(), loss=0.0, duplicate=0.0)
     world = World(scenario)
     assert not world.run().problems
-    noted = {kind for process in world.processes() for kind, _ in process.notes}
+    noted = {kind for process in world.processes() for kind, _ in pairs(process.notes)}
     assert not noted & {"stands", "deposed", "takes-over", "gives-up", "no-quorum"}

@@ -11,6 +11,7 @@ from mend.consensus.records import Seat, Snapshot
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.events import Connect, Effect, Event, Heard, Note, Send
 from mend.coordination.messages import Orders, Prepare, Vote
+from mend.events.kinds import ProtocolFault
 from mend.types import SECOND, WITNESS, Member, Peer
 
 
@@ -126,7 +127,7 @@ class Follower:
             orders.snapshot,
         ):
             detail = f"{peer} contradicts what is decided, after record {orders.prev}"
-            effects.append(Note("fault", {"detail": detail}))
+            effects.append(Note(ProtocolFault(detail)))
         return True
 
     def asked(self, peer: Peer, prepare: Prepare, now_ns: int) -> Vote | None:

@@ -20,6 +20,7 @@ from mend.coordination.validation import (
     policy_differences,
     resume_misfit,
 )
+from mend.events.kinds import BuffersDiffer, HelloHeard, RackRefused
 from mend.types import WITNESS, Member, Peer, life_of
 
 VISITOR = 0xFFFF
@@ -55,8 +56,8 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
     )
 
 
-def differing_buffers(hellos: Mapping[int, Hello]) -> dict[str, object]:
-    """Fields of the warning that buffers of the founders differ; empty: they do not. A job that
+def differing_buffers(hellos: Mapping[int, Hello]) -> BuffersDiffer | None:
+    """The warning that buffers of the founders differ; None: they do not. A job that
     resumes a checkpoint is not compared: what training changes differs between its racks."""
     lowest = hellos[min(hellos)]
     racks = dict[int, list[str]]()
@@ -64,17 +65,10 @@ def differing_buffers(hellos: Mapping[int, Hello]) -> dict[str, object]:
         racks = {r: differing(lowest.buffers, hellos[r].buffers) for r in sorted(hellos)}
     racks = {rack: names for rack, names in racks.items() if names}
     if not racks:
-        return {}
+        return None
     names = dict.fromkeys(name for found in racks.values() for name in found)
-    return {
-        "buffer": next(iter(names)),
-        "more": len(names) - 1,
-        "racks": list(racks),
-        "from_rack": lowest.seat.member.rack,
-        "effect": "buffers are not exchanged: each rack computes with its own",
-        "remedy": "make constants such as masks from one seed or file; see "
-        "docs/troubleshooting.md, Buffers differ between racks",
-    }
+    first, from_rack = next(iter(names)), lowest.seat.member.rack
+    return BuffersDiffer(first, len(names) - 1, tuple(racks), from_rack)
 
 
 @dataclass
@@ -128,7 +122,7 @@ class Admission:
         waiting = self.joining if log.begun else self.hellos
         if rack not in waiting or waiting[rack].seat != hello.seat:
             effects.append(Connect(Peer(rack, 0), hello.seat.address))
-            effects.append(Note("hello", {"rack": rack, "address": hello.seat.address}))
+            effects.append(Note(HelloHeard(rack, hello.seat.address)))
         waiting[rack] = hello
         return True
 
@@ -245,4 +239,4 @@ class Admission:
         effects.append(Send(visitor, refusal))
         if self.refused.get(rack) != detail:
             self.refused[rack] = detail
-            effects.append(Note("refused", {"rack": rack, "cause": kind, "detail": noted}))
+            effects.append(Note(RackRefused(rack, kind, noted)))

@@ -43,6 +43,22 @@ from mend.coordination.round_inputs import (
 from mend.coordination.slow import RackPaces
 from mend.coordination.validation import report_misfit
 from mend.errors import require
+from mend.events.kinds import (
+    CheckpointMarked,
+    CoordinatorChosen,
+    CoordinatorDeposed,
+    ElectionLeft,
+    JobFounded,
+    JobGivenUp,
+    JobResumed,
+    LineageBegun,
+    ProtocolFault,
+    QuorumLost,
+    RackRetired,
+    RosterChanged,
+    RoundDecided,
+    RoundDropped,
+)
 from mend.types import WITNESS, Member, Peer, life_of
 
 
@@ -126,7 +142,7 @@ class Coordinator:
             self.election.lost(now_ns, at_once=False)
             self._step_down(effects)
         if self.proposer.leading and not self._hears_quorum(now_ns):
-            effects.append(Note("no-quorum", {"epoch": number_of(self.proposer.epoch)}))
+            effects.append(Note(QuorumLost(number_of(self.proposer.epoch))))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
         self._mind_the_dead(now_ns, effects)
@@ -229,7 +245,7 @@ class Coordinator:
             return
         lives = gone.rack in self._live(now_ns) and self.views[gone.rack].member == gone
         if not lives and self.election.retire(gone, now_ns):
-            effects.append(Note("retired", {"rack": gone.rack}))
+            effects.append(Note(RackRetired(gone.rack)))
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.committed.begun
@@ -379,9 +395,9 @@ class Coordinator:
         """Forget the job. All racks have answered: their former lives are over, and their present
         ones hold nothing of it, so its bytes are gone."""
         log = self.acceptor.log
-        dead = [f"rack {member.rack}" for member in sorted(self.proposer.dead)]
-        about = {"records": log.decided, "versions": list(log.committed.versions), "dead": dead}
-        effects.append(Note("gives-up", about | {"lineage": log.lineage[:12]}))
+        dead = tuple([f"rack {member.rack}" for member in sorted(self.proposer.dead)])
+        about = JobGivenUp(log.decided, tuple(log.committed.versions), dead, log.lineage[:12])
+        effects.append(Note(about))
         self.acceptor.start_over()
         self.election.forget()
         self.gave_up = (
@@ -443,10 +459,10 @@ class Coordinator:
         self.leads_since_ns, self.returned = now_ns, None
         self._new_rounds(policy.fragments)
         number = number_of(self.proposer.epoch)
-        effects.append(Note("takes-over", {"epoch": number, "record": self.log.last}))
+        effects.append(Note(CoordinatorChosen(number, self.log.last)))
         if isinstance(opening := self.log.record(self.log.last), Lineage):
-            lost = [member.rack for member in opening.dead]
-            effects.append(Note("lineage", {"without": lost, "versions": opening.versions}))
+            lost = tuple([member.rack for member in opening.dead])
+            effects.append(Note(LineageBegun(lost, tuple(opening.versions))))
 
     def _new_rounds(self, fragments: int) -> None:
         times = Mean(), Mean()
@@ -468,9 +484,8 @@ class Coordinator:
 
     def _step_down(self, effects: list[Effect]) -> None:
         """Stop leading or standing: a higher epoch is promised somewhere, or no quorum is heard."""
-        about: dict[str, object] = {"epoch": number_of(self.proposer.epoch)}
-        led = self.proposer.leading
-        effects.append(Note("deposed", about) if led else Note("stands-no-more", about))
+        number, led = number_of(self.proposer.epoch), self.proposer.leading
+        effects.append(Note(CoordinatorDeposed(number) if led else ElectionLeft(number)))
         self.proposer.step_down()
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
         self.round_dues, self.paces, self.ladder = [], RackPaces(), Ladder()
@@ -525,20 +540,19 @@ class Coordinator:
         first = first_record(hellos, self.member if self.me.rack == WITNESS else None)
         self.proposer.append(first)
         self._new_rounds(first.policy.fragments)
-        effects.append(Note("genesis", {"racks": sorted(hellos)}))
-        if unequal := differing_buffers(hellos):
-            effects.append(Note("buffers-differ", unequal))
+        effects.append(Note(JobFounded(tuple(sorted(hellos)))))
+        if (unequal := differing_buffers(hellos)) is not None:
+            effects.append(Note(unequal))
         if (resume := first_to_begin(hellos).resume) is not None:
-            lost = sorted(set(resume.racks) - hellos.keys())
-            about = {"lineage": resume.lineage[:12], "checkpoint": resume.number, "without": lost}
-            effects.append(Note("resumes", {**about, "versions": resume.versions}))
+            lost, versions = sorted(set(resume.racks) - hellos.keys()), tuple(resume.versions)
+            about = JobResumed(resume.lineage[:12], resume.number, tuple(lost), versions)
+            effects.append(Note(about))
 
     def _decide(self, now_ns: int, effects: list[Effect]) -> None:
         for record in self.proposer.decide():
             if isinstance(record, Commit):
                 self.rounds[record.fragment].on_decided(now_ns)
-                about: dict[str, object] = {"fragment": record.fragment}
-                effects.append(Note("decided", about | {"version": record.version}))
+                effects.append(Note(RoundDecided(record.fragment, record.version)))
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
         busy = {
@@ -559,12 +573,11 @@ class Coordinator:
             commit = round_.advance(inputs, now_ns)
             if commit is None and (due := round_.deadline_ns(inputs)) is not None:
                 self.round_dues.append(due)
-            effects += [Note("fault", {"detail": fault}) for fault in round_.faults]
+            effects += [Note(ProtocolFault(fault)) for fault in round_.faults]
             round_.faults.clear()
             if isinstance(commit, Drop):
-                racks = [ended.member.rack for ended in commit.dropped]
-                about = {"fragment": commit.fragment, "racks": racks, "reason": commit.reason}
-                effects.append(Note("drop", about))
+                racks = tuple([ended.member.rack for ended in commit.dropped])
+                effects.append(Note(RoundDropped(commit.fragment, racks, commit.reason)))
             if commit is not None:
                 self.proposer.append(commit)
                 self._keep_open_offers()
@@ -575,8 +588,8 @@ class Coordinator:
         if mark is None or not self.proposer.may_append():
             return
         self.proposer.append(mark)
-        about: dict[str, object] = {"number": mark.number, "name": mark.name}
-        effects.append(Note("mark", about | {"racks": mark.racks, "written": mark.written}))
+        about = CheckpointMarked(mark.number, mark.name, tuple(mark.racks), mark.written)
+        effects.append(Note(about))
 
     def _acts(self) -> bool:
         """Whether something is done about slow racks."""
@@ -631,9 +644,9 @@ class Coordinator:
         for member in (*members, *([roster.witness] if roster.witness else [])):
             self.views[member.rack] = view_of(member, self.views.get(member.rack), now_ns)
         self._keep_open_offers()
-        racks = [member.rack for member in members]
+        racks = tuple([member.rack for member in members])
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
-        effects.append(Note("roster", {"racks": racks, "votes": votes, "reason": roster.reason}))
+        effects.append(Note(RosterChanged(racks, tuple(votes), roster.reason)))
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
         """Another life of a silent witness, if it is heard."""

@@ -14,6 +14,7 @@ from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Refusal, Vote
+from mend.events.kinds import StandsForElection
 from mend.types import WITNESS, Member, Peer, life_of
 
 STAGGER_HEARTBEATS = 4
@@ -197,7 +198,7 @@ class Election:
             self.proposer.stand(epoch_of(number, *self.member), self.acceptor.log)
             self.sent.clear()
             silent_ms = (now_ns - self.heard_ns) // 1_000_000
-            effects.append(Note("stands", {"epoch": number, "silent_ms": silent_ms}))
+            effects.append(Note(StandsForElection(number, silent_ms)))
             effects += ways_to_leaders(self.acceptor.log.appended, self.me.rack)
         if self.proposer.standing:
             self._ask(now_ns, effects)

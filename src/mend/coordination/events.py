@@ -14,6 +14,7 @@ from msgspec import Struct
 from mend.consensus.records import Offer, Record, Snapshot
 from mend.consensus.weights import WHOLE
 from mend.coordination.messages import Message, OfAttempt, Pulled
+from mend.events.lines import AnyEvent
 from mend.types import Address, Member, Peer
 
 
@@ -465,10 +466,9 @@ class DropOffer(Effect, frozen=True):
 
 
 class Note(Effect, frozen=True):
-    """Something for the recorder and for people."""
+    """An event for the events file and the log."""
 
-    kind: str
-    fields: dict[str, object]
+    event: AnyEvent
 
 
 class Fail(Effect, frozen=True):

@@ -20,6 +20,7 @@ from mend.coordination.messages import Gather, Held
 from mend.coordination.slices import Slices
 from mend.coordination.sums import Sums
 from mend.detector import DetectorOptions
+from mend.events.kinds import MergeFailed, VersionCopied, VersionCopyFailed
 from mend.types import SECOND, Member
 
 HELD_BEHIND = 2
@@ -154,15 +155,15 @@ class FragmentReplica:
     def on_copied(self, event: Copied, now_ns: int) -> list[Effect]:
         """A pull of the state of a version has ended."""
         undone, self.undone, self.copying = self.undone, False, None
-        about: dict[str, object] = {"fragment": event.fragment, "version": event.version}
         if event.error:
             self.back_off(now_ns)
-            return [Note("copy-failed", about | {"error": event.error})]
+            return [Note(VersionCopyFailed(event.fragment, event.version, event.error))]
         if undone:
             return [DropAnchor(event.fragment, event.version)]
         self.wait_ns = RETRY_NS_MIN
         self.held.add(event.version)
-        return [PublishAnchor(event.fragment, event.version, 0), Note("copied", about)]
+        copied = Note(VersionCopied(event.fragment, event.version))
+        return [PublishAnchor(event.fragment, event.version, 0), copied]
 
     def on_measured(self, event: Measured, now_ns: int) -> list[Effect]:
         self.merging = None
@@ -183,8 +184,7 @@ class FragmentReplica:
 
     def _failed(self, event: Measured | Merged, now_ns: int) -> list[Effect]:
         self.back_off(now_ns)
-        about = {"fragment": event.fragment, "version": event.version, "error": event.error}
-        return [Note("merge-failed", about)]
+        return [Note(MergeFailed(event.fragment, event.version, event.error))]
 
     def train_on(self, version: int) -> None:
         self.applied = version

@@ -38,6 +38,14 @@ from mend.coordination.round_inputs import fastest_ns
 from mend.coordination.schedule import gap_steps
 from mend.coordination.slow import sentence_of
 from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN
+from mend.events.kinds import (
+    EvictedRackLost,
+    RackAwaited,
+    RackBatchChanged,
+    RackEvicted,
+    RackMitigated,
+    RackNotAwaited,
+)
 from mend.types import MS, SECOND
 
 CALM_DETECTS = 1
@@ -67,24 +75,16 @@ BATCH_CHANGE_MIN_PCT = 10
 AWAY_NS = 600 * SECOND
 """How long an evicted rack may be away before it counts as lost, where `evict_s` does not say."""
 
-LEFT, AWAITED_AGAIN, BATCH, PUT_OUT, GIVEN_UP = (
-    "slow-rack-left",
-    "slow-rack-awaited",
-    "slow-rack-batch",
-    "slow-rack-evicted",
-    "evicted-rack-lost",
-)
-"""Kinds of the notes on moves."""
 
-
-def kind_of(before: int, stage: int) -> str:
-    """Kind of the note on a move between two stages or within one: the rack is evicted; rounds stop
+def event_of(before: int, due: Mitigation) -> RackMitigated:
+    """The event of a move between two stages or within one: the rack is evicted; rounds stop
     waiting for it, or wait again; or only its micro-batches change."""
-    if stage == EVICTED:
-        return PUT_OUT
-    if (before >= NOT_AWAITED) == (stage >= NOT_AWAITED):
-        return BATCH
-    return LEFT if stage >= NOT_AWAITED else AWAITED_AGAIN
+    about = (due.rack, due.stage, due.batch_pct, due.reason)
+    if due.stage == EVICTED:
+        return RackEvicted(*about)
+    if (before >= NOT_AWAITED) == (due.stage >= NOT_AWAITED):
+        return RackBatchChanged(*about)
+    return RackNotAwaited(*about) if due.stage >= NOT_AWAITED else RackAwaited(*about)
 
 
 def taken_of(count: int, batch_pct: int) -> int:
@@ -146,9 +146,9 @@ class Ladder:
             return []
         before = log.mitigations[due.rack].stage if due.rack in log.mitigations else AWAITED
         proposer.append(due)
-        about: dict[str, object] = {"slow_rack": due.rack, "stage": due.stage}
-        about |= {"batch_pct": due.batch_pct, "reason": due.reason}
-        return [Note(kind_of(before, due.stage) if due.rack in log.seats else GIVEN_UP, about)]
+        if due.rack not in log.seats:
+            return [Note(EvictedRackLost(due.rack, due.stage, due.batch_pct, due.reason))]
+        return [Note(event_of(before, due))]
 
     def next(
         self,

@@ -34,6 +34,7 @@ from mend.coordination.messages import (
 from mend.coordination.rank_reports import RankReports
 from mend.coordination.sums import Totals
 from mend.coordination.validation import format_misfit, orders_misfit, rank_report_misfit
+from mend.events.kinds import CoordinatorBack, CoordinatorSilent, StillWaiting
 from mend.types import SECOND, Member, Peer, life_of, rack_name
 
 PROGRESS_NS = 5 * SECOND
@@ -225,12 +226,9 @@ class Leader:
             silent = now_ns - (self.follower.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
                 self.silent = silent
-                effects.append(
-                    Note(
-                        "coordinator-silent" if silent else "coordinator-back",
-                        {"peer": self._where()},
-                    )
-                )
+                peer = self._where()
+                noted = CoordinatorSilent(peer) if silent else CoordinatorBack(peer)
+                effects.append(Note(noted))
             return
         waited_ns = now_ns - self.started_ns
         if waited_ns > self.options.start_timeout_ns and not self.failure[0]:
@@ -241,9 +239,7 @@ class Leader:
         due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
         if due or not set(refused) <= set(self.told):  # a refusal is said at once
             self.progress_ns, self.told = now_ns, refused
-            effects.append(
-                Note("waiting", {"for": self._start_reason(), "seconds": waited_ns // SECOND})
-            )
+            effects.append(Note(StillWaiting(self._start_reason(), waited_ns // SECOND)))
 
     def _fail(self, kind: str, detail: str, effects: list[Effect]) -> None:
         """This rack cannot go on; its other ranks hear it with their next orders."""

@@ -47,6 +47,7 @@ from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
 from mend.errors import require
+from mend.events.kinds import DigestDiffers, FetchFailed, RackExpelled, VersionsUndone
 from mend.types import SECOND, Address, Member, Peer
 
 ENDED_NS = 3 * SECOND
@@ -257,7 +258,7 @@ class RankMachine:
             self.finished = True
             if not self.leaving and self.folded.over:
                 reason = "the other racks ended the job while this one was silent"
-                effects.append(ev.Note("expelled", {"reason": reason}))
+                effects.append(ev.Note(RackExpelled(reason)))
             effects.append(ev.Finished(orders.lost))
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
@@ -403,8 +404,7 @@ class RankMachine:
         if not self.fetch_queue.end_pull((member, p, seq), error, now_ns):
             effects.append(ev.Free(member, p, seq))
         elif error:
-            about = {"rack": member.rack, "fragment": p, "seq": seq, "error": error}
-            effects.append(ev.Note("fetch-failed", about))
+            effects.append(ev.Note(FetchFailed(member.rack, p, seq, error)))
 
     def _end_part(self, fragment: int, seq: int) -> None:
         if fragment in self.parts and self.parts[fragment].seq <= seq:
@@ -440,8 +440,7 @@ class RankMachine:
                 return
             effects.append(ev.DropAnchor(*key))
             if replica.same_members(newest):  # else another attempt was decided, not other bits
-                about = {"fragment": fragment, "version": newest, "mine": mine, "log": digest}
-                effects.append(ev.Note("differs", about))
+                effects.append(ev.Note(DigestDiffers(fragment, newest, mine, digest)))
             replica.gather = replica.slices.gather = None
         if replica.merging is not None or replica.copying is not None or replica.retry_ns:
             return
@@ -612,6 +611,5 @@ def _undone(versions: Sequence[int], record: Lineage) -> list[ev.Effect]:
     back = [f"fragment {p} from version {old} to {new}" for p, (old, new) in both if old > new]
     if not back:
         return []
-    racks = [member.rack for member in record.dead]
-    effect = "only they held these versions; what this rack trained stays in its weights"
-    return [ev.Note("undone", {"back": back, "dead": racks, "effect": effect})]
+    racks = tuple([member.rack for member in record.dead])
+    return [ev.Note(VersionsUndone(tuple(back), racks))]

@@ -28,6 +28,7 @@ from mend.coordination.events import (
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.errors import require
+from mend.events.kinds import FetchFailed, MergeFailed
 from mend.types import SECOND, Member, Peer
 
 KEPT_NS = 30 * SECOND
@@ -162,8 +163,7 @@ class Slices:
         pull.wait_ns = min(2 * pull.wait_ns, RETRY_NS_MAX)
         if decided:
             self.stage = Stage.FAILED
-        about = {"rack": event.rack, "fragment": event.fragment, "seq": event.seq}
-        return [Note("fetch-failed", about | {"error": event.error})]
+        return [Note(FetchFailed(event.rack, event.fragment, event.seq, event.error))]
 
     def on_merged(self, event: SliceMerged, me: Peer) -> list[Note]:
         """One more of the own slices is served."""
@@ -171,8 +171,7 @@ class Slices:
             return []
         if event.error:
             self.stage = Stage.FAILED
-            about = {"fragment": event.fragment, "version": event.version, "error": event.error}
-            return [Note("merge-failed", about)]
+            return [Note(MergeFailed(event.fragment, event.version, event.error))]
         self.done += 1
         self.pulls[me.rack, 0].here = self.done
         self.stage = Stage.MERGED if self.done == SLICES_EACH else Stage.PULLING

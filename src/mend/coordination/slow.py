@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from statistics import median
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,38 +20,26 @@ from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report
 from mend.coordination.slow_cause import CauseSearch
 from mend.coordination.slow_links import LinkPaces, worst_links
 from mend.detector import (
-    COMPUTE,
-    INPUT,
     LINK,
     UNKNOWN,
     DetectorOptions,
     OwnPast,
     PeerComparison,
+    cause_in_words,
     cause_of,
 )
 from mend.detector import Pace as Measured
 from mend.errors import require
+from mend.events.kinds import RackSlow, RackSlowOver
 from mend.types import MS, Address
 
-ONSET, RELIEF = "fail-slow", "fail-slow-over"
-"""Kinds of the notes."""
-
-OWN_PAST, PEERS = "own past", "peers"
+OWN_PAST: Final = "own past"
+PEERS: Final = "peers"
 
 HEALTHY_SAMPLES = 2
 """After so many times `samples_min` samples the micro-benchmark of a healthy rank is made."""
 
 _PS_PER_NS = 1000
-
-
-def cause_in_words(cause: str, rank: int, link_to: int) -> str:
-    """For people: what a rack is slow by; empty before it was validated."""
-    if cause not in (COMPUTE, INPUT, LINK):
-        return cause and "for an unknown reason"
-    if cause == LINK:
-        return f"by its link to rack {link_to}"
-    whose = " (its device, its clock or a neighbour)" if cause == COMPUTE else ""
-    return f"by the {cause} of rank {rank}{whose}"
 
 
 def sentence_of(verdict: FailSlow) -> str:
@@ -108,19 +97,24 @@ class RankPace:
             options, healthy = self.past.options, self.past.slowdown is None
             due = self.past.count == HEALTHY_SAMPLES * options.samples_min
             return self.search.begin() if options.validates and healthy and due else []
-        about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
-        about |= {"against": OWN_PAST, "step": event.step}
         now = self.past.slowdown
         if now is None:
             before = require(before, "a verdict ends that was not in force")
-            about |= {"since_step": self.since_step, "ratio": round(before.ratio, 2)}
+            relief = RackSlowOver(
+                slow_rack=self.rack, slow_rank=self.rank, against=OWN_PAST, step=event.step,
+                since_step=self.since_step, ratio=round(before.ratio, 2),
+            )  # fmt: skip
             self.since_step = 0
             self.search.over()
-            return [Note(RELIEF, about)]
+            return [Note(relief)]
         self.since_step = max(self._steps[now.since - self.past.count], 1)
-        about |= {"since_step": self.since_step, "ratio": round(now.ratio, 2)}
-        onset = Note(ONSET, about | {"probability": round(now.probability, 4)})
-        return [onset, *(self.search.begin(now.ratio) if self.past.options.validates else [])]
+        onset = RackSlow(
+            slow_rack=self.rack, slow_rank=self.rank, against=OWN_PAST, step=event.step,
+            since_step=self.since_step, ratio=round(now.ratio, 2),
+            probability=round(now.probability, 4),
+        )  # fmt: skip
+        validation = self.search.begin(now.ratio) if self.past.options.validates else []
+        return [Note(onset), *validation]
 
     def on_measured(
         self, event: Validated | Probed, holders: Mapping[int, Address], now_ns: int
@@ -208,13 +202,17 @@ class RackPaces:
         effects: list[Effect] = []
         for rack in sorted(relief):
             since_step = self._since.pop(rack)
-            about: dict[str, object] = {"slow_rack": rack, "against": PEERS}
-            about |= {"step": steps.get(rack, since_step), "since_step": since_step}
-            effects.append(Note(RELIEF, about))
+            over = RackSlowOver(
+                slow_rack=rack, against=PEERS, step=steps.get(rack, since_step),
+                since_step=since_step,
+            )  # fmt: skip
+            effects.append(Note(over))
         for rack in sorted(onset):
             self._since[rack] = max(steps[rack], 1)
-            about = {"slow_rack": rack, "against": PEERS, "step": steps[rack]}
-            effects.append(Note(ONSET, about | {"ratio": round(self._peers.slow[rack], 2)}))
+            ratio = round(self._peers.slow[rack], 2)
+            effects.append(
+                Note(RackSlow(slow_rack=rack, against=PEERS, step=steps[rack], ratio=ratio))
+            )
         verdicts = []
         for rack in sorted(paces):
             pace = paces[rack]

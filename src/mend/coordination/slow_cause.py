@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from mend.coordination.events import Effect, Note, Probe, Probed, Validate, Validated
 from mend.detector import Cause, cause_of
 from mend.errors import require
+from mend.events.kinds import RackSlowCause
 from mend.types import MS, SECOND, Address
 
-CAUSE = "fail-slow-cause"
 """Kind of the note."""
 
 STEPS = 4
@@ -136,11 +136,15 @@ class CauseSearch:
             if measured.lanes[r] - before.lanes[r] >= LANE_MARGIN_NS
         }
         self.cause = cause_of(self._ratio, gemm, waited, slow)
-        about: dict[str, object] = {"slow_rack": self.rack, "slow_rank": self.rank}
-        about |= {"cause": self.cause.kind}
-        about |= {"link_to": self.cause.rack} if self.cause.rack >= 0 else {}
-        about |= {"ratio": round(self._ratio, 2)}
-        about |= {"gemm_ratio": round(gemm, 2)} if known else {}
-        about |= {"input_share": round(waited, 2)} if knows_input else {}
-        about |= {"lane_ratios": {str(r): round(x, 2) for r, x in lanes.items()}} if lanes else {}
-        return Note(CAUSE, about)
+        return Note(
+            RackSlowCause(
+                slow_rack=self.rack,
+                slow_rank=self.rank,
+                cause=self.cause.kind,
+                link_to=self.cause.rack,
+                ratio=round(self._ratio, 2),
+                gemm_ratio=round(gemm, 2) if known else None,
+                input_share=round(waited, 2) if knows_input else None,
+                lane_ratios={str(r): round(x, 2) for r, x in lanes.items()},
+            )
+        )

@@ -18,9 +18,9 @@ from mend.coordination.events import Effect, Note
 from mend.coordination.messages import SlowLink
 from mend.detector import LINK_MIN, DetectorOptions, OwnPast
 from mend.errors import require
+from mend.events.kinds import LinkSlow, LinkSlowOver
 from mend.types import MS, Member
 
-LINK_ONSET, LINK_RELIEF = "slow-link", "slow-link-over"
 """Kinds of the notes."""
 
 SAMPLE_NS = 50 * MS
@@ -89,18 +89,15 @@ class LinkPaces:
         before = inflow.past.slowdown
         if not inflow.past.observe(time):
             return []
-        about: dict[str, object] = {"from_rack": member.rack, "to_rack": self.rack}
-        about |= {"rank": self.rank, "step": step}
-        now = inflow.past.slowdown
+        where, now = (member.rack, self.rack, self.rank, step), inflow.past.slowdown
         if now is None:
             before = require(before, "a verdict ends that was not in force")
-            about |= {"since_step": inflow.since_step, "ratio": round(before.ratio, 2)}
-            inflow.since_step = 0
-            return [Note(LINK_RELIEF, about)]
+            since_step, inflow.since_step = inflow.since_step, 0
+            return [Note(LinkSlowOver(*where, since_step, round(before.ratio, 2)))]
         inflow.since_step = max(inflow.steps[now.since - inflow.past.count], 1)
-        about |= {"since_step": inflow.since_step, "ratio": round(now.ratio, 2)}
-        about |= {"probability": round(now.probability, 4), "mb_s": round(1e3 / time, 2)}
-        return [Note(LINK_ONSET, about)]
+        ratio, sure = round(now.ratio, 2), round(now.probability, 4)
+        rate_mb_s = round(1e3 / time, 2)
+        return [Note(LinkSlow(*where, inflow.since_step, ratio, sure, rate_mb_s))]
 
     def keep(self, members: Iterable[Member]) -> None:
         """Forget all other members: a rack that is started again may be on another machine."""

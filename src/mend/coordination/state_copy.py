@@ -18,6 +18,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.fetch_queue import RETRY_NS_MIN
 from mend.coordination.messages import RankCopy, RankOrders, StateCopy
+from mend.events.kinds import StateCopyFailed
 from mend.types import Member, Peer
 
 TRIES_MAX = 4
@@ -97,11 +98,10 @@ class StateCopies:
         if not event.error:
             self.done = True
             return []
-        about: dict[str, object] = {"donor": event.donor.rack, "step": event.step}
         if self.found is not None and self.found.donor == event.donor:
             self.tries += 1
             self.retry_ns = now_ns + (RETRY_NS_MIN << self.tries)
-        return [Note("state-copy-failed", about | {"error": event.error})]
+        return [Note(StateCopyFailed(event.donor.rack, event.step, event.error))]
 
     def due_ns(self) -> list[int]:
         waits = self.wants and 0 < self.tries < TRIES_MAX and not (self.pulling or self.done)

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from mend.coordination.events import Measure, Measured, Merge, Note, Sum, Summed
 from mend.coordination.messages import Partial, RankReport, Total
+from mend.events.kinds import SumsFailed
 from mend.types import Member
 
 Attempt = tuple[int, int]
@@ -106,8 +107,9 @@ class Totals:
             return []
         del self._busy[fragment]
         self._made[fragment] = Total(fragment, *of, event.blob)
-        about = {"fragment": fragment, "version": event.version, "error": event.error}
-        return [Note("sums-failed", about)] if event.error else []
+        if not event.error:
+            return []
+        return [Note(SumsFailed(fragment, event.version, event.error))]
 
     def current(self, ranks: list[RankReport]) -> tuple[Total, ...]:
         """The totals for the ranks, the same for all. A total that every rank has used is

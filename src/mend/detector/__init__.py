@@ -1,6 +1,15 @@
 """detector: whether a rack is slow. Pure: samples in, verdicts out; it judges and never acts."""
 
-from mend.detector.cause import COMPUTE, INPUT, LINK, LINK_MIN, UNKNOWN, Cause, cause_of
+from mend.detector.cause import (
+    COMPUTE,
+    INPUT,
+    LINK,
+    LINK_MIN,
+    UNKNOWN,
+    Cause,
+    cause_in_words,
+    cause_of,
+)
 from mend.detector.own_past import DetectorOptions, OwnPast, Pace, Slowdown
 from mend.detector.peers import PeerComparison
 
@@ -16,5 +25,6 @@ __all__ = [
     "Pace",
     "PeerComparison",
     "Slowdown",
+    "cause_in_words",
     "cause_of",
 ]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final, Literal
 
-COMPUTE, LINK, INPUT, UNKNOWN = "compute", "link", "input", "unknown"
+Kind = Literal["compute", "link", "input", "unknown"]
+COMPUTE: Final = "compute"
+LINK: Final = "link"
+INPUT: Final = "input"
+UNKNOWN: Final = "unknown"
 
 EXPLAINED_MIN = 0.5
 """A cause is named only if it explains at least this share of the extra step time."""
@@ -21,7 +26,7 @@ LINK_MIN = 2.0
 class Cause:
     """`rack`: at the other end of the link, where that is the cause; else -1."""
 
-    kind: str
+    kind: Kind
     rack: int = -1
 
 
@@ -41,3 +46,13 @@ def cause_of(ratio: float, gemm: float, waited: float, lanes: Mapping[int, float
     if worst >= 0 and lanes[worst] >= LINK_MIN:
         return Cause(LINK, worst)
     return Cause(UNKNOWN)
+
+
+def cause_in_words(cause: str, rank: int, link_to: int) -> str:
+    """For people: what a rack is slow by; empty before it was validated."""
+    if cause not in (COMPUTE, INPUT, LINK):
+        return cause and "for an unknown reason"
+    if cause == LINK:
+        return f"by its link to rack {link_to}"
+    whose = " (its device, its clock or a neighbour)" if cause == COMPUTE else ""
+    return f"by the {cause} of rank {rank}{whose}"

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from mend.consensus.records import Mark
 from mend.coordination.events import Cutting, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
@@ -25,6 +27,8 @@ from mend.engine.saved_state import saved_state
 from mend.engine.threads import OWN, Hands
 from mend.engine.trainer import Trainer
 from mend.errors import CheckpointError, InvariantError, MendError, require
+from mend.events.base import Emit
+from mend.events.kinds import CheckpointMoved, CheckpointWritten, StateDictTaken
 from mend.types import MS, SECOND
 
 CLOSE_S = 10.0
@@ -32,13 +36,6 @@ CLOSE_S = 10.0
 
 Save = Callable[[Path], object]
 Rest = Callable[[], object]
-
-MOVED_REMEDY = (
-    "what other racks had merged was applied in this call, so a model that was saved before it has "
-    "other weights and cannot be resumed: save it in `save=`, or after this call. In a callback of "
-    "HF's Trainer call it in on_step_end when control.should_save is set, before the files are "
-    "written, not in on_save"
-)
 
 
 class PendingCheckpoint:
@@ -129,7 +126,7 @@ class CheckpointWriter:
         *,
         live: Callable[[Any], Any],
         post: Callable[[Event], None],
-        note: Callable[[str, dict[str, object]], None],
+        note: Emit,
         now_ns: Callable[[], int],
     ) -> None:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
@@ -171,8 +168,7 @@ class CheckpointWriter:
             state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
             self._post(Cutting(""))
-        about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
-        self._note("state-dict", about | {"versions": list(taken.versions)})
+        self._note(StateDictTaken(self._trainer.step, mark.number, tuple(taken.versions)))
         return state
 
     def settle(self) -> CheckpointError | None:
@@ -193,7 +189,7 @@ class CheckpointWriter:
         mark: Mark = self._live(self._trainer.cut(folder.name, limit_ns))
         cut_ns = self._now_ns()
         if save is None and self._trainer.versions() != before:
-            self._note("checkpoint-moved", {"folder": str(folder), "remedy": MOVED_REMEDY})
+            self._note(CheckpointMoved(str(folder)))
         part, rest = folder / f".rack-{self._rack}.part", None
         try:
             if self._beside is None:
@@ -206,9 +202,15 @@ class CheckpointWriter:
         except BaseException:
             self._give_up(part)
             raise
-        about: dict[str, object] = {"folder": str(folder), "step": self._trainer.step}
-        about |= {"number": mark.number, "versions": list(taken.versions)}
-        about |= {"cut_ms": (cut_ns - begun_ns) // MS, "taken_ms": (self._now_ns() - cut_ns) // MS}
+        about = CheckpointWritten(
+            folder=str(folder),
+            step=self._trainer.step,
+            number=mark.number,
+            versions=tuple(taken.versions),
+            cut_ms=(cut_ns - begun_ns) // MS,
+            taken_ms=(self._now_ns() - cut_ns) // MS,
+            written_ms=0,
+        )
         write = partial(self._write, self._beside, folder, mark, taken, rest, limit_ns, about)
         return PendingCheckpoint(folder, self._hands.submit(write))
 
@@ -222,7 +224,7 @@ class CheckpointWriter:
         taken: Taken,
         rest: Rest | None,
         limit_ns: int,
-        about: dict[str, object],
+        about: CheckpointWritten,
     ) -> None:
         part, begun_ns = folder / f".rack-{self._rack}.part", self._now_ns()
         try:
@@ -236,7 +238,7 @@ class CheckpointWriter:
         self._follow(group, self._trainer.cut_written(mark, limit_ns))
         leads = group.rank == 0
         together(group, lambda: complete_part(folder, self._rack) if leads else None)
-        self._note("checkpoint", {**about, "written_ms": (self._now_ns() - begun_ns) // MS})
+        self._note(replace(about, written_ms=(self._now_ns() - begun_ns) // MS))
 
     def _give_up(self, part: Path) -> None:
         self._post(Cutting(""))

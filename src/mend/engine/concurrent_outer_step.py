@@ -27,7 +27,6 @@ from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.state_copying import StateCopying
 from mend.engine.store import TensorStore, rules_of
-from mend.engine.turnout import REMEDY
 from mend.errors import (
     CheckpointError,
     JobLost,
@@ -38,6 +37,22 @@ from mend.errors import (
     Refused,
     StartTimeout,
     require,
+)
+from mend.events.base import LoggedEvent
+from mend.events.kinds import (
+    AbsentRack,
+    DigestDiffers,
+    DroppedOffer,
+    JobBegunAgain,
+    MergedShare,
+    ProtocolFault,
+    RackBack,
+    RackSilent,
+    RoundCommitted,
+    RoundsShort,
+    SeatLost,
+    SnapshotRead,
+    StillWaiting,
 )
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
@@ -98,8 +113,8 @@ class ConcurrentOuterStep:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
             self.published.heard(body.live, body.why, body.settled, opened, body.slow)
-            if self.me.rank == 0 and (about := self._equal_offers.warning(body.offers)):
-                self.host.note("same-data", about)
+            if self.me.rank == 0 and (same := self._equal_offers.warning(body.offers)):
+                self.host.note(same)
             self.published.moves(body.moving, body.taken, self.host.now_ns())
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
             # It expects the coordinator here, so its list of addresses has another order.
@@ -118,9 +133,9 @@ class ConcurrentOuterStep:
         silent = set(self.published.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
             effect = "; ".join(why) or "rounds go on without it"
-            self.host.note("rack-silent", {"peer": rack, "effect": effect})
+            self.host.note(RackSilent(rack, effect))
         for rack in sorted((self._silent - silent) & set(live)):
-            self.host.note("rack-back", {"peer": rack})
+            self.host.note(RackBack(rack))
         self._silent = silent
 
     def _give(self, machine: ev.Machine, event: ev.Event) -> None:
@@ -217,7 +232,7 @@ class ConcurrentOuterStep:
             ev.Free: pipeline.free,
             ev.DropAnchor: pipeline.drop_anchor,
             ev.DropOffer: lambda it: published.discard(it.fragment, it.seq, it.bad),
-            ev.Note: lambda it: self._note(it.kind, it.fields),
+            ev.Note: lambda it: self._note(it.event),
             ev.Fail: lambda it: self._fail(it.kind, it.detail),
             ev.Finished: self._finish if mine else lambda _: host.finished(),
         }
@@ -227,15 +242,15 @@ class ConcurrentOuterStep:
         self.published.free(effect.to)
 
     def _restored(self, effect: ev.Restored) -> None:
-        self.host.note("snapshot", {"record": effect.snapshot.index})
+        self.host.note(SnapshotRead(effect.snapshot.index))
         self.published.restore(effect.snapshot)
 
-    def _note(self, kind: str, fields: dict[str, object]) -> None:
-        if kind == "waiting" and (more := self._more()):
-            fields = {**fields, "for": f"{fields['for']}{more}"}
-        self.host.note(kind, fields)
-        if kind in ("differs", "fault"):
-            self.published.last_error = f"{kind}: {fields}"
+    def _note(self, event: LoggedEvent) -> None:
+        if isinstance(event, StillWaiting):
+            event = StillWaiting(event.what + self._more(), event.seconds)
+        self.host.note(event)
+        if isinstance(event, DigestDiffers | ProtocolFault):
+            self.published.last_error = event.sentence()
 
     def _finish(self, effect: ev.Finished) -> None:
         """This rack has no seat any more. One that has not asked to leave learns it at its next
@@ -245,8 +260,7 @@ class ConcurrentOuterStep:
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
             reason = self.published.why_out(self.member)
-            remedy = "start it again, and it joins with the merged weights"
-            self.host.note("seat-lost", {"reason": reason, "remedy": remedy})
+            self.host.note(SeatLost(reason))
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
@@ -254,7 +268,7 @@ class ConcurrentOuterStep:
             if self.published.trains or all(replica.newest >= 0 for replica in replicas):
                 return  # the last bytes arrived after this rank had reported them missing
             if self.published.failure is None:
-                self.host.note("job-lost", {"detail": detail, "effect": "this rack begins again"})
+                self.host.note(JobBegunAgain(detail))
         more = self._more() if kind == StartTimeout.__name__ else ""
         self.published.fail(_error(kind, detail + more))
 
@@ -283,27 +297,27 @@ class ConcurrentOuterStep:
             if isinstance(record, Roster) and self.mirrors is not None:
                 self.mirrors.retired(record.retired)
             return
-        numerics, about = self.store.rules[record.fragment].numerics, dict[str, object]()
+        numerics = self.store.rules[record.fragment].numerics
         if numerics.of_values:
             self.published.told(record, None)
-            about["moments"] = True
+            self._note_commit(record)
         else:
             momentum = numerics.rates(
                 rounds, part, len(record.members), all_closing(record.members, record.absent)
             ).momentum
             self.published.told(record, (rounds / WHOLE, momentum))
-            about |= {"part": part / WHOLE, "rounds": rounds / WHOLE, "momentum": momentum}
-        self._note_commit(record, about)
+            self._note_commit(record, (part / WHOLE, rounds / WHOLE, momentum))
         if self.mirrors is not None and not numerics.of_values:
             number = sum(panel.decided for panel in self.published.panels)
             self.mirrors.committed(record, number)
 
-    def _note_commit(self, commit: Commit, about: dict[str, object]) -> None:
+    def _note_commit(self, commit: Commit, outer: tuple[float, float, float] | None = None) -> None:
+        """`outer`: part of a full round, rounds before it, momentum; None: a round of moments."""
         _, live = self.published.turnout.recent[-1]
-        self.host.note("commit", _commit_fields(commit, live) | about)
+        self.host.note(_event_of(commit, live, outer))
         warning = self.published.turnout.warning()
         if warning and self.me.rank == 0:
-            self.host.note("rounds-short", {"of_the_last": warning, "remedy": REMEDY})
+            self.host.note(RoundsShort(warning))
 
     def _send(self, to: Peer, body: Message) -> None:
         if to == self.me:
@@ -334,22 +348,27 @@ def _error(kind: str, detail: str) -> MendError:
     return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 
 
-def _commit_fields(commit: Commit, live: int) -> dict[str, object]:
-    """The fields of a commit's note. `live`: number of live racks; 0: not known."""
-    names = ("seq", "base", "capture_step", "tokens", "steps")
-    return {
-        "fragment": commit.fragment,
-        "version": commit.version,
-        "members": [
-            {"rack": share.member.rack} | {name: getattr(share, name) for name in names}
-            for share in commit.members
-        ],
-        "live": live,
-        "absent": [
-            {name: getattr(away, name) for name in ("rack", "tokens", "steps", "closing")}
-            for away in commit.absent
-        ],
-        "dropped": [{"rack": ended.member.rack, "seq": ended.seq} for ended in commit.dropped],
-        "digests": list(commit.digests),
-        "reason": commit.reason,
-    }
+def _event_of(
+    commit: Commit, live: int, outer: tuple[float, float, float] | None
+) -> RoundCommitted:
+    """`live`: number of live racks; 0: not known. `outer`: as in `_note_commit`."""
+    part, rounds, momentum = outer or (None, None, None)
+    return RoundCommitted(
+        fragment=commit.fragment,
+        version=commit.version,
+        members=tuple(
+            [
+                MergedShare(s.member.rack, s.seq, s.base, s.capture_step, s.tokens, s.steps)
+                for s in commit.members
+            ]
+        ),
+        live=live,
+        absent=tuple([AbsentRack(a.rack, a.tokens, a.steps, a.closing) for a in commit.absent]),
+        dropped=tuple([DroppedOffer(ended.member.rack, ended.seq) for ended in commit.dropped]),
+        digests=tuple(commit.digests),
+        reason=commit.reason,
+        part=part,
+        rounds=rounds,
+        momentum=momentum,
+        moments=outer is None,
+    )

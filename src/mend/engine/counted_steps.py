@@ -16,6 +16,7 @@ from mend.engine.movement import Movement
 from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
 from mend.errors import UsageError
+from mend.events.kinds import OptimizerFound
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
 
@@ -138,9 +139,8 @@ class CountedSteps:
 
     def _found(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the optimizer that trains the model, as none was given."""
-        fields: dict[str, object] = {"optimizer": type(optimizer).__name__}
-        fields |= {"parameters": len(held_by(optimizer)), "exchanged": len(self._names)}
-        self._rank.recorder.note("counting", fields)
+        name, parameters = type(optimizer).__name__, len(held_by(optimizer))
+        self._rank.recorder.note(OptimizerFound(name, parameters, len(self._names)))
 
     def _between(self) -> None:
         """Between two steps: copy the training state for a joining rack, if one waits."""

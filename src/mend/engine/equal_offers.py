@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from mend.consensus.records import Offer
+from mend.events.kinds import SameData
 
 ROUNDS = 2
 """Rounds with equal offers before the warning. One may be chance: a step on an empty batch."""
-
-REMEDY = (
-    "give each rack its own part of the data, such as dataset.shard(num_shards=racks, index=rack)"
-)
 
 
 class EqualOffers:
@@ -23,11 +19,11 @@ class EqualOffers:
         """Racks -> (fragment, number of the first rack's offer)."""
         self._warned = False
 
-    def warning(self, offers: Sequence[Offer]) -> dict[str, Any]:
-        """Fields of the warning, once, when the same racks have made equal offers in ROUNDS rounds;
-        else empty. Offers that move nothing are equal whatever the data."""
+    def warning(self, offers: Sequence[Offer]) -> SameData | None:
+        """The warning, once, when the same racks have made equal offers in ROUNDS rounds;
+        else None. Offers that move nothing are equal whatever the data."""
         if self._warned or len(offers) < 2:
-            return {}
+            return None
         alike: dict[tuple[int, bytes], list[Offer]] = {}
         for offer in offers:
             if offer.norm > 0.0 and offer.checksums:
@@ -40,6 +36,5 @@ class EqualOffers:
                 rounds.add((fragment, first.seq))
                 if len(rounds) >= ROUNDS:
                     self._warned = True
-                    effect = "their offers had equal bits: they train on the same data"
-                    return {"racks": racks, "effect": effect, "remedy": REMEDY}
-        return {}
+                    return SameData(racks)
+        return None

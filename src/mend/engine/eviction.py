@@ -13,6 +13,7 @@ from mend.engine.fragment_state import Doing
 from mend.engine.outcome import Outcome
 from mend.engine.trainer import Trainer
 from mend.errors import EVICTED_EXIT, Evicted, GaveUp, SeatLost
+from mend.events.kinds import EvictionFailed, RankEvicted
 
 _loaded_ns = time.monotonic_ns()
 
@@ -64,25 +65,23 @@ class EvictableTrainer(Trainer):
         """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time
         and would be lost: then train on."""
         reason = self.life.ends
-        about: dict[str, object] = {"step": self.step, "reason": reason}
         try:
             for _ in range(2):  # offers that are open already go first
                 self._capture_tails()
                 yield from self._drain(self._at_the_end())
         except GaveUp as late:
-            self._stays(about | {"detail": str(late)}, for_good=True)
+            self._stays(reason, str(late), for_good=True)
             return
         still, open_ = self._mitigation().stage == EVICTED, self.open_tokens()
         stands, minus_open = yield from self._all_ranks([int(still), -open_])
         if not stands or minus_open:
             why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
-            self._stays(about | {"detail": why}, for_good=bool(minus_open))
+            self._stays(reason, why, for_good=bool(minus_open))
             return
         yield from self._leave(self._patience(0, stall_ns=0))
         self.outcome = Outcome("evicted", reason)
         self._stand()
-        remedy = "start it again: it joins with the state of another rack"
-        self._note("evicted", about | {"remedy": remedy})
+        self._note(RankEvicted(self.step, reason))
         error = Evicted(
             f"rack {self.member.rack} was evicted after step {self.step}: {reason}. All "
             "its work is merged. Start it again, and it joins with the state of another rack "
@@ -91,10 +90,10 @@ class EvictableTrainer(Trainer):
         self.published.fail(error)
         raise error
 
-    def _stays(self, about: dict[str, object], *, for_good: bool) -> None:
+    def _stays(self, reason: str, detail: str, *, for_good: bool) -> None:
         """Train on. `for_good`: tell the coordinator, which takes the record back and tries no
         more."""
-        self._note("eviction-failed", about)
+        self._note(EvictionFailed(self.step, reason, detail))
         self.life.ends, self.life.stays = "", for_good
         if for_good:
             self._post(Started(0))

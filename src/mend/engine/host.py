@@ -12,6 +12,8 @@ from typing import Protocol, TypeVar
 from mend.coordination.admission import VISITOR
 from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherJob, OtherVersion
+from mend.events.base import LoggedEvent
+from mend.events.kinds import OtherJobHeard
 from mend.types import MS, SECOND, Address, Extent, Meter, Peer
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class HostInterface(Protocol):
 
     def drop(self, key: bytes) -> None: ...
 
-    def note(self, kind: str, fields: dict[str, object]) -> None:
+    def note(self, event: LoggedEvent) -> None:
         """An event for the recorder and the log."""
 
     def finished(self) -> None:
@@ -129,8 +131,7 @@ class OtherJobs:
         who = found.rack, found.job
         if who not in self._said and len(self._said) < OTHER_JOBS_MAX:
             self._said[who] = str(found)
-            fields = {"from_rack": found.rack, "job": found.job, "effect": str(found)}
-            self._edge.note("other-job", fields)
+            self._edge.note(OtherJobHeard(found.rack, found.job, str(found)))
         now_ns = self._edge.now_ns()
         if found.address and who in self._said and self._has_turn(who, now_ns):
             self._answered[who] = self._answered_ns = now_ns

@@ -34,6 +34,15 @@ from mend.errors import (
     TransportError,
     WireError,
 )
+from mend.events.base import LoggedEvent
+from mend.events.kinds import (
+    CloseGaveUp,
+    FrameRefused,
+    HostUnknown,
+    InvariantBroken,
+    PayloadPulled,
+    StrangersRefused,
+)
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
 from mend.status.server import StatusServer
@@ -58,7 +67,6 @@ WORK_CLOSE_S = 10.0
 STRANGERS_S = 5.0
 """How often handshakes with other keys are noted, if there were any."""
 
-STRANGERS_PAGE = "docs/troubleshooting.md, The keys differ"
 REFUSED_NOTES_MAX = 20
 """Refused frames that are reported one by one; further ones are only counted."""
 
@@ -69,12 +77,6 @@ def _begin(cores: frozenset[int] | None) -> None:
     )
 
     begin_worker(cores)
-
-
-NAME_REMEDY = (
-    "correct the host in MEND_SIDEBAND_PEERS or MEND_WITNESS_ADDR, or make this machine's DNS or "
-    "/etc/hosts know it; mend goes on trying"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class IoLoop:
         hosts = {host_and_port(address)[0] for address in asked if address}
         for host in sorted(hosts):
             if not numbers_of(host) and not self._closing:
-                self.note("name-unknown", {"host": host, "remedy": NAME_REMEDY})
+                self.note(HostUnknown(host))
 
     def close(self, farewell: Callable[[], None] | None = None) -> None:
         """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop and
@@ -265,7 +267,7 @@ class IoLoop:
         left = [self._thread.name] if self._thread.is_alive() else []
         left += self._worker.close(WORK_CLOSE_S)
         if left:
-            self.note("close-gave-up", {"left": left})
+            self.note(CloseGaveUp(tuple(left)))
         self._closed = True
 
     # -------------------------------------------------------------- HostInterface (loop thread)
@@ -313,7 +315,7 @@ class IoLoop:
                 error = failure
             if error is None and meter is not None:
                 took_ms = (self.now_ns() - begun_ns) / MS
-                self.note("pulled", {"rack": meter.rack, "bytes": meter.size, "ms": took_ms})
+                self.note(PayloadPulled(meter.rack, meter.size, took_ms))
             self.pull_troubles.ended(holders, error, self._loop.time())
             self._guarded(lambda: done(error))
 
@@ -325,8 +327,8 @@ class IoLoop:
     def drop(self, key: bytes) -> None:
         self._lane.drop(key)
 
-    def note(self, kind: str, fields: dict[str, object]) -> None:
-        self.recorder.note(kind, fields)
+    def note(self, event: LoggedEvent) -> None:
+        self.recorder.note(event)
 
     def finished(self) -> None:
         self.done.set()
@@ -469,12 +471,12 @@ class IoLoop:
         count = self._sideband.strangers
         if count > self._strangers:
             self._strangers = count
-            self.note("strangers", {"handshakes": count, "remedy": STRANGERS_PAGE})
+            self.note(StrangersRefused(count))
 
     def _refuse(self, error: MendError) -> None:
         self.frames_refused += 1
         if self.frames_refused <= REFUSED_NOTES_MAX:
-            self.note("frame-refused", {"reason": str(error), "count": self.frames_refused})
+            self.note(FrameRefused(str(error), self.frames_refused))
 
     def _guarded(self, job: Callable[[], None]) -> None:
         """Run `job`; stop this rack with its error if it raises one."""
@@ -490,7 +492,7 @@ class IoLoop:
         self._closing = True
         self.done.set()
         if isinstance(error, InvariantError):
-            self.note("invariant-broken", {"detail": str(error), "effect": "this process stops"})
+            self.note(InvariantBroken(str(error)))
         if self._host is not None:
             failure = error
             if not isinstance(failure, MendError):

@@ -42,7 +42,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import BUFFERS_PAGE, Newcomers
+from mend.engine.model_checks import Newcomers
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import Outcome, tell_begin, tell_end
 from mend.engine.rack import RackGroup
@@ -53,8 +53,18 @@ from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import MirrorCalls, Note, Replicas, StateRoutes, TrainingState
+from mend.engine.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
 from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob
+from mend.events.base import Emit
+from mend.events.kinds import (
+    BuffersChanged,
+    CloseGaveUp,
+    ProcessStarted,
+    ProtectionChosen,
+    RackResumed,
+    ResumeLost,
+    ResumeRecut,
+)
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
@@ -82,7 +92,7 @@ class LiveRank:
         plan: ModelPlan,
         settings: Settings,
         numerics: Numerics,
-        state_of: Callable[[Note], TrainingState],
+        state_of: Callable[[Emit], TrainingState],
     ) -> None:
         """Build everything, then start to receive; `begin` waits for the other racks. All ranks of
         the rack call it together. After a failure nothing is left running; the error is raised.
@@ -152,18 +162,15 @@ class LiveRank:
             else read_part(source, self.me.rack, self.group, model.facts, model.cuttable())
         )
         if part is None:
-            effect = "begins with a copy of the others' weights; what only it had is lost"
-            note("resume-lost", {"lost": self.me.rack, "open_tokens": None, "effect": effect})
+            note(ResumeLost(self.me.rack, None))
             return None
         manifest = part.manifest
-        about = {"folder": str(part.folder), "step": manifest.step, "versions": manifest.versions}
-        note("resumed", {**about, "open_tokens": manifest.open_tokens})
+        about = (str(part.folder), manifest.step, tuple(manifest.versions))
+        note(RackResumed(*about, manifest.open_tokens))
         if part.recut is not None:
-            effect = "parts of ranks are cut anew; what is registered with scope rack begins fresh"
-            note("resume-recut", {"ranks": [manifest.ranks, self.group.ranks], "effect": effect})
+            note(ResumeRecut((manifest.ranks, self.group.ranks)))
         for rack, tokens in left_out(part, racks).items():
-            effect = f"the job has {racks} racks now; what only it had is lost"
-            note("resume-lost", {"lost": rack, "open_tokens": tokens, "effect": effect})
+            note(ResumeLost(rack, tokens, racks))
         return part.compared(model.plan.tensors, model.frozen_then)
 
     def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
@@ -199,7 +206,7 @@ class LiveRank:
             part_lost=part is None and self.settings.resume is not None,
         )  # fmt: skip
         if self.me.rank == 0:
-            self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
+            self.recorder.note(ProtectionChosen(self.settings.io_loop.protection))
         machines = self._factory.machines(parts)
         self.tape = self._tape(machines, parts, tuple(anchor.payload_bytes for anchor in genesis))
         if self.tape is not None:
@@ -299,8 +306,7 @@ class LiveRank:
         settings = self.settings
         plan = plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
-            member = list(self.member)
-            self.recorder.note("start", {"member": member, "plan": plan, "job": settings.job})
+            self.recorder.note(ProcessStarted(tuple(self.member), plan, settings.job))
         header = header_of(
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
             moments=self._moments,
@@ -362,10 +368,10 @@ class LiveRank:
         then."""
         now_ns, notes = self.io_loop.now_ns(), self.published.look().transfers.notes()
         told_ns = {rack: self._told_ns.get(rack, now_ns - SAY_NS) for rack, _ in notes}
-        for rack, about in notes:
+        for rack, pulling in notes:
             if now_ns - told_ns[rack] >= SAY_NS:
                 told_ns[rack] = now_ns
-                self.recorder.note("pulling", {"peer": rack, **about})
+                self.recorder.note(pulling)
         self._told_ns = told_ns
 
     # -------------------------------------------------------------- training thread
@@ -493,18 +499,14 @@ class LiveRank:
             return
         after = digests_of_rest(module, ())
         if changed := [name for name, digest in before.items() if after.get(name) != digest]:
-            effect = "changed in training and are not exchanged: each rack has its own"
-            self.recorder.note(
-                "buffers-changed",
-                {"buffers": in_few_words(changed), "effect": effect, "remedy": BUFFERS_PAGE},
-            )
+            self.recorder.note(BuffersChanged(in_few_words(changed)))
 
     def _note_alone(self) -> None:
         """Note that this rack has trained on long after the others had ended."""
         with self.published.changed:
             about = self.published.last_rounds.alone()
-        if about and (about["alone"], 0) == (self.me.rack, self.me.rank):
-            self.recorder.note("last-rounds-alone", about)
+        if about is not None and (about.alone, 0) == (self.me.rack, self.me.rank):
+            self.recorder.note(about)
 
     def abort(self) -> None:
         """Stop now, tell the coordinator if there is time, free threads and ports. Idempotent; any
@@ -523,7 +525,7 @@ class LiveRank:
 
     def _close_noting(self, close: Callable[[], list[str]]) -> None:
         if left := close():
-            self.recorder.note("close-gave-up", {"left": left})
+            self.recorder.note(CloseGaveUp(tuple(left)))
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

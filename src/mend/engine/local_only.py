@@ -25,8 +25,10 @@ from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import Note, StateRoutes, TrainingState
+from mend.engine.training_state import StateRoutes, TrainingState
 from mend.errors import InvariantError
+from mend.events.base import Emit
+from mend.events.kinds import ProcessStarted
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog
@@ -50,7 +52,7 @@ class LocalOnlyRank:
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
 
-    def __init__(self, settings: Settings, state_of: Callable[[Note], TrainingState]) -> None:
+    def __init__(self, settings: Settings, state_of: Callable[[Emit], TrainingState]) -> None:
         rank = _rank_in(settings.members)
         self.me = Peer(settings.rack, rank)
         self.settings, self.io_loop = settings, NoWire()
@@ -73,10 +75,8 @@ class LocalOnlyRank:
 
     def begin(self) -> None:
         """Begin at once."""
-        member = [self.me.rack, 0]
-        self.recorder.note(
-            "start", {"member": member, "plan": "", "job": self.settings.job, "exchange": False}
-        )
+        member = (self.me.rack, 0)
+        self.recorder.note(ProcessStarted(member, "", self.settings.job, exchange=False))
         self._ticker.start()
 
     def watch(self, look: Callable[[], None]) -> None:

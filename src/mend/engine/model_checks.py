@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import UsageError
+from mend.events.kinds import BUFFERS_PAGE
 from mend.fragment.model_plan import ModelPlan
 from mend.fragment.plan import newcomers
 from mend.fragment.statistics import in_few_words, running_statistics
-
-BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
 
 
 def check_optimizers(

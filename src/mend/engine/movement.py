@@ -18,6 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mend.engine.fragment_state import FragmentState
 from mend.errors import UsageError
+from mend.events.base import Emit
+from mend.events.kinds import StepsUncounted
 from mend.fragment.shards import bytes_held
 
 CANARIES_MAX = 8
@@ -34,7 +36,7 @@ class Movement:
         self,
         model: nn.Module,
         exchanged: Sequence[nn.Parameter],
-        warn: Callable[[str, dict[str, object]], None],
+        warn: Emit,
     ) -> None:
         """`exchanged`: all parameters that mend exchanges. `warn` notes an event."""
         self._warn = warn
@@ -114,8 +116,7 @@ class Movement:
         elif now[1] != self._seen[1]:
             self._signs += 1
             if self._signs == SIGNS_MAX:
-                remedy = "call runtime.step() after each step, or give mend_init the optimizer"
-                self._warn("uncounted", {"step": self._steps, "remedy": remedy})
+                self._warn(StepsUncounted(self._steps))
         self._seen = now
 
     # -------------------------------------------------------------- the end

@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from mend.errors import NotMerged
+from mend.events.base import Emit
+from mend.events.kinds import RankEnded, RankEndedUnmerged
 from mend.status.status import Status
 from mend.types import Peer
 
@@ -154,9 +155,7 @@ def read_ended(folder: Path) -> list[Ended]:
     return sorted(last, key=lambda end: (end.rack, end.rank))
 
 
-def tell_end(
-    ended: Ended, folder: Path | None, note: Callable[[str, dict[str, object]], None]
-) -> None:
+def tell_end(ended: Ended, folder: Path | None, note: Emit) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
     line. A rank that never took a step does nothing: its error was raised.
     """
@@ -164,9 +163,9 @@ def tell_end(
         if folder is not None:
             file_of(folder, ended.rack, ended.rank).unlink(missing_ok=True)
         return
-    fields: dict[str, object] = {name: getattr(ended, name) for name in ended.__struct_fields__[2:]}
     write_ended(folder, ended)
-    note("ended" if ended.good else "ended-unmerged", fields)
+    made = RankEnded if ended.good else RankEndedUnmerged
+    note(made(*(getattr(ended, name) for name in ended.__struct_fields__[2:])))
     if not ended.good or ended.outcome == "evicted":
         line = f"mend: rack {ended.rack} rank {ended.rank} ended {ended}"
         _last_lines.add(Peer(ended.rack, ended.rank), line)

@@ -19,6 +19,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.store import TensorStore
 from mend.errors import NonFinite
+from mend.events.kinds import OfferDeclined, OfferEncoded
 from mend.types import Extent, state_key
 
 
@@ -47,7 +48,7 @@ class Pipeline:
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
                 self._published.last_error = offer.declined = reason = str(result)
-                store.host.note("declined", {"fragment": fragment, "seq": seq, "reason": reason})
+                store.host.note(OfferDeclined(fragment, seq, reason))
                 tell(ev.Encoded(fragment, seq, "", declined="its delta is not finite"))
             elif isinstance(result, Exception):
                 self._jobs.broken(result)
@@ -65,17 +66,16 @@ class Pipeline:
         """Count the bytes and note the offer."""
         size, fp32_bytes = encoded.payload.numel(), 4 * offer.delta_N.numel()
         residual = encoded.unsent / encoded.length if 0 < encoded.length < math.inf else 0.0
-        about: dict[str, object] = {"fragment": offer.fragment, "seq": offer.seq, "bytes": size}
-        about |= {"fp32_bytes": fp32_bytes, "residual": residual}
+        about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
         with self._published.changed:
             if numerics.of_values:
                 self._published.moment_bytes += size
             else:
                 self._published.sent = self._published.sent.plus(size, fp32_bytes, residual)
         if numerics.of_values:
-            self._store.host.note("encoded", {**about, "moments": True})
+            self._store.host.note(OfferEncoded(*about, moments=True))
         elif not numerics.codec.exact:
-            self._store.host.note("encoded", about)
+            self._store.host.note(OfferEncoded(*about))
 
     def fetch(self, effect: ev.Fetch) -> None:
         offer = effect.offer

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mend.errors import AddressInUse
+from mend.events.base import Emit
+from mend.events.kinds import PortAwaited
 
 DEATH_S_MAX = 120.0
 """Longest wait for a killed process to give its ports back. Measured with pages of 4 KiB: 0.5 s per
@@ -68,7 +70,7 @@ def find_holder(port: int, root: Path = Path("/")) -> PortHolder | None:
 
 def open_when_free(
     open_ports: Callable[[], None],
-    note: Callable[[str, dict[str, object]], None],
+    note: Emit,
     gives_up: Callable[[], bool],
 ) -> None:
     """Call `open_ports`, again for as long as a dying process has them.
@@ -92,7 +94,7 @@ def open_when_free(
                 noted = True
                 by = dying[0].who or "a process of this user that is not to be seen any more"
                 ports = "-".join(map(str, sorted({error.ports[0], error.ports[-1]})))
-                note("port-waits", {"ports": ports, "by": by, "max_s": DEATH_S_MAX})
+                note(PortAwaited(ports, by, DEATH_S_MAX))
         threading.Event().wait(POLL_S)
 
 

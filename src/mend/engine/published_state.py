@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -40,6 +41,10 @@ OWN, TAKEN = -1, -2
 """Keys of `arrived`: what this rank has pulled, and what others have of its rack."""
 
 
+OfferFate = Literal["", "named", "dropped"]
+"""Of an offer in the commits; empty: it is still open."""
+
+
 @dataclass
 class PublishedFragment:
     """One fragment: the versions that are here, decided commits, discarded own offers."""
@@ -56,7 +61,7 @@ class PublishedFragment:
     last: dict[Member, Last] = field(default_factory=dict)
     """What that snapshot says of the newest offers of each member."""
 
-    def fate(self, mine: tuple[Member, int], base: int, version: int) -> str:
+    def fate(self, mine: tuple[Member, int], base: int, version: int) -> OfferFate:
         """The fate of an offer in the versions (base, version]: "named", "dropped" or ""."""
         member, seq = mine
         known = self.last.get(member)
@@ -442,7 +447,7 @@ class PublishedState:
             )
 
 
-def fate_in(commit: Commit, mine: tuple[Member, int]) -> str:
+def fate_in(commit: Commit, mine: tuple[Member, int]) -> OfferFate:
     if any((share.member, share.seq) == mine for share in commit.members):
         return "named"
     return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

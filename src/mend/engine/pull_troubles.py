@@ -7,17 +7,17 @@ line for people.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mend.errors import PeerUnreachable, TransferStalled
+from mend.events.base import Emit
+from mend.events.kinds import PULLS_PAGE, PullsFail, PullsWork
 from mend.types import Address
 
 FAILURES = 3
 SECONDS = 5.0
 """So many pulls in a row have to fail over so long: a rack that dies is silent before."""
-
-REMEDY = "docs/troubleshooting.md, Nothing is merged any more"
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Row:
 class PullTroubles:
     """`note` takes the events `pulls-fail` and `pulls-work`. Loop thread."""
 
-    def __init__(self, note: Callable[[str, dict[str, object]], None]) -> None:
+    def __init__(self, note: Emit) -> None:
         self._note = note
         self._rows: dict[Address, _Row] = {}
 
@@ -48,7 +48,7 @@ class PullTroubles:
     def told(self) -> list[str]:
         """In words: those from which nothing comes, as `pulls-fail` has said. Any thread."""
         return [
-            f"no pull from {holder.host}:{holder.port} succeeds ({row.error}): see {REMEDY}"
+            f"no pull from {holder.host}:{holder.port} succeeds ({row.error}): see {PULLS_PAGE}"
             for holder, row in list(self._rows.items())
             if row.told
         ]
@@ -56,12 +56,11 @@ class PullTroubles:
     def _works(self, holder: Address) -> None:
         row = self._rows.pop(holder, None)
         if row is not None and row.told:
-            self._note("pulls-work", {"from": f"{holder.host}:{holder.port}"})
+            self._note(PullsWork(f"{holder.host}:{holder.port}"))
 
     def _fails(self, holder: Address, error: str, now_s: float) -> None:
         row = self._rows.setdefault(holder, _Row(now_s))
         row.failures, row.error = row.failures + 1, error
         if row.failures >= FAILURES and now_s - row.began_s >= SECONDS and not row.told:
             row.told = True
-            about = {"from": f"{holder.host}:{holder.port}", "failures": row.failures}
-            self._note("pulls-fail", {**about, "error": error, "remedy": REMEDY})
+            self._note(PullsFail(f"{holder.host}:{holder.port}", row.failures, error))

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mend.coordination.messages import Pulled
-from mend.types import MB, SECOND, Meter, rack_name
+from mend.events.kinds import PullsUnderWay
+from mend.types import MB, SECOND, Meter
 
 RATE_NS = 10 * SECOND
 """A rate is that of the newest 10 s."""
@@ -82,25 +83,25 @@ class Transfers:
             return 0.0
         return (past[-1][1] - past[0][1]) * SECOND / (past[-1][0] - past[0][0])
 
-    def notes(self) -> list[tuple[int, dict[str, object]]]:
+    def notes(self) -> list[tuple[int, PullsUnderWay]]:
         """Per rack that still pulls: megabytes, megabytes per second, seconds left."""
-        noted: list[tuple[int, dict[str, object]]] = []
+        noted: list[tuple[int, PullsUnderWay]] = []
         for pulled in self.moving:
             if pulled.left:
                 rate = self.rate(pulled.rack)
-                left_s = round(pulled.left / rate) if rate else "unknown"
-                sizes = {"mb": _mb(pulled.moved), "of_mb": _mb(pulled.moved + pulled.left)}
-                about: dict[str, object] = {**sizes, "mb_per_s": _mb(rate), "left_s": left_s}
+                about = PullsUnderWay(
+                    peer=pulled.rack,
+                    mb=_mb(pulled.moved),
+                    of_mb=_mb(pulled.moved + pulled.left),
+                    mb_per_s=_mb(rate),
+                    left_s=round(pulled.left / rate) if rate else "unknown",
+                )
                 noted.append((pulled.rack, about))
         return noted
 
     def sentences(self) -> tuple[str, ...]:
         """The same in words."""
-        return tuple(
-            f"{rack_name(rack)} has pulled {about['mb']} of {about['of_mb']} MB, at "
-            f"{about['mb_per_s']} MB/s, {about['left_s']} s left"
-            for rack, about in self.notes()
-        )
+        return tuple(about.sentence() for _, about in self.notes())
 
 
 def _mb(size: float) -> float:

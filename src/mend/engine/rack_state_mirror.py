@@ -21,6 +21,7 @@ from mend.engine.jobs import Jobs, format_error
 from mend.engine.store import TensorStore
 from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
 from mend.errors import PayloadGone
+from mend.events.kinds import MirrorFailed, MirrorKept, MirrorMissed
 from mend.types import Address, Member, mirrors_key, rack_state_key
 
 KEPT = 2
@@ -133,18 +134,17 @@ class RackStateMirrors:
 
     def _landed(self, owner: Member, step: int, result: Mirrored | str) -> None:
         """Keep a fetched state, or note the error."""
-        about: dict[str, object] = {"peer": owner.rack, "step": step}
         if isinstance(result, str):
             missed = self._missed[owner.rack] = self._missed.get(owner.rack, 0) + 1
-            self._host.note("mirror-missed", about | {"error": result})
+            self._host.note(MirrorMissed(owner.rack, step, result))
             if missed == MISSED_MAX:
                 newest = self._newest(owner.rack)
-                kept = newest.step if newest else "none"
-                self._host.note("mirror-failed", about | {"error": result, "kept": kept})
+                kept = str(newest.step) if newest else "none"
+                self._host.note(MirrorFailed(owner.rack, step, result, kept))
             return
         self._missed.pop(owner.rack, None)
         self._keep(owner.rack, [*self._kept.get(owner.rack, []), result][-KEPT:])
-        self._host.note("mirror-kept", about | {"bytes": result.mirror.size})
+        self._host.note(MirrorKept(owner.rack, step, result.mirror.size))
 
     def _newest(self, rack: int) -> Mirror | None:
         kept = self._kept.get(rack)

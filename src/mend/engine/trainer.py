@@ -44,6 +44,7 @@ from mend.errors import (
     StateRefused,
     require,
 )
+from mend.events.kinds import RackJoined, ResumeIgnored, WeightsReplaced
 from mend.fragment.view import Pieces, portions
 from mend.types import SECOND
 
@@ -108,10 +109,7 @@ class Trainer(TrainerCuts):
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
         replaced = self._replaced(anchors) if self.compares and not (own or self._joins()) else 0.0
         if replaced:
-            effect = "they are not those of the job, and were replaced"
-            remedy = "racks that begin with equal weights (one seed, one file) copy nothing"
-            about: dict[str, object] = {"differ_pct": round(100 * replaced, 3), "effect": effect}
-            self._note("weights-replaced", about | {"remedy": remedy})
+            self._note(WeightsReplaced(round(100 * replaced, 3)))
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
@@ -215,7 +213,7 @@ class Trainer(TrainerCuts):
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
             missed = "missed the first version" if self._missed_first else ""
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
-        self._note("joined", {"versions": versions})
+        self._note(RackJoined(tuple(versions)))
 
     def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
         """A donor's copy, of the same step on all ranks; or the reason why there is none.
@@ -298,7 +296,7 @@ class Trainer(TrainerCuts):
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         given_up = (self.ledger.discarded - progress.discarded) / (len(self.weights) or 1)
         reason = "the job runs: its newest weights take the place of the checkpoint's"
-        self._note("resume-ignored", {"reason": reason, "open_tokens": given_up})
+        self._note(ResumeIgnored(reason, given_up))
 
     def state(self) -> tuple[Progress, list[OpenOffer]]:
         """Where this rank stands, and its open offers: for a checkpoint, after `cut`."""

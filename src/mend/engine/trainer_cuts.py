@@ -10,6 +10,7 @@ from mend.coordination.events import Cutting
 from mend.engine.fragment_state import Doing, OpenOffer, Wait
 from mend.engine.trainer_end import POLL_NS, SAY_NS, TrainerEnd
 from mend.errors import CheckpointError, require
+from mend.events.kinds import StillWaiting
 from mend.types import SECOND
 
 
@@ -127,7 +128,7 @@ class TrainerCuts(TrainerEnd):
             if now_ns - said_ns >= SAY_NS:
                 said_ns = now_ns
                 about = f"checkpoint {name!r} ({self._why()})"
-                self._note("waiting", {"for": about, "seconds": (now_ns - begun_ns) // SECOND})
+                self._note(StillWaiting(about, (now_ns - begun_ns) // SECOND))
             late, over = now_ns > deadline_ns, self.published.finished
             passed = caps is not None and self._passed(caps)
             flags = yield from self._agree_and_apply(

@@ -18,6 +18,7 @@ from mend.engine.outcome import Ended, Outcome, late_steps
 from mend.engine.pulls import Patience
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp
+from mend.events.kinds import DrainGaveUp, EndAwaited, LeftAlone, StepsLate, WeightsKept
 from mend.types import MS, SECOND
 
 POLL_NS = 50 * MS
@@ -168,13 +169,12 @@ class TrainerEnd(TrainerRounds):
             [], [-unmerged - idle, -int(behind)]
         )
         if not self.published.finished:
-            why = list(self.published.why)
-            self._note("left-alone", {"why": why, "open_tokens": self.open_per_fragment()})
+            self._note(LeftAlone(tuple(self.published.why), self.open_per_fragment()))
         if minus_most or minus_behind:
             reason = "unmerged work is only in these weights"
             if minus_behind:
                 reason = "the job ended with newer merged weights than this rack has"
-            self._note("kept-local", {"open_tokens": self.open_per_fragment(), "reason": reason})
+            self._note(WeightsKept(self.open_per_fragment(), reason))
             self.outcome = Outcome("kept-local", self._why_kept(idle, behind=bool(minus_behind)))
         else:
             if not keep_local:
@@ -242,7 +242,7 @@ class TrainerEnd(TrainerRounds):
             alone = self.published.last_rounds.in_words()
         late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
         if late:
-            self._note("late-steps", {"steps": self._late_steps, "reason": late})
+            self._note(StepsLate(self._late_steps, late))
         said = filter(None, (self._without(), self._dropped(), alone, late))
         return Outcome("merged", "; ".join(said))
 
@@ -297,7 +297,7 @@ class TrainerEnd(TrainerRounds):
             if self._now_ns() - said_ns > SAY_NS:
                 said_ns = self._now_ns()
                 left_s = max(0, patience.deadline_ns - said_ns) // SECOND
-                self._note("leaving", {"for": "the other racks to finish", "at_most_s": left_s})
+                self._note(EndAwaited("the other racks to finish", left_s))
             yield Wait(self._news, POLL_NS)
 
     def _catch_up(self, patience: Patience) -> Doing:
@@ -326,8 +326,7 @@ class TrainerEnd(TrainerRounds):
         try:
             yield from self._drain(patience)
         except GaveUp as error:
-            about = {"detail": str(error), "open_tokens": self.open_per_fragment()}
-            self._note("drain-gave-up", about)
+            self._note(DrainGaveUp(str(error), self.open_per_fragment()))
 
     def versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)

@@ -52,7 +52,7 @@ from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
-from mend.engine.published_state import PublishedState
+from mend.engine.published_state import OfferFate, PublishedState
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import (
     Lacks,
@@ -63,6 +63,18 @@ from mend.engine.training_state import (
 )
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
 from mend.errors import Diverged, GaveUp, require
+from mend.events.base import Emit
+from mend.events.kinds import (
+    FragmentCaptured,
+    LocalBatchChanged,
+    OfferDiscarded,
+    OfferStillOpen,
+    RackDiverged,
+    StallOver,
+    StateGiven,
+    StatisticsReset,
+    VersionApplied,
+)
 from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
@@ -97,7 +109,7 @@ class TrainerRounds:
         now_ns: Callable[[], int],
         post: Callable[[Event], None],
         own: Callable[[OpenOffer], None],
-        note: Callable[[str, dict[str, object]], None],
+        note: Emit,
         numerics: Numerics,
         side: Side | None = None,
         routes: StateRoutes = NO_ROUTES,
@@ -292,8 +304,7 @@ class TrainerRounds:
         if track.offer is not None:
             self._post(StillOpen(fragment, track.anchor.version))
             self.ledger.miss("previous offer still open")
-            about: dict[str, object] = {"step": self.step, "fragment": fragment}
-            self._note("still-open", about | {"seq": track.offer.seq})
+            self._note(OfferStillOpen(self.step, fragment, track.offer.seq))
             return
         tokens_total, steps_total = self._countable(closing)
         tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
@@ -322,15 +333,12 @@ class TrainerRounds:
         self._own(offer)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
-        about = {"step": self.step, "fragment": fragment, "seq": offer.seq, "base": base}
-        about |= {"tokens": tokens, "steps": steps}
-        self._note("captured", about | ({"closing": True} if closing else {}))
+        about = (self.step, fragment, offer.seq, base, tokens, steps)
+        self._note(FragmentCaptured(*about, closing))
 
     def _repair(self, track: FragmentState) -> None:
         if track.moments is not None and (names := track.moments.repair()):
-            effect = "they held what is no number, and are the last mean of the racks again"
-            about = {"buffers": in_few_words(names), "effect": effect}
-            self._note("statistics-reset", {"step": self.step, **about})
+            self._note(StatisticsReset(self.step, in_few_words(names)))
 
     def _mirror(self) -> None:
         """Serve the state of scope rack, which other racks keep once this capture is merged."""
@@ -401,7 +409,7 @@ class TrainerRounds:
         """Take this share of the micro-batches from the next step on. All ranks know of it."""
         self.batch_pct = pct
         self._post(BatchSet(self.step, pct))
-        self._note("local-batch", {"step": self.step, "batch_pct": pct, "reason": reason})
+        self._note(LocalBatchChanged(self.step, pct, reason))
 
     # -------------------------------------------------------------- for racks that join
 
@@ -451,12 +459,10 @@ class TrainerRounds:
             given = copy_state(self.training_state, self.step, self.replicas, room_B, pool)
         self.give(to, self.step, given)
         size = given.numel() if isinstance(given, Tensor) else 0
-        about: dict[str, object] = {"to": to.rack, "step": self.step, "bytes": size}
-        about["ms"] = (self._now_ns() - begun_ns) // MS
-        if isinstance(given, LikeFirst):
-            about["kept_by"] = "the first rank"
-        refused = {"refused": given} if isinstance(given, str) else {}
-        self._note("state-given", about | refused)
+        took_ms = (self._now_ns() - begun_ns) // MS
+        kept_by = "the first rank" if isinstance(given, LikeFirst) else ""
+        refused = given if isinstance(given, str) else ""
+        self._note(StateGiven(to.rack, self.step, size, took_ms, kept_by, refused))
 
     def _opened(self) -> list[int]:
         """Per fragment the version whose round is open, as far as this rank knows; else -1."""
@@ -491,9 +497,8 @@ class TrainerRounds:
         if not self.policy.lockstep:
             self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
         if not ready:
-            about: dict[str, object] = {"step": self.step, "fragments": waiting}
-            about |= {"ms": self.stall_ns_last // MS, "why": self._why_not(waiting)}
-            self._note("stall-over", about)
+            why, ms = tuple(self._why_not(waiting)), self.stall_ns_last // MS
+            self._note(StallOver(self.step, tuple(waiting), ms, why))
 
     def _is_awaited(self, fragment: int) -> bool:
         """Whether to wait for the result. Moments only in lockstep: a late mean of them counts
@@ -571,7 +576,7 @@ class TrainerRounds:
         track = self.tracks[fragment]
         seq = require(track.offer, "no offer is open", fragment=fragment).seq
         self._post(Discarded(fragment, seq, self.step))
-        self._note("discarded", {"step": self.step, "fragment": fragment, "seq": seq})
+        self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
         self.published.panels[fragment].discarded.clear()
         track.offer = None
@@ -600,7 +605,7 @@ class TrainerRounds:
             "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
             "or load a checkpoint into all racks."
         )
-        self._note("diverged", {"step": self.step, "fragment": fragment, "reason": why})
+        self._note(RackDiverged(self.step, fragment, why))
         self.published.last_error = str(error)
         self.outcome = Outcome("diverged", why)
         return error
@@ -627,9 +632,7 @@ class TrainerRounds:
         self.published.applied(fragment, anchor.version)
         self._stand()
         self._post(Applied(fragment, anchor.version, ended, self.step))
-        about: dict[str, object] = {"step": self.step, "fragment": fragment}
-        about |= {"version": anchor.version, "fate": fate or "none", "seq": ended}
-        self._note("applied", about)
+        self._note(VersionApplied(self.step, fragment, anchor.version, fate or "none", ended))
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
 
@@ -686,7 +689,7 @@ class TrainerRounds:
         else:
             track.view.write(track.owned, slice_N)
 
-    def _outcome(self, fragment: int, version: int) -> tuple[str, Tensor | None]:
+    def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
         without an offer). For a named offer also its merged part, for `realign`."""
         track = self.tracks[fragment]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 
 from mend.errors import UsageError
+from mend.events.base import Emit
+from mend.events.kinds import Progress, ValuesRecorded
 from mend.status.wall_clock import wall_ns
 from mend.types import MS
 
@@ -25,7 +27,7 @@ class TrainingProgress:
 
     def __init__(
         self,
-        note: Callable[[str, dict[str, object]], None],
+        note: Emit,
         traffic: Callable[[], tuple[int, int]],
     ) -> None:
         self._note, self._traffic = note, traffic
@@ -59,9 +61,7 @@ class TrainingProgress:
             raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
         self.recorded = {name: _plain(name, value) for name, value in values.items()}
         step, tokens, at_ns, _ = self.latest
-        self._note(
-            "recorded", {"step": step, "tokens": tokens, "at_ns": at_ns, "values": self.recorded}
-        )
+        self._note(ValuesRecorded(step, tokens, at_ns, self.recorded))
 
     # -------------------------------------------------------------- loop thread
 
@@ -71,15 +71,7 @@ class TrainingProgress:
         if step == 0:
             return
         sent, received = self._traffic()
-        fields: dict[str, object] = {
-            "step": step,
-            "tokens": tokens,
-            "at_ns": at_ns,
-            "stall_ms_total": stall_ns / MS,
-            "bytes_sent": sent,
-            "bytes_received": received,
-        }
-        self._note("progress", fields | ({"last": True} if last else {}))
+        self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last))
 
     def end(self) -> None:
         """Write the last one; idempotent. After the loop has stopped."""

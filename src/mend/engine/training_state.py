@@ -21,6 +21,19 @@ from mend.engine.plain_data import Carried, Each, Packing, Path, check, one_by_o
 from mend.engine.schedulers import is_scheduled, rates_of, schedulers_of
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import StateRefused, UsageError
+from mend.events.base import Emit
+from mend.events.kinds import (
+    MirrorLoaded,
+    MirrorRefused,
+    OptimizerMadeEqual,
+    RatesDiffer,
+    SchedulerRefused,
+    SchedulerRegistered,
+    StateCopied,
+    StateFresh,
+    StateLoaded,
+    StateUnclaimed,
+)
 from mend.fragment.shards import as_dtensor
 from mend.types import Member
 
@@ -36,8 +49,6 @@ ROOM_BYTES_MORE = 64 << 10
 
 RACK_STATE_BYTES_MAX = 64 << 20
 """Maximum size of one rank's state of scope rack, where it is mirrored."""
-
-Note = Callable[[str, dict[str, object]], None]
 
 
 class Stateful(Protocol):
@@ -141,7 +152,7 @@ class TrainingState:
         self,
         optimizers: Sequence[HoldsParameters],
         names: Mapping[int, str],
-        note: Note,
+        note: Emit,
         *,
         enabled: bool = True,
         mirrored: bool = False,
@@ -200,14 +211,14 @@ class TrainingState:
         """Load what a donor, a mirror or a checkpoint has of this object; note if there is none."""
         if name in self._waiting[scope]:
             _load(name, value, self._waiting[scope].pop(name))
-            self._note("state-loaded", {"name": name, "scope": scope, "of": self._of[scope]})
+            self._note(StateLoaded(name, scope, self._of[scope]))
             self._tell_of_rack(scope, f"rack state from {self._of[scope]}")
         elif self.joins or (self._lost and scope == "rack"):
             reason = self._fresh or f"{self._of[scope]} has registered no such name"
             if scope == "rack":
                 reason = self._rack_fresh
                 self._tell_of_rack(scope, f"rack state fresh: {reason}")
-            self._note("state-fresh", {"name": name, "scope": scope, "reason": reason})
+            self._note(StateFresh(name=name, scope=scope, reason=reason))
 
     def _tell_of_rack(self, scope: Scope, text: str) -> None:
         """Add `text` to the account of a joining rack."""
@@ -227,9 +238,7 @@ class TrainingState:
         self._begun = True
         for scope in SCOPES:
             if left := sorted(self._waiting[scope]):
-                remedy = "call runtime.register_state with this name before the first step"
-                about: dict[str, object] = {"names": left, "of": self._of[scope]}
-                self._note("state-unclaimed", about | {"remedy": remedy})
+                self._note(StateUnclaimed(tuple(left), self._of[scope]))
         self._waiting = {scope: {} for scope in SCOPES}
 
     def _register_schedulers(self) -> None:
@@ -240,31 +249,22 @@ class TrainingState:
             if not is_scheduled(optimizer) or any(item is optimizer for item in driven):
                 continue
             found = schedulers_of(optimizer)
-            about = {
-                "name": f"scheduler of {name}",
-                "kind": type(found[0]).__name__ if found else "",
-            }
-            if len(found) != 1 or (self.copied and about["name"] not in self._waiting["job"]):
+            title = f"scheduler of {name}"
+            if len(found) != 1 or (self.copied and title not in self._waiting["job"]):
                 continue  # which one counts is not known, or it would begin anew: see below
             try:
-                self.register(about["name"], found[0], "job")
+                self.register(title, found[0], "job")
             except StateRefused as error:
-                self._note("scheduler-refused", {**about, "reason": str(error)})
+                self._note(SchedulerRefused(title, type(found[0]).__name__, str(error)))
             else:
-                self._note("scheduler-registered", {**about})
+                self._note(SchedulerRegistered(title, type(found[0]).__name__))
 
     def _compare_rates(self) -> None:
         """Warn where the learning rates of a resumed rack are not those of its checkpoint."""
         for name, now in rates_of(self.optimizers).items():
             then = self._rates.get(name, now)
             if now != then and not self.joins:
-                remedy = (
-                    "a scheduler that begins anew has set them: load its state as the script saved "
-                    "it, or call runtime.register_state('scheduler', scheduler) after mend_init, "
-                    "for the next checkpoint"
-                )
-                about: dict[str, object] = {"optimizer": name, "saved": then, "now": now}
-                self._note("rates-differ", about | {"remedy": remedy})
+                self._note(RatesDiffer(name, tuple(then), tuple(now)))
 
     def _refuse_schedulers(self) -> None:
         """Refuse a scheduler that is not registered: it would begin anew, and set other learning
@@ -285,7 +285,7 @@ class TrainingState:
         if not self.optimizers and not any(hasattr(value, "param_groups") for value in values):
             reason = "mend_init was given no optimizer, and none is registered"
             self.account += f"; the optimizer is fresh: {reason}"
-            self._note("state-fresh", {"name": "optimizer", "reason": reason})
+            self._note(StateFresh(name="optimizer", reason=reason))
 
     # -------------------------------------------------------------- for a rack that joins
 
@@ -329,14 +329,13 @@ class TrainingState:
         for name, optimizer in self.optimizers.items():
             changed = self._adopt(name, optimizer, states[name])
             if changed:
-                more = {"and_more": len(changed) - DIFFERENCES_MAX}
-                about: dict[str, object] = {"optimizer": name, "changed": changed[:DIFFERENCES_MAX]}
-                self._note("made-equal", about | (more if len(changed) > DIFFERENCES_MAX else {}))
+                few, more = tuple(changed[:DIFFERENCES_MAX]), max(0, len(changed) - DIFFERENCES_MAX)
+                self._note(OptimizerMadeEqual(name, few, more))
         self._waiting["job"], self.joins, self.copied = dict(value["job"]), True, True
         self.account = f"copied from rack {copied.donor} at step {copied.step}"
-        about = {"donor": copied.donor, "step": copied.step, "digest": copied.digest}
-        listed = [*self.optimizers, *sorted(value["job"])]
-        self._note("state-copied", {**about, "bytes": copied.data_B.numel(), "of": listed})
+        listed = (*self.optimizers, *sorted(value["job"]))
+        about = (copied.donor, copied.step, copied.digest, copied.data_B.numel())
+        self._note(StateCopied(*about, listed))
 
     def why_not(self) -> str:
         """Why this rank asks for no copy."""
@@ -354,7 +353,7 @@ class TrainingState:
                 "the optimizer begins as this script made it, what is registered as it is in "
                 f"{where}"
             )
-        self._note("state-fresh", {"name": "optimizer", "reason": reason, "effect": effect})
+        self._note(StateFresh(name="optimizer", reason=reason, effect=effect))
 
     def _optimizer(self, name: str, optimizer: HoldsParameters) -> dict[str, Any]:
         """The state dict, and what must be equal where it is loaded."""
@@ -407,8 +406,7 @@ class TrainingState:
         except Exception as error:  # of the script's own state_dict; no memory for the copy
             why = f"{type(error).__name__}: {error}"
         if why and why != self._unmirrored:
-            effect = "other racks keep what was mirrored before, if anything was"
-            self._note("mirror-refused", {"step": step, "reason": why, "effect": effect})
+            self._note(MirrorRefused(step, why))
         self._unmirrored = why
         return data_B
 
@@ -439,8 +437,8 @@ class TrainingState:
             return False
         self._waiting["rack"], self._of["rack"] = states, where
         self._rack_fresh = f"{where} has no such name"
-        about = {"peer": mirror.holder, "step": mirror.step, "digest": mirror.digest}
-        self._note("mirror-loaded", {**about, "bytes": mirror.size, "of": sorted(states)})
+        about = (mirror.holder, mirror.step, mirror.digest, mirror.size)
+        self._note(MirrorLoaded(*about, tuple(sorted(states))))
         return True
 
     def rack_begins_fresh(self, reason: str) -> None:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mend.consensus.records import Commit, Share
+from mend.events.kinds import LastRoundsAlone
 
 ROUNDS_RECENT = 20
 """The newest rounds, which a warning is about."""
 
 ROUNDS_LEAST = 10
 """Before so many rounds there is no warning."""
-
-REMEDY = (
-    "a longer overlap_steps or grace_window_ms, payload_dtype='bfloat16', or lockstep=True; see "
-    "docs/tuning.md, Are the racks merged together"
-)
 
 ALONE_LEAST = 3
 """Last rounds of one fragment with one rack alone that are worth a warning. A rack that ends up to
@@ -27,8 +22,6 @@ a period after the others has two: its next capture, and its closing one."""
 ALONE_PCT_LEAST = 10
 """Least part of all that was merged, for such a warning: what racks of unequal speed do after the
 others have ended moves the model little."""
-
-ALONE_PAGE = "docs/troubleshooting.md, The merged model is worse than a rack alone"
 
 Round = tuple[int, int]
 """(racks merged, racks that lived). 0 lived: not known, as of rounds before this rack trained."""
@@ -93,8 +86,8 @@ class LastRounds:
             if known is None or known.member != share.member or not known.closing:
                 self.newest[share.member.rack] = share
 
-    def alone(self) -> dict[str, Any]:
-        """Fields of the warning that a rack (`alone`) has trained on alone; empty: none has, or not
+    def alone(self) -> LastRoundsAlone | None:
+        """The warning that a rack (`alone`) has trained on alone; None: none has, or not
         for ALONE_LEAST rounds of a fragment and ALONE_PCT_LEAST of its tokens, or no other rack was
         ever merged."""
         enough = max(self.rounds.values(), default=0) >= ALONE_LEAST and any(
@@ -102,35 +95,32 @@ class LastRounds:
             for fragment, tokens in self.tokens.items()
         )
         if self.first is None or not enough:
-            return {}
+            return None
         rack = self.first.member.rack
         others = {other: share for other, share in self.newest.items() if other != rack}
         if not others:
-            return {}
-        return {
-            "alone": rack,
-            "rounds": self.rounds.total(),
-            "tokens": max(self.tokens.values()),
-            "since_step": self.first.capture_step,
-            "others": [
-                f"rack {other} {'ended' if share.closing else 'was last merged'} at its step "
-                f"{share.capture_step}"
-                for other, share in sorted(others.items())
-            ],
-            "effect": f"the last rounds merged rack {rack} alone: they moved the model by its data "
-            "only",
-            "remedy": f"let the racks end at the same time; see {ALONE_PAGE}",
-        }
+            return None
+        ends = [
+            f"rack {other} {'ended' if share.closing else 'was last merged'} at its step "
+            f"{share.capture_step}"
+            for other, share in sorted(others.items())
+        ]
+        return LastRoundsAlone(
+            alone=rack,
+            rounds=self.rounds.total(),
+            tokens=max(self.tokens.values()),
+            since_step=self.first.capture_step,
+            others=tuple(ends),
+        )
 
     def in_words(self) -> str:
         """The same for an outcome; empty: no rack has trained on alone."""
         about = self.alone()
-        if not about:
+        if about is None:
             return ""
         return (
-            f"the last {about['rounds']} rounds merged rack {about['alone']} alone, "
-            f"{about['tokens']} tokens since its step {about['since_step']} "
-            f"({'; '.join(about['others'])})"
+            f"the last {about.rounds} rounds merged rack {about.alone} alone, {about.tokens} "
+            f"tokens since its step {about.since_step} ({'; '.join(about.others)})"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
@@ -18,6 +18,8 @@ from mend.engine.host import Foreigners, HostInterface, OtherJobs
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
+from mend.events.base import LoggedEvent, Severity, log_text
+from mend.events.kinds import RackRefused
 from mend.status.event_log import EventLog
 from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
@@ -30,24 +32,10 @@ DETECT_NS_MIN = 2 * SECOND
 NO_LANE = "127.0.0.1"
 """A witness has nothing to serve: its lane is no door to other machines."""
 
-PRINTED = frozenset(
-    {
-        "hello", "genesis", "refused", "roster", "takes-over", "deposed", "no-quorum", "lineage",
-        "gives-up", "retired", "resumes", "mark", "fail-slow", "fail-slow-over",
-        "slow-rack-batch", "slow-rack-left", "slow-rack-awaited", "slow-rack-evicted",
-        "evicted-rack-lost", "fault",
-    }
-)  # fmt: skip
-"""Notes that are printed, too."""
-
 
 def detect_ns(heartbeat_ms: int) -> int:
     """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
     return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
-
-
-def _words(fields: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in fields.items())
 
 
 class Witness:
@@ -99,9 +87,9 @@ class Witness:
     def _print_once(self, found: OtherVersion | OtherJob, cause: str) -> None:
         if str(found) not in self._told:
             self._told.add(str(found))
-            fields = {"rack": found.rack, "cause": cause, "detail": str(found)}
-            self.host.note("refused", fields)
-            self._progress(_words(fields))
+            refused = RackRefused(found.rack, cause, str(found))
+            self.host.note(refused)
+            self._progress(log_text(refused))
 
     def view(self, ended: bool) -> JobStatus:
         """The status of the job, as this process knows it."""
@@ -112,7 +100,7 @@ class Witness:
         return {
             Send: self._send,
             Connect: lambda it: self.host.connect(it.peer, it.address),
-            Note: lambda it: self._note(it.kind, it.fields),
+            Note: lambda it: self._note(it.event),
             Finished: lambda _: self.host.finished(),
         }
 
@@ -122,11 +110,11 @@ class Witness:
         else:
             self.host.send(effect.to, effect.body)
 
-    def _note(self, kind: str, fields: dict[str, object]) -> None:
-        self.host.note(kind, fields)
-        warned = self._loudness.warning(kind, fields, self.host.now_ns()) is not None
-        if kind in PRINTED and warned:
-            self._progress(f"{kind} {_words(fields)}")
+    def _note(self, event: LoggedEvent) -> None:
+        self.host.note(event)
+        shown = self._loudness.shown(event, self.host.now_ns()) if event.loud else event
+        if shown is not None and shown.severity > Severity.DEBUG:
+            self._progress(log_text(shown))
 
 
 def build_witness(

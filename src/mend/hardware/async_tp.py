@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from mend.events.base import Emit, LoggedEvent
+from mend.events.kinds import AsyncTpChosen, AsyncTpUnused
 
 NAME = "tp"
 PROBE_BYTES = 1 << 20
@@ -34,8 +36,6 @@ FUSED = (
     "symm_mem.fused_scaled_matmul_reduce_scatter",
 )
 """Operators that the compiler puts in place of a collective and its matmuls."""
-
-Note = Callable[[str, dict[str, object]], None]
 
 
 @dataclass
@@ -61,11 +61,11 @@ class AsyncTp:
         self.asked = False
         self._refused = ""
         self._told = True
-        self._note: Note = _nobody
+        self._note: Emit = _nobody
         self._restore: dict[str, object] = {}
 
     @classmethod
-    def enable(cls, model: nn.Module, mesh: Any = None, note: Note | None = None) -> AsyncTp:
+    def enable(cls, model: nn.Module, mesh: Any = None, note: Emit | None = None) -> AsyncTp:
         """Switch it on, on all ranks of a rack together, before the model's first compiled step.
 
         `mesh`: a DeviceMesh with a dimension "tp", where the parameters do not tell. Warns, and
@@ -123,14 +123,11 @@ class AsyncTp:
 
     def _tell(self) -> None:
         self._told = True
-        self._note(
-            "async-tp",
-            {"said": self.said, "graphs": self.census.graphs, "fused": self.census.fused},
-        )
+        self._note(AsyncTpChosen(self.said, self.census.graphs, self.census.fused))
         if self._refused:
             warnings.warn(f"async_tp_enabled has no effect; {self.said}", stacklevel=3)
         elif not self.census.fused:  # a step is over: a warning could wait for who reads stderr
-            self._note("async-tp-in-vain", {"said": self.said})
+            self._note(AsyncTpUnused(self.said))
 
 
 def why_not(groups: dict[str, Any], *, cuda: bool) -> str:
@@ -244,5 +241,5 @@ def _inductor_config() -> Any:
     return importlib.import_module("torch._inductor.config")
 
 
-def _nobody(_: str, __: dict[str, object]) -> None:
+def _nobody(_: LoggedEvent) -> None:
     """The default without a recorder."""

@@ -3,46 +3,21 @@
 A full disk loses events and a log without a reader loses lines, but training never waits. Lines of
 the log have one grammar:
 
-    mend rack=0 rank=0 commit fragment=2 version=17 reason="all-in, 2 of 2 racks"
+    mend rack=0 rank=0 rack-silent peer=1 msg="rack 1 is silent: ..." remedy="see ..."
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
+from mend.events.base import LoggedEvent, Severity, log_text
+from mend.events.kinds import LogLost
+from mend.events.lines import Timed
 from mend.status.events_file import EventsFile
 from mend.status.log_lines import LogLines, logger
 from mend.status.loudness import Loudness
 from mend.status.wall_clock import wall_ns
-
-LOUD = frozenset(
-    {
-        "waiting", "refused", "resume-ignored", "resume-lost", "resume-recut", "fault", "differs",
-        "declined", "diverged", "drop", "coordinator-silent", "coordinator-back", "takes-over",
-        "deposed", "no-quorum", "lineage", "undone", "gives-up", "job-lost", "retired", "joined",
-        "made-equal", "state-copied", "state-copy-failed", "state-fresh", "mirror-failed",
-        "mirror-loaded", "mirror-refused", "state-unclaimed", "rack-silent", "rack-back",
-        "pulling", "pulls-fail", "pulls-work", "stall-over", "left-alone", "expelled", "seat-lost",
-        "leaving", "kept-local", "ended-unmerged", "uncounted", "drain-gave-up", "frame-refused",
-        "strangers", "tape-gap", "tape-no-base", "tape-stopped", "placed", "buffers-changed",
-        "buffers-differ", "statistics-reset", "weights-replaced", "late-steps",
-        "rates-differ", "scheduler-refused", "same-data", "other-job", "checkpoint-moved",
-        "rounds-short", "last-rounds-alone", "fail-slow", "fail-slow-cause", "fail-slow-over",
-        "slow-link", "slow-link-over", "slow-rack-left", "slow-rack-awaited", "slow-rack-batch",
-        "slow-rack-evicted", "evicted-rack-lost", "evicted", "eviction-failed", "local-batch",
-        "name-unknown", "port-waits", "events-stopped", "events-resumed", "events-anew",
-        "events-lost", "log-lost", "observer-unanswered", "async-tp-in-vain", "close-gave-up",
-        "invariant-broken",
-    }
-)  # fmt: skip
-"""Kinds that are logged as warnings, some only where `Loudness` says so. The rest is INFO or
-DEBUG."""
-
-USUAL = frozenset(
-    {"captured", "encoded", "applied", "commit", "decided", "progress", "pulled", "recorded"}
-)
 
 
 class EventLog:
@@ -72,11 +47,12 @@ class EventLog:
         """Lines of the log that had no reader."""
         return self._log.lost
 
-    def note(self, kind: str, fields: dict[str, object]) -> None:
+    def note(self, event: LoggedEvent) -> None:
         """Any thread. Never blocks."""
-        self._say(kind, fields)
+        now_ns = wall_ns()
+        self._say(event, now_ns)
         if self._file is not None:
-            self._file.put({"kind": kind, "time_ns": wall_ns(), **fields})
+            self._file.put(Timed(now_ns, event))
 
     def close(self) -> None:
         """Write the events that wait. Waits a few seconds at most for a disk that hangs or a log
@@ -86,27 +62,16 @@ class EventLog:
         self._closed = True
         if self._file is not None:
             if lines := self._log.lost:
-                self._file.put({"kind": "log-lost", "time_ns": wall_ns(), "lines": lines})
+                self._file.put(Timed(wall_ns(), LogLost(lines)))
             self._file.close()
         self._log.close()
 
-    def _say(self, kind: str, fields: Mapping[str, object]) -> None:
-        level = logging.DEBUG if kind in USUAL else logging.INFO
-        if (
-            kind in LOUD
-            and (warning := self._loudness.warning(kind, fields, wall_ns())) is not None
-        ):
-            level, fields = logging.WARNING, warning
+    def _say(self, event: LoggedEvent, now_ns: int) -> None:
+        """A loud event is shown where nobody has set up logging: as a warning at least."""
+        level: int = event.severity
+        if event.loud:
+            shown = self._loudness.shown(event, now_ns)
+            event = event if shown is None else shown
+            level = logging.INFO if shown is None else max(level, Severity.WARNING)
         if logger.isEnabledFor(level):
-            self._log.say(level, f"mend {self._who} {kind} {_grammar(fields)}")
-
-
-def _grammar(fields: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={_value(value)}" for key, value in fields.items())
-
-
-def _value(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return ",".join(_value(item) for item in value) or "-"
-    text = str(value.get("rack", value)) if isinstance(value, dict) else str(value)
-    return f'"{text}"' if " " in text else text
+            self._log.say(level, f"mend {self._who} {log_text(event)}")

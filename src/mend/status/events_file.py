@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import stat
 import threading
@@ -17,11 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mend.errors import diagnostics_remedy
+from mend.events.base import LoggedEvent
+from mend.events.kinds import EventsAnew, EventsCut, EventsLost, EventsResumed, EventsStopped
+from mend.events.lines import Timed, encode_line
 from mend.status.backlog import Backlog
 from mend.status.wall_clock import wall_ns
 
-Event = dict[str, object]
-Say = Callable[[str, Event], None]
+Say = Callable[[LoggedEvent, int], None]
+"""Takes an event and its wall time, for the log."""
 
 QUEUE_MAX = 10_000
 """Events that wait for a disk; further ones are lost."""
@@ -30,9 +32,6 @@ BATCH = 256
 BYTES_MAX = 256 << 20
 """Limit of one process: the file and its older half beside it. Beyond it the older half is
 deleted."""
-
-CUT = "events-cut"
-"""Kind of the event that stands where an older half was deleted."""
 
 RETRY_S = 1.0
 """Time between two attempts to write a file."""
@@ -51,7 +50,7 @@ class EventsFile:
 
     def __init__(self, path: Path, say: Say) -> None:
         self._path, self._say = path, say
-        self._backlog: Backlog[Event] = Backlog(QUEUE_MAX, _gap)
+        self._backlog: Backlog[Timed] = Backlog(QUEUE_MAX, _gap)
         self._file = _File(path, BYTES_MAX // 2)
         self._failing, self._in_hand = False, 0
         self._thread = threading.Thread(target=self._write, name="mend-recorder", daemon=True)
@@ -63,16 +62,16 @@ class EventsFile:
         waiting = self._in_hand + len(self._backlog) if self._failing else 0
         return self._backlog.lost + waiting
 
-    def put(self, event: Event) -> None:
+    def put(self, timed: Timed) -> None:
         """Any thread. Never blocks."""
-        self._backlog.put(event)
+        self._backlog.put(timed)
 
     def close(self) -> None:
         """Write the events that wait, for at most CLOSE_S. Idempotent."""
         self._backlog.end()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            self._say("events-lost", {"count": len(self._backlog), "reason": "the disk hangs"})
+            self._tell(EventsLost(len(self._backlog), "the disk hangs"))
             self._backlog.abandon()
 
     # -------------------------------------------------------------- its own thread
@@ -80,7 +79,7 @@ class EventsFile:
     def _write(self) -> None:
         self._written([])  # a folder that cannot be made is reported at once
         while events := self._backlog.take(BATCH):
-            lines = [_line(event) for event in events]
+            lines = [encode_line(timed) for timed in events]
             while not self._written(lines):
                 if self._backlog.over:
                     self._give_up(len(lines))
@@ -99,25 +98,28 @@ class EventsFile:
             self._file.append(lines)
         except OSError as error:
             if not self._failing:
-                about = {"path": str(self._path), "reason": str(error)}
                 self._failing = True  # before the line: its reader may ask for it
-                self._say("events-stopped", {**about, "remedy": diagnostics_remedy(error)})
+                remedy = diagnostics_remedy(error)
+                self._tell(EventsStopped(str(self._path), str(error), remedy))
             return False
         if self._failing:
             self._failing = False
-            self._say("events-resumed", {"path": str(self._path), "lost": self._backlog.lost})
+            self._tell(EventsResumed(str(self._path), self._backlog.lost))
         return True
 
     def _again(self) -> None:
-        about: Event = {"path": str(self._path), "reason": "the file was removed"}
-        self._file.again([_line({"kind": "events-anew", "time_ns": wall_ns(), **about})])
-        self._say("events-anew", about)
+        anew = EventsAnew(str(self._path), "the file was removed")
+        self._file.again([_line(anew)])
+        self._tell(anew)
 
     def _give_up(self, taken: int) -> None:
         count = taken + len(self._backlog)
         self._failing = False
         self._backlog.abandon(taken)
-        self._say("events-lost", {"count": count, "reason": "the file could not be written"})
+        self._tell(EventsLost(count, "the file could not be written"))
+
+    def _tell(self, event: LoggedEvent) -> None:
+        self._say(event, wall_ns())
 
 
 class _File:
@@ -186,7 +188,7 @@ class _File:
 
     def _halve(self) -> io.FileIO:
         self.close()
-        cut: Event = {"kind": CUT, "time_ns": wall_ns(), "path": str(self._older)}
+        cut = EventsCut(str(self._older))
         lines = [self._first, _line(cut)] if self._older.exists() else [self._first]
         self._path.replace(self._older)
         raw = self._open()
@@ -211,9 +213,9 @@ def older_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}.older.jsonl")
 
 
-def _gap(count: int) -> Event:
-    return {"kind": "events-lost", "time_ns": wall_ns(), "count": count}
+def _gap(count: int) -> Timed:
+    return Timed(wall_ns(), EventsLost(count))
 
 
-def _line(event: Event) -> bytes:
-    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+def _line(event: LoggedEvent) -> bytes:
+    return encode_line(Timed(wall_ns(), event))

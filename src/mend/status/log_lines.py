@@ -12,6 +12,8 @@ import select
 import threading
 import time
 
+from mend.events.base import log_text
+from mend.events.kinds import LogLost
 from mend.status.backlog import Backlog
 
 logger = logging.getLogger("mend")
@@ -59,8 +61,7 @@ class LogLines:
         self._thread.join(CLOSE_S)
 
     def _gap(self, count: int) -> logging.LogRecord:
-        text = f'mend {self._who} log-lost lines={count} reason="nobody read them"'
-        return _record(logging.WARNING, text)
+        return _record(logging.WARNING, f"mend {self._who} {log_text(LogLost(count))}")
 
     # -------------------------------------------------------------- its own thread
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mend.errors import MendError, WireError
+from mend.events.base import Emit
+from mend.events.kinds import StatusUnanswered
 from mend.status.messages import JobStatus, decode_look, encode_view
 from mend.types import MS, SECOND
 
@@ -36,7 +38,7 @@ class StatusServer:
         reply: Callable[[bytes, bytes], bool],
         now_ns: Callable[[], int],
         refuse: Callable[[MendError], None],
-        note: Callable[[str, dict[str, object]], None],
+        note: Emit,
     ) -> None:
         self._note = note
         self._job, self._view, self._reply = job, view, reply
@@ -86,7 +88,7 @@ class StatusServer:
         except Exception as error:
             if not self._failed:
                 self._failed = True
-                self._note("observer-unanswered", {"reason": repr(error)})
+                self._note(StatusUnanswered(repr(error)))
             return b""
 
 

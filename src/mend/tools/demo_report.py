@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mend.errors import MendError
+from mend.events.kinds import RoundCommitted
+from mend.events.lines import decode_line
 
 ALONE, BLOCKING, OVERLAPPED, FREE = "alone", "blocking", "overlapped", "free"
 RUNS = (ALONE, BLOCKING, OVERLAPPED, FREE)
@@ -68,18 +70,15 @@ def load_commits(path: Path) -> Commits:
     different parameters.
     """
     commits: Commits = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        if event["kind"] != "commit":
+    for line in path.read_bytes().splitlines():
+        event = decode_line(line).event
+        if not isinstance(event, RoundCommitted):
             continue
-        members = tuple(
-            tuple(member[key] for key in ("rack", "seq", "base", "tokens", "steps"))
-            for member in event["members"]
-        )
-        round_ = (event["fragment"], event["version"])
+        members = tuple((m.rack, m.seq, m.base, m.tokens, m.steps) for m in event.members)
+        round_ = (event.fragment, event.version)
         if round_ in commits:
             raise MendError(f"{path} decides round {round_} twice: delete the folder, run it again")
-        commits[round_] = (members, tuple(event["digests"]))
+        commits[round_] = (members, event.digests)
     return dict(sorted(commits.items()))
 
 

@@ -11,13 +11,11 @@ from statistics import median
 import typer
 
 from mend.consensus.records import Drop
-from mend.coordination.ladder import AWAITED_AGAIN, BATCH, GIVEN_UP, LEFT, PUT_OUT
-from mend.coordination.slow import ONSET, OWN_PAST, RELIEF, cause_in_words
-from mend.coordination.slow_cause import CAUSE
-from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
 from mend.errors import ConfigError, require
+from mend.events.base import kind_of
+from mend.events.kinds import RackMitigated
 from mend.tools.trace_timeline import (
-    SLOW_NOTES,
+    SLOW_EVENTS,
     OfferFacts,
     RankFacts,
     RoundFacts,
@@ -30,15 +28,6 @@ from mend.types import MS, SECOND, WITNESS
 
 INDENT = "    "
 NOTES_SHOWN = 30
-
-MOVES = {
-    BATCH: "takes {batch_pct} % of its micro-batches",
-    LEFT: "is not waited for any more",
-    AWAITED_AGAIN: "is waited for again",
-    PUT_OUT: "is evicted, to be started again",
-    GIVEN_UP: "is lost",
-}
-"""Move against a slow rack -> its sentence."""
 
 
 def explain(
@@ -113,70 +102,20 @@ def overview(story: Story) -> list[str]:
             f"{INDENT}open to decided: median {_ms(int(median(times.values())))}, "
             f"most {_ms(times[slowest])} (round {slowest})"
         )
-    lines += [f"{INDENT}{_clock(at_ns)} {told}" for at_ns, told in _slow(story)]
-    notes = [note for note in story.notes if note[1] not in (*SLOW_NOTES, *MOVES)]
+    about_slow = (*SLOW_EVENTS, RackMitigated)
+    slow = [note for note in story.notes if isinstance(note[1], about_slow)][-NOTES_SHOWN:]
+    lines += [f"{INDENT}{_clock(at_ns)} {event.sentence()}" for at_ns, event in slow]
+    notes = [note for note in story.notes if not isinstance(note[1], about_slow)]
     if len(notes) > NOTES_SHOWN:
         lines.append(f"{INDENT}... {_count(len(notes) - NOTES_SHOWN, 'earlier note')}")
-    for at_ns, kind, fields in notes[-NOTES_SHOWN:]:
-        said = " ".join(f"{key}={value}" for key, value in fields.items())
-        lines.append(f"{INDENT}{_clock(at_ns)} {kind} {said}")
+    for at_ns, event in notes[-NOTES_SHOWN:]:
+        lines.append(f"{INDENT}{_clock(at_ns)} {kind_of(event)}: {event.sentence()}")
     if not story.coordinated:
         lines.append(
             "There is no tape of a coordinator, so the arrival of offers is unknown: also give the "
             "tape of the witness or of rack 0."
         )
     return lines
-
-
-def _slow(story: Story) -> list[tuple[int, str]]:
-    """Tell which racks and links were slow, against what, why, and what was done; the newest
-    ones."""
-    found = []
-    for at_ns, kind, about in story.notes:
-        if kind == CAUSE:
-            found.append((at_ns, _cause(about)))
-        if kind in (LINK_ONSET, LINK_RELIEF):
-            found.append((at_ns, _link(kind, about)))
-        if kind in MOVES:
-            told = f"rack {about['slow_rack']} {MOVES[kind].format(**about)}: {about['reason']}"
-            found.append((at_ns, told))
-        if kind not in (ONSET, RELIEF):
-            continue
-        rank = f" rank {about['slow_rank']}" if "slow_rank" in about else ""
-        who, step = f"rack {about['slow_rack']}{rank}", about["step"]
-        past = about["against"] == OWN_PAST
-        against = "its own past" if past else "the median of the other racks"
-        if kind == RELIEF:
-            told = f"{who} is no longer slower than {against}, at its step {step}"
-        else:
-            told = f"{who} is slow: {about['ratio']}x the time per token of {against}"
-            told += f", since its step {about['since_step']}" if past else ""
-            told += f"; found at step {step}"
-            told += f", {100 * float(str(about['probability'])):.2f} % sure" if past else ""
-        found.append((at_ns, told))
-    return found[-NOTES_SHOWN:]
-
-
-def _link(kind: str, about: dict[str, object]) -> str:
-    link = f"the link {about['from_rack']} -> {about['to_rack']}"
-    who = f"rank {about['rank']} of rack {about['to_rack']}"
-    if kind == LINK_RELIEF:
-        return f"{link} is as fast as it was, as {who} pulls at its step {about['step']}"
-    told = f"{link} is slow: pulls by {who} take {about['ratio']}x the time per byte of its own "
-    told += f"past, since its step {about['since_step']}; found at step {about['step']}, "
-    return f"{told}{100 * float(str(about['probability'])):.2f} % sure; {about['mb_s']} MB/s"
-
-
-def _cause(about: dict[str, object]) -> str:
-    rank, link_to = int(str(about["slow_rank"])), int(str(about.get("link_to", -1)))
-    told = f"rack {about['slow_rack']} rank {rank} is slow "
-    told += cause_in_words(str(about["cause"]), rank, link_to)
-    measured = {
-        "a matrix product takes {} times as long": about.get("gemm_ratio"),
-        "of what a step takes longer, the share before its forward is {}": about.get("input_share"),
-        "pulls from other racks take, times as long: {}": about.get("lane_ratios"),
-    }
-    return "; ".join([told, *(text.format(x) for text, x in measured.items() if x is not None)])
 
 
 def sentences(story: Story, made: RoundFacts) -> list[str]:

@@ -17,10 +17,15 @@ from mend.consensus.records import Commit, Drop, Genesis, Lineage, Offer, Record
 from mend.coordination import events as ev
 from mend.coordination.machines import COORDINATOR, RANK_MACHINE
 from mend.coordination.messages import Orders, RankOrders, Report
-from mend.coordination.slow import ONSET, RELIEF
-from mend.coordination.slow_cause import CAUSE
-from mend.coordination.slow_links import LINK_ONSET, LINK_RELIEF
-from mend.errors import TapeError
+from mend.events.base import LoggedEvent
+from mend.events.kinds import (
+    LinkSlow,
+    LinkSlowOver,
+    RackSlow,
+    RackSlowCause,
+    RackSlowOver,
+    RoundDecided,
+)
 from mend.trace.format import Entry, Gap, Header
 
 RoundKey = tuple[int, int]
@@ -28,8 +33,8 @@ RoundKey = tuple[int, int]
 
 Span = tuple[int, int]
 
-SLOW_NOTES = frozenset({ONSET, CAUSE, RELIEF, LINK_ONSET, LINK_RELIEF})
-"""Notes of a rank about itself that are told of a whole run."""
+SLOW_EVENTS = (RackSlow, RackSlowCause, RackSlowOver, LinkSlow, LinkSlowOver)
+"""Events of a rank about itself that are told of a whole run."""
 
 
 @dataclass
@@ -97,7 +102,7 @@ class Story:
         default_factory=lambda: defaultdict(lambda: array("q"))
     )
     """Rack -> the times at which it was heard."""
-    notes: list[tuple[int, str, dict[str, object]]] = field(default_factory=list)
+    notes: list[tuple[int, LoggedEvent]] = field(default_factory=list)
     """Notes of coordinators besides decisions."""
     payload_bytes: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
     coordinated: bool = False
@@ -242,10 +247,10 @@ class _CoordinatorReader:
                 self._story.coordinated = True
                 whys = effect.body.why
                 self._orders(effect.body, at_ns)
-            elif isinstance(effect, ev.Note) and effect.kind == "decided":
-                self._decided(effect.fields, at_ns)
+            elif isinstance(effect, ev.Note) and isinstance(effect.event, RoundDecided):
+                self._decided(effect.event, at_ns)
             elif isinstance(effect, ev.Note):
-                self._story.notes.append((at_ns, effect.kind, effect.fields))
+                self._story.notes.append((at_ns, effect.event))
         if whys is not None:
             self._why(whys, at_ns)
 
@@ -284,10 +289,8 @@ class _CoordinatorReader:
             self._live = orders.live
             story.live.append((at_ns, orders.live))
 
-    def _decided(self, fields: dict[str, object], at_ns: int) -> None:
-        fragment, version = fields["fragment"], fields["version"]
-        if not isinstance(fragment, int) or not isinstance(version, int):
-            raise TapeError(f"a decided round {version!r} of fragment {fragment!r} is no round")
+    def _decided(self, decided: RoundDecided, at_ns: int) -> None:
+        fragment, version = decided.fragment, decided.version
         made = self._story.round(fragment, version)
         made.decided_ns = _first(made.decided_ns, at_ns)
         self._versions[fragment] = version
@@ -335,8 +338,8 @@ class _RankReader:
     def take(self, entry: Entry, at_ns: int) -> None:  # noqa: C901 - one flat table
         for effect in entry.effects:
             match effect:
-                case ev.Note(kind, fields) if kind in SLOW_NOTES:
-                    self._story.notes.append((at_ns, kind, fields))
+                case ev.Note(noted) if isinstance(noted, SLOW_EVENTS):
+                    self._story.notes.append((at_ns, noted))
                 case ev.Fetch(offer):
                     name = (offer.member.rack, offer.fragment, offer.seq)
                     self._pulling.setdefault(name, at_ns)

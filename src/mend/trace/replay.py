@@ -11,6 +11,7 @@ from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Note, RecordCommitted
 from mend.coordination.machines import Parts, machines_of
 from mend.errors import TapeError
+from mend.events.kinds import RoundDecided
 from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
 from mend.trace.state import decode_state
 
@@ -73,14 +74,14 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _committed(effects: list[Effect]) -> set[tuple[object, object]]:
+def _committed(effects: list[Effect]) -> set[tuple[int, int]]:
     """(fragment, version) that a rank reads as committed, or that a coordinator has decided."""
-    versions: set[tuple[object, object]] = set()
+    versions: set[tuple[int, int]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):
             versions.add((effect.record.fragment, effect.record.version))
-        elif isinstance(effect, Note) and effect.kind == "decided":
-            versions.add((effect.fields["fragment"], effect.fields["version"]))
+        elif isinstance(effect, Note) and isinstance(effect.event, RoundDecided):
+            versions.add((effect.event.fragment, effect.event.version))
     return versions
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -28,6 +28,8 @@ from msgspec.structs import replace
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
 from mend.coordination.machines import Parts
 from mend.errors import diagnostics_remedy, require
+from mend.events.base import Emit
+from mend.events.kinds import TapeGap, TapeStopped, TapeWithoutBase
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
 from mend.trace.replay import said
@@ -54,7 +56,6 @@ CLOSE_S = 5.0
 TOO_SLOW = "the disk was too slow"
 
 _Item = tuple[str, int, Event, Sequence[Effect], str] | Gap | Base
-NoteTo = Callable[[str, dict[str, object]], None]
 
 
 class Tape(Protocol):
@@ -99,7 +100,7 @@ def _of_torch() -> dict[str, str]:
     return {"torch": str(torch.__version__), "threads": str(torch.get_num_threads())}
 
 
-def begin(folder: Path | None, mb_max: int, header: Header, note: NoteTo) -> TapeWriter | None:
+def begin(folder: Path | None, mb_max: int, header: Header, note: Emit) -> TapeWriter | None:
     """A tape, if there is a folder for it and `mb_max` is not 0."""
     return TapeWriter(folder, header, mb_max * MB, note) if folder and mb_max else None
 
@@ -107,7 +108,7 @@ def begin(folder: Path | None, mb_max: int, header: Header, note: NoteTo) -> Tap
 class TapeWriter:
     """A tape on disk. `note` gets one event if it stops, and one for each gap."""
 
-    def __init__(self, folder: Path, header: Header, bytes_max: int, note: NoteTo) -> None:
+    def __init__(self, folder: Path, header: Header, bytes_max: int, note: Emit) -> None:
         self.lost = 0
         """Entries that will not be on it."""
         self._note = note
@@ -154,7 +155,7 @@ class TapeWriter:
             reason = f"{len(state)} bytes are too many"
         except Exception as error:  # training goes on, with a tape that explains but cannot begin
             reason = said(error)
-        self._note("tape-no-base", {"reason": reason})
+        self._note(TapeWithoutBase(reason))
         return Base(b"")
 
     def close(self) -> None:
@@ -164,8 +165,8 @@ class TapeWriter:
         self._thread.join(CLOSE_S)
         if self._thread.is_alive() and not self._stopped:
             self._stopped = True
-            about = {"path": str(self._files.path), "reason": "the disk hangs at the end"}
-            self._note("tape-stopped", {**about, "remedy": "use a disk that answers"})
+            reason, remedy = "the disk hangs at the end", "use a disk that answers"
+            self._note(TapeStopped(str(self._files.path), reason, remedy))
 
     # -------------------------------------------------------------- the writer's thread
 
@@ -215,7 +216,7 @@ class TapeWriter:
 
     def _record(self, item: tuple[str, int, Event, Sequence[Effect], str] | Gap) -> bytes:
         if isinstance(item, Gap):
-            self._note("tape-gap", {"events": item.count, "reason": item.reason})
+            self._note(TapeGap(item.count, item.reason))
             return form.record_of(item)
         record = form.record_of_entry(*item)
         if len(record) <= form.RECORD_BYTES_MAX:
@@ -227,10 +228,10 @@ class TapeWriter:
         self._stopped = True
         self.lost += len(self._waiting)
         self._waiting.clear()
-        about = {"path": str(self._files.path), "reason": str(error) or repr(error)}
         gone = isinstance(error, FileNotFoundError) and self._files.begun
         remedy = "leave the folder where it is" if gone else diagnostics_remedy(error)
-        self._note("tape-stopped", {**about, "remedy": remedy})
+        reason = str(error) or repr(error)
+        self._note(TapeStopped(str(self._files.path), reason, remedy))
 
 
 class _Files:

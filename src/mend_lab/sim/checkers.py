@@ -22,6 +22,8 @@ from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import POLL_NS
 from mend.engine.trainer_rounds import ASLEEP_NS
 from mend.engine.vectors import first_unsound
+from mend.events import kinds
+from mend.events.base import LoggedEvent
 from mend.fragment.ledger import VectorLedger
 from mend.types import MS, SECOND, Peer
 from mend_lab.sim import liveness
@@ -67,7 +69,7 @@ class Checkers:
     def __init__(self, scenario: Scenario, stall_max_ns: int) -> None:
         self.scenario, self.stall_max_ns = scenario, stall_max_ns
         self.ranks: dict[Peer, Watched] = {}
-        self.commits: dict[tuple[int, int], dict[str, Any]] = {}
+        self.commits: dict[tuple[int, int], kinds.RoundCommitted] = {}
         self.bits: dict[tuple[int, int, int], str] = {}
         self.problems: list[str] = []
         """Each begins with the invariant that it breaks."""
@@ -102,9 +104,9 @@ class Checkers:
         digest = hashlib.sha256()
         lives = [*self.former, *(self.ranks[peer] for peer in sorted(self.ranks))]
         for watched in lives:
-            for kind, fields in watched.process.notes:
-                if kind != "start":
-                    digest.update(f"{watched.me} {kind} {fields}\n".encode())
+            for event in watched.process.notes:
+                if not isinstance(event, kinds.ProcessStarted):
+                    digest.update(f"{watched.me} {event}\n".encode())
         return digest.hexdigest()
 
     # -------------------------------------------------------------- during the run
@@ -165,48 +167,49 @@ class Checkers:
         track.view.read(track.owned, theta_N)
         return theta_N
 
-    def check_note(self, process: Process, kind: str, fields: dict[str, Any]) -> None:
-        """Check a note of a process, as it happens."""
-        if kind == "gives-up":
+    def check_note(self, process: Process, event: LoggedEvent) -> None:
+        """Check an event of a process, as it happens."""
+        if isinstance(event, kinds.JobGivenUp):
             self.agreement.forget(process)
         watched = self.ranks.get(process.me)
         if watched is None or watched.process is not process or self.agreement.beyond:
             return
-        if kind == "commit":
-            self.agreement.check(process)  # a new lineage may have begun in this very event
-            self._read_commit(fields)
-        elif kind == "captured":
-            offer = watched.trainer.tracks[fields["fragment"]].offer
-            assert offer is not None
-            watched.offers[(offer.fragment, offer.seq)] = offer
-            self.moments.captured(watched, offer)
-        elif kind == "applied":
-            self._check_applied(watched, fields)
-        elif kind == "discarded":
-            del watched.offers[(fields["fragment"], fields["seq"])]
-        elif kind == "evicted":
-            self._check_evicted(watched)
-        elif kind in ("differs", "fault"):
-            self.problem(f"I1: {process.me}: {kind} {fields}")
+        match event:
+            case kinds.RoundCommitted():
+                self.agreement.check(process)  # a new lineage may have begun in this very event
+                self._read_commit(event)
+            case kinds.FragmentCaptured():
+                offer = watched.trainer.tracks[event.fragment].offer
+                assert offer is not None
+                watched.offers[(offer.fragment, offer.seq)] = offer
+                self.moments.captured(watched, offer)
+            case kinds.VersionApplied():
+                self._check_applied(watched, event)
+            case kinds.OfferDiscarded():
+                del watched.offers[(event.fragment, event.seq)]
+            case kinds.RankEvicted():
+                self._check_evicted(watched)
+            case kinds.DigestDiffers() | kinds.ProtocolFault():
+                self.problem(f"I1: {process.me}: {event.sentence()}")
 
-    def _read_commit(self, fields: dict[str, Any]) -> None:
+    def _read_commit(self, event: kinds.RoundCommitted) -> None:
         """Remember a commit, which `agreement` has checked. A rack that joins also reads
         those that a new lineage has undone."""
-        key = (fields["fragment"], fields["version"])
+        key = (event.fragment, event.version)
         commit = self.agreement.in_force.get(key)
-        if commit is not None and list(commit.digests) == fields["digests"]:
-            self.commits.setdefault(key, fields)
-        racks = [member["rack"] for member in fields["members"]]
+        if commit is not None and tuple(commit.digests) == event.digests:
+            self.commits.setdefault(key, event)
+        racks = [member.rack for member in event.members]
         if racks != sorted(set(racks)) or not racks:
             self.problem(f"I1: members of {key} do not ascend: {racks}")
 
-    def _check_applied(self, watched: Watched, fields: dict[str, Any]) -> None:
+    def _check_applied(self, watched: Watched, event: kinds.VersionApplied) -> None:
         """A rank trains on the bits of every other rank of its rail, which are those of the log."""
-        fragment, version = fields["fragment"], fields["version"]
+        fragment, version = event.fragment, event.version
         self._check_stalls(watched)
-        if fields["seq"]:
-            offer = watched.offers.pop((fragment, fields["seq"]))
-            if fields["fate"] == "named" and fragment < len(watched.ledgers):
+        if event.seq:
+            offer = watched.offers.pop((fragment, event.seq))
+            if event.fate == "named" and fragment < len(watched.ledgers):
                 watched.ledgers[fragment].named(_sent(offer))
         rail = watched.me.rank
         anchor = watched.trainer.tracks[fragment].anchor
@@ -221,7 +224,7 @@ class Checkers:
             self._check_rounds(watched, fragment, anchor)
             self.moments.applied(watched, fragment, anchor, self.commits.get((fragment, version)))
             commit = self.commits.get((fragment, version))
-            logged = commit["digests"] if commit else None
+            logged = commit.digests if commit else None
             if logged is not None and logged[rail] != digest:
                 self.problem(
                     f"I1: {watched.me}: fragment {fragment} version {version} has other bits than "
@@ -232,15 +235,13 @@ class Checkers:
         """The ramp of the momentum counts what was merged, not versions."""
         first = self.scenario.first
         versions = range(first + 1, anchor.version + 1)
-        commits: list[Any] = [self.commits.get((fragment, version)) for version in versions]
+        commits = [self.commits.get((fragment, version)) for version in versions]
         if None in commits:
             return  # the process that read it is gone
         merged = rounds_before(first)
-        for commit in commits:
-            named, absent = (
-                [(each["tokens"], each["steps"]) for each in commit[kind]]
-                for kind in ("members", "absent")
-            )
+        for commit in filter(None, commits):
+            named = [(each.tokens, each.steps) for each in commit.members]
+            absent = [(each.tokens, each.steps) for each in commit.absent]
             period = self.scenario.period_steps
             merged += part_of(named, absent, token_weighted=True, period_steps=period)
         if anchor.rounds != merged:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mend.errors import Diverged, GaveUp, Refused, StartTimeout
+from mend.events.kinds import LeftAlone, RackSilent, StateFresh
 from mend.types import SECOND, WITNESS, Peer
 from mend_lab.sim.agreement import is_held, is_seated
 from mend_lab.sim.faults import SPOILT, target
@@ -145,9 +146,11 @@ def _not_converged(world: World) -> list[str]:
     }
     for peer, training in live.items():
         versions[peer] = tuple(track.anchor.version for track in training.trainer.tracks)
-        left = [fields for kind, fields in training.process.notes if kind == "left-alone"]
+        left = [event for event in training.process.notes if isinstance(event, LeftAlone)]
         if left and (patient or _even(world)):
-            problems.append(f"{_names([peer])} left alone though a quorum was there: {left[-1]}")
+            problems.append(
+                f"{_names([peer])} left alone though a quorum was there: {left[-1].sentence()}"
+            )
         open_ = [p for p, track in enumerate(training.trainer.tracks) if track.offer is not None]
         if open_ and patient:
             problems.append(f"{_names([peer])} ended with open offers of fragments {open_}")
@@ -170,8 +173,8 @@ def _without_state(world: World) -> list[str]:
     waited = [
         peer
         for peer, training in world.trainings.items()
-        for kind, fields in training.process.notes
-        if kind == "state-fresh" and NO_COPY in str(fields["reason"])
+        for event in training.process.notes
+        if isinstance(event, StateFresh) and NO_COPY in event.reason
     ]
     return [f"{_names(waited)} joined, and got no copy of a training state"] if waited else []
 
@@ -180,9 +183,9 @@ def _left_behind(world: World, training: Training) -> bool:
     """Whether the others missed this rack and ended the job, as they may; it keeps its work."""
     rack = training.process.me.rack
     missed = any(
-        kind == "rack-silent" and fields["peer"] == rack
+        isinstance(event, RackSilent) and event.peer == rack
         for other in world.trainings.values()
-        for kind, fields in other.process.notes
+        for event in other.process.notes
     )
     return missed and training.rank.published.finished
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.numerics import Anchor
+from mend.events.kinds import RoundCommitted
 from mend.fragment.moments import SECOND
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class MomentChecks:
         self._captured[me.me, me.member, offer.fragment, offer.seq] = now_N.double()
 
     def applied(
-        self, watched: Watched, fragment: int, anchor: Anchor, commit: dict[str, Any] | None
+        self, watched: Watched, fragment: int, anchor: Anchor, commit: RoundCommitted | None
     ) -> None:
         trainer, me = watched.trainer, watched.me
         view = trainer.tracks[fragment].moments
@@ -48,17 +49,17 @@ class MomentChecks:
             return
         order, _ = self._periods[fragment // len(trainer.weights) - 1]
         named, weights = list[Tensor](), list[float]()
-        for each in commit["members"]:
+        for each in commit.members:
             captured = [
                 values
                 for (peer, _, p, seq), values in self._captured.items()
-                if (peer, p, seq) == ((each["rack"], me.rank), fragment, each["seq"])
+                if (peer, p, seq) == ((each.rack, me.rank), fragment, each.seq)
             ]
             if len(captured) != 1:  # of several lives of a rack, or of one before this job
                 return
             named.append(captured[0])
-            steps = max(1, each["steps"])
-            weights.append(each["tokens"] / steps)
+            steps = max(1, each.steps)
+            weights.append(each.tokens / steps)
         self.compared += 1
         mean = sum((w * x for w, x in zip(weights, named, strict=True)), torch.zeros(()).double())
         error = (anchor.values.double() - mean / sum(weights)).abs().max().item()

@@ -23,6 +23,7 @@ from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import POLL_NS
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
+from mend.events.base import LoggedEvent, log_text
 from mend.fragment.moments import Moment
 from mend.fragment.shards import put_together, take
 from mend.trace.format import Entry, Gap, read_record, record_of_entry
@@ -96,12 +97,12 @@ class Process:
         self.dead = False
         self.stopped = False
         self.frozen_until_ns = 0
-        self.notes: list[tuple[str, dict[str, object]]] = []
+        self.notes: list[LoggedEvent] = []
         self.noted_ns: list[int] = []
         """Times of the notes by the world's clock; `notes` itself is compared between runs."""
         self.tape: MemoryTape | None = None
         self.tell: Callable[[str], None] | None = None
-        self.on_note: Callable[[Process, str, dict[str, object]], None] | None = None
+        self.on_note: Callable[[Process, LoggedEvent], None] | None = None
         self.trainer: Training | None = None
         self.on_event: Callable[[Process], None] | None = None
         self._alarm_ns: int | None = None
@@ -253,16 +254,16 @@ class Process:
     def drop(self, key: bytes) -> None:
         self.served.pop(key, None)
 
-    def note(self, kind: str, fields: dict[str, object]) -> None:
+    def note(self, event: LoggedEvent) -> None:
         if self.dead:
             return  # it died in the middle of what it was doing
-        self.notes.append((kind, fields))
+        self.notes.append(event)
         self.noted_ns.append(self.loop.now_ns)
         if self.tell is not None:
             who = f"rack={self.me.rack} rank={self.me.rank}"
-            self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {kind} {fields}")
+            self.tell(f"{self.loop.now_ns / SECOND:9.3f} s {who} {log_text(event)}")
         if self.on_note is not None:
-            self.on_note(self, kind, fields)
+            self.on_note(self, event)
 
     def finished(self) -> None:
         """A simulated process stops when its script has ended; see `Training`."""

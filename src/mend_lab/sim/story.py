@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mend.events import kinds
+from mend.events.base import LoggedEvent
 from mend.types import MS, SECOND, Peer
 from mend_lab.sim.faults import name_of, sentence, target
 from mend_lab.sim.scenario import Scenario, python_of
@@ -55,11 +57,11 @@ def happened(world: World) -> list[str]:
     read: dict[str, int] = {}
     processes = [*world.past, *world.processes()]
     for process in processes:
-        for when_ns, (kind, fields) in zip(process.noted_ns, process.notes, strict=True):
-            if kind == "commit":  # every rank reads it; the first one counts
-                text = _commit(fields)
+        for when_ns, event in zip(process.noted_ns, process.notes, strict=True):
+            if isinstance(event, kinds.RoundCommitted):  # every rank reads it; the first one counts
+                text = _commit(event)
                 read[text] = min(read.get(text, when_ns), when_ns)
-            elif text := _event(process.me, kind, fields):
+            elif text := _event(process.me, event):
                 events.append((when_ns, text))
     events += [(when_ns, text) for text, when_ns in read.items()]
     lines = [f"{when_ns / SECOND:8.3f} s  {text}" for when_ns, text in sorted(set(events))]
@@ -70,33 +72,35 @@ def happened(world: World) -> list[str]:
     return lines
 
 
-def _event(me: Peer, kind: str, fields: dict[str, Any]) -> str:
-    """A note as a sentence; empty for notes that would only be noise."""
-    who = name_of(target(me.rack))
-    leads = me.rank == 0
-    match kind:
-        case "genesis":
-            return f"{who} has heard hello from racks {_list(fields['racks'])}: the job begins"
-        case "applied" | "captured" | "decided" | "hello" | "still-open" | "copied" | "start":
-            return ""
-        case "rack-silent" | "rack-back":
-            about = "no more" if kind == "rack-silent" else "again"
-            return f"{who} knows that rack {fields['peer']} is heard {about}" if leads else ""
-        case "left-alone":
-            return f"{who} leaves alone: {'; '.join(fields['why']) or 'no reason known'}"
-        case _:
-            text = ", ".join(f"{key} {_value(value)}" for key, value in fields.items())
-            return f"{who}: {kind.replace('-', ' ')}" + (f" ({text})" if text else "")
+QUIET = (
+    kinds.VersionApplied,
+    kinds.FragmentCaptured,
+    kinds.RoundDecided,
+    kinds.HelloHeard,
+    kinds.OfferStillOpen,
+    kinds.VersionCopied,
+    kinds.ProcessStarted,
+)
+"""Events that would only be noise."""
 
 
-def _commit(fields: dict[str, Any]) -> str:
-    members = _list([member["rack"] for member in fields["members"]])
-    ended = [each["rack"] for each in fields["dropped"]]
+def _event(me: Peer, event: LoggedEvent) -> str:
+    """An event as a sentence; empty: it is left out."""
+    leads, who = me.rank == 0, name_of(target(me.rack))
+    if isinstance(event, QUIET):
+        return ""
+    if isinstance(event, kinds.RackSilent | kinds.RackBack) and not leads:
+        return ""
+    return f"{who}: {_value(event.sentence(), 400)}"
+
+
+def _commit(event: kinds.RoundCommitted) -> str:
+    members = _list([member.rack for member in event.members])
+    ended = [each.rack for each in event.dropped]
     dropped = f", offers of racks {_list(ended)} are dropped" if ended else ""
-    fragment, version = fields["fragment"], fields["version"]
     return (
-        f"fragment {fragment} version {version} is decided: offers of racks {members} "
-        f"({fields['reason']}){dropped}"
+        f"fragment {event.fragment} version {event.version} is decided: offers of racks {members} "
+        f"({event.reason}){dropped}"
     )
 
 

@@ -35,6 +35,7 @@ from mend.coordination.messages import (
 )
 from mend.coordination.validation import plan_hash
 from mend.types import SECOND, WITNESS, Address, Member, Peer, life_of
+from tests.noted import pairs
 
 HEARTBEAT_NS = SECOND // 10
 DETECT_NS = SECOND
@@ -230,4 +231,5 @@ def sent(effects: Iterable[Effect], to: Peer | None = None) -> list[Message]:
 
 
 def notes(effects: Iterable[Effect], kind: str) -> list[dict[str, object]]:
-    return [e.fields for e in effects if isinstance(e, Note) and e.kind == kind]
+    noted = pairs(effect.event for effect in effects if isinstance(effect, Note))
+    return [fields for found, fields in noted if found == kind]

@@ -21,12 +21,19 @@ from mend.coordination.ladder import (
     CALM_DETECTS,
     COUNTED_NS_MAX,
     Ladder,
-    kind_of,
+    event_of,
     taken_of,
     worst_of,
 )
 from mend.coordination.messages import FailSlow, Pace, Report
 from mend.coordination.round import Round
+from mend.events.kinds import (
+    RackAwaited,
+    RackBatchChanged,
+    RackEvicted,
+    RackMitigated,
+    RackNotAwaited,
+)
 from mend.types import MS, SECOND, WITNESS
 from tests.unit.coordination.nouns import genesis, report
 
@@ -285,14 +292,18 @@ def test_a_rack_that_computes_slowly_takes_fewer_micro_batches_beside_a_slow_lin
 
 def test_a_move_is_noted_by_what_changes() -> None:
     """Rounds never stopped waiting for a rack that only took fewer micro-batches."""
-    assert kind_of(AWAITED, SMALLER) == "slow-rack-batch"
-    assert kind_of(SMALLER, SMALLER) == "slow-rack-batch"
-    assert kind_of(SMALLER, AWAITED) == "slow-rack-batch"
-    assert kind_of(NOT_AWAITED, NOT_AWAITED) == "slow-rack-batch"
-    assert kind_of(AWAITED, NOT_AWAITED) == kind_of(SMALLER, NOT_AWAITED) == "slow-rack-left"
-    assert kind_of(NOT_AWAITED, AWAITED) == "slow-rack-awaited"
-    assert kind_of(NOT_AWAITED, EVICTED) == kind_of(AWAITED, EVICTED) == "slow-rack-evicted"
-    assert kind_of(EVICTED, AWAITED) == "slow-rack-awaited"
+
+    def move(before: int, stage: int) -> type[RackMitigated]:
+        return type(event_of(before, Mitigation(1, stage, "rack 1 is slow")))
+
+    assert move(AWAITED, SMALLER) is RackBatchChanged
+    assert move(SMALLER, SMALLER) is RackBatchChanged
+    assert move(SMALLER, AWAITED) is RackBatchChanged
+    assert move(NOT_AWAITED, NOT_AWAITED) is RackBatchChanged
+    assert move(AWAITED, NOT_AWAITED) is move(SMALLER, NOT_AWAITED) is RackNotAwaited
+    assert move(NOT_AWAITED, AWAITED) is RackAwaited
+    assert move(NOT_AWAITED, EVICTED) is move(AWAITED, EVICTED) is RackEvicted
+    assert move(EVICTED, AWAITED) is RackAwaited
 
 
 # -------------------------------------------------------------- eviction

@@ -17,6 +17,7 @@ from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import LINGER_NS, RankOptions
 from mend.coordination.messages import Gather, Held, Message, Partial, RankReport, Total
 from mend.coordination.rank import ENDED_NS, RankMachine
+from mend.events.kinds import VersionsUndone
 from mend.types import SECOND, Peer
 from tests.unit.coordination.nouns import (
     FIRST,
@@ -947,11 +948,9 @@ def test_undone_version_is_named_by_the_racks_of_the_lineage() -> None:
     rack = Rack().begun()
     rack.version(1)
     rack.told(commit(2, [offer(OTHER, 2, base=1)]))
-    (said,) = [
-        note for note in of(ev.Note, rack.told(anew(1, MINE, OTHER))) if note.kind == "undone"
-    ]
-    assert said.fields["back"] == ["fragment 0 from version 2 to 1"]
-    assert said.fields["dead"] == [THIRD]
+    notes = [note.event for note in of(ev.Note, rack.told(anew(1, MINE, OTHER)))]
+    undone = VersionsUndone(("fragment 0 from version 2 to 1",), (THIRD,))
+    assert [event for event in notes if isinstance(event, VersionsUndone)] == [undone]
     assert of(ev.Note, rack.told(anew(1, MINE, OTHER))) == [], "nothing is undone"
 
 

@@ -6,6 +6,7 @@ from mend.consensus.log import LogState
 from mend.coordination.events import FetchSlice, FreeSlices, MergeSlice, SliceFetched, SliceMerged
 from mend.coordination.messages import SLICES_EACH, Gather, Sliced
 from mend.coordination.slices import KEPT_NS, Slices
+from mend.events.kinds import MergeFailed
 from mend.types import SECOND, Peer
 from tests.unit.coordination.nouns import genesis, member, offer
 
@@ -168,7 +169,8 @@ def test_a_member_without_a_seat_or_a_merge_without_a_result_is_a_failure() -> N
     moved(slices)
     landed(slices, (0, 1), (2, 1))
     moved(slices)
-    assert slices.on_merged(SliceMerged(0, 1, 1, "no number"), ME)[0].kind == "merge-failed"
+    (note,) = slices.on_merged(SliceMerged(0, 1, 1, "no number"), ME)
+    assert note.event == MergeFailed(0, 1, "no number")
     assert slices.report(0) == Sliced(0, 1, 1, failed=True)
     slices = begun()
     slices.failed(1, 2)

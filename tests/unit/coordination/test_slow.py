@@ -9,16 +9,16 @@ from msgspec.structs import replace
 from mend.coordination.events import Effect, Note, Timed
 from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, SlowLink
 from mend.coordination.slow import (
-    ONSET,
     OWN_PAST,
     PEERS,
-    RELIEF,
     RackPaces,
     RankPace,
     pace_of_rack,
     sentence_of,
 )
 from mend.detector import Cause, DetectorOptions
+from mend.events.base import kind_of
+from mend.events.kinds import RackSlow, RackSlowOver
 from mend.types import MS
 
 REPORT_BYTES = 36
@@ -36,8 +36,8 @@ def driven(factors: list[float], tokens: int = 512) -> tuple[RankPace, list[Note
 
 def test_onset_and_relief_are_noted_with_who_when_how_much_and_how_sure() -> None:
     rank, notes = driven([1.0] * 50 + [2.0] * 50 + [1.0] * 50)
-    assert [note.kind for note in notes] == [ONSET, RELIEF]
-    onset, relief = (note.fields for note in notes)
+    assert [kind_of(note.event) for note in notes] == ["fail-slow", "fail-slow-over"]
+    onset, relief = (note.event.fields() for note in notes)
     assert (onset["slow_rack"], onset["slow_rank"], onset["against"]) == (1, 2, OWN_PAST)
     assert onset["since_step"] == 51
     assert onset["step"] in range(51, 61)
@@ -102,8 +102,7 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     paces[3] = Pace(1, 2000, 10_000, slow_since=5, ratio_milli=2000, sure_milli=999)
     (note,) = racks.compare(paces, dict.fromkeys(paces, 40))
     assert isinstance(note, Note)
-    assert note.kind == ONSET
-    assert note.fields == {"slow_rack": 3, "against": PEERS, "step": 40, "ratio": 2.0}
+    assert note.event == RackSlow(slow_rack=3, against=PEERS, step=40, ratio=2.0)
     own, peers = FailSlow(3, 1, True, 5, 20, 999), FailSlow(3, 1, False, 40, 20)
     assert racks.judged == (own, peers)
     assert sentence_of(own) == (
@@ -112,7 +111,7 @@ def test_the_coordinator_tells_both_verdicts_and_notes_its_own() -> None:
     assert "the median of the others, seen at its step 40" in sentence_of(peers)
     (note,) = racks.compare({rack: Pace(0, 1000, 10_000) for rack in range(4)}, {3: 60})
     assert isinstance(note, Note)
-    assert (note.kind, note.fields["since_step"], note.fields["step"]) == (RELIEF, 40, 60)
+    assert note.event == RackSlowOver(slow_rack=3, against=PEERS, step=60, since_step=40)
     assert racks.judged == ()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mend.coordination.events import Note, Probe, Probed, Validate, Validated
-from mend.coordination.slow_cause import CAUSE, PROBE_NS_MAX, PROBES_NS, STEPS, CauseSearch
+from mend.coordination.slow_cause import PROBE_NS_MAX, PROBES_NS, STEPS, CauseSearch
 from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN, Cause
+from mend.events.kinds import RackSlowCause
 from mend.types import MS, Address
 
 LANES = {2: Address("c", 2), 0: Address("a", 1)}
@@ -40,11 +41,10 @@ def test_a_matrix_product_that_takes_three_times_as_long() -> None:
     (note,) = measured(search, asked.number, 30 * MS, {0: 5 * MS, 2: 5 * MS}, waited=100_000)
     assert search.cause == Cause(COMPUTE)
     assert note == Note(
-        CAUSE,
-        {
-            "slow_rack": 1, "slow_rank": 3, "cause": "compute", "ratio": 3.0, "gemm_ratio": 3.0,
-            "input_share": 0.05, "lane_ratios": {"0": 1.0, "2": 1.0},
-        },
+        RackSlowCause(
+            slow_rack=1, slow_rank=3, cause="compute", ratio=3.0, gemm_ratio=3.0, input_share=0.05,
+            lane_ratios={"0": 1.0, "2": 1.0},
+        )
     )  # fmt: skip
     search.over()
     assert search == replace(search, cause=None)
@@ -67,7 +67,7 @@ def test_a_link_that_is_slow_is_named_by_its_other_end() -> None:
     (note,) = measured(search, asked.number, 10 * MS, {0: 5 * MS, 2: 50 * MS})
     assert search.cause == Cause(LINK, 2)
     assert isinstance(note, Note)
-    assert note.fields["link_to"] == 2
+    assert note.event.fields()["link_to"] == 2
 
 
 def test_a_pull_that_waited_for_a_processor_makes_no_slow_link() -> None:
@@ -78,7 +78,7 @@ def test_a_pull_that_waited_for_a_processor_makes_no_slow_link() -> None:
     (note,) = measured(search, asked.number, 10 * MS, {0: 14 * MS, 2: 5 * MS})
     assert search.cause == Cause(UNKNOWN)
     assert isinstance(note, Note)
-    assert note.fields["lane_ratios"]["0"] == 2.8
+    assert note.event.fields()["lane_ratios"]["0"] == 2.8
 
 
 def test_what_comes_late_belongs_to_no_verdict() -> None:
@@ -103,7 +103,7 @@ def test_pulls_end_after_a_second_and_none_begins_after_half_of_one() -> None:
     (note,) = search.tick(7 + PROBE_NS_MAX)
     assert search.cause == Cause(LINK, 0), "rack 2 was not asked any more"
     assert isinstance(note, Note)
-    assert note.fields["lane_ratios"] == {"0": 200.0}
+    assert note.event.fields()["lane_ratios"] == {"0": 200.0}
 
 
 def test_a_verdict_before_there_is_anything_to_compare_with() -> None:

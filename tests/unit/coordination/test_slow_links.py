@@ -10,15 +10,15 @@ from mend.coordination.events import Note
 from mend.coordination.messages import Pace, SlowLink
 from mend.coordination.slow import pace_of_rack, verdict_of
 from mend.coordination.slow_links import (
-    LINK_ONSET,
-    LINK_RELIEF,
     SAMPLE_NS,
     SAMPLE_NS_MAX,
     LinkPaces,
     worst_links,
 )
 from mend.detector import DetectorOptions
+from mend.events.kinds import LinkSlow, LinkSlowOver
 from mend.types import MS, SECOND, Member
+from tests.noted import pair
 
 ONE, TWO = Member(1, 11), Member(2, 12)
 SIZE = 1_000_000
@@ -55,8 +55,8 @@ def test_a_link_that_takes_four_times_as_long_is_named_until_it_recovers() -> No
     onset_step = rank.step
     rank.rounds(12, 400 * MS)
     (onset,) = rank.notes
-    assert onset.kind == LINK_ONSET
-    about = onset.fields
+    assert isinstance(onset.event, LinkSlow)
+    about = onset.event.fields()
     assert (about["from_rack"], about["to_rack"], about["rank"]) == (1, 0, 3)
     assert onset_step < int(str(about["since_step"])) <= onset_step + 16
     assert int(str(about["step"])) <= onset_step + 10 * 8
@@ -65,8 +65,8 @@ def test_a_link_that_takes_four_times_as_long_is_named_until_it_recovers() -> No
     (link,) = rank.links.slow
     assert (link.rack, link.rank, link.since_step) == (1, 3, about["since_step"])
     rank.rounds(12, 100 * MS)
-    assert [note.kind for note in rank.notes] == [LINK_ONSET, LINK_RELIEF]
-    assert rank.notes[1].fields["since_step"] == about["since_step"]
+    assert [type(note.event) for note in rank.notes] == [LinkSlow, LinkSlowOver]
+    assert rank.notes[1].event.fields()["since_step"] == about["since_step"]
     assert rank.links.slow == ()
 
 
@@ -111,7 +111,8 @@ def test_a_slow_link_is_told_from_the_one_beside_it() -> None:
     rank = Rank()
     for turn in range(60):
         rank.pulls({ONE: 200 * MS if turn < 30 else 900 * MS, TWO: 201 * MS})
-    assert [(note.kind, note.fields["from_rack"]) for note in rank.notes] == [(LINK_ONSET, 1)]
+    assert [pair(note.event)[1]["from_rack"] for note in rank.notes] == [1]
+    assert isinstance(rank.notes[0].event, LinkSlow)
 
 
 def test_short_pulls_add_up_to_a_sample() -> None:

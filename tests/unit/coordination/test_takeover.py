@@ -271,7 +271,7 @@ def test_who_is_left_begins_a_new_lineage_and_says_so() -> None:
         cabinet.hear(rack, asks, life=1)
     cabinet.held = (0,)
     effects = cabinet.takes_over()
-    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": [0]}]
     record = cabinet.records[-1]
     assert isinstance(record, Lineage)
     assert cabinet.machine.log.committed.voters == {member(1)}
@@ -641,7 +641,7 @@ def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> Non
             again = replace(hello(rack, racks=3, life=1), policy=settings)
             effects += cabinet.hear(rack, again, life=1)
         effects += heard_from(cabinet, [1], DETECT_NS // 2)
-    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": [0]}]
     (anew,) = [record for record in cabinet.records if isinstance(record, Lineage)]
     votes = {seat.member for seat in anew.members} - {member(r, 1) for r in anew.non_voters}
     assert votes == {member(1)}, "the others hold nothing yet"
@@ -748,7 +748,7 @@ def test_who_is_left_goes_on_without_racks_that_a_person_has_retired() -> None:
     assert cabinet.machine.retired() == (0,)
     assert not cabinet.machine.proposer.leading, "rack 2 may live"
     effects = retire(cabinet, 2) + cabinet.takes_over()
-    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": (0,)}]
+    assert notes(effects, "lineage") == [{"without": [0, 2], "versions": [0]}]
     record = cabinet.records[-1]
     assert isinstance(record, Lineage)
     assert record.reason.endswith("a person has retired rack 0, rack 2")

@@ -38,6 +38,7 @@ from mend.fragment.shards import replicated
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.types import SECOND, Member
+from tests.noted import pair
 from tests.unit.coordination.nouns import policy
 
 MINE, THEIRS = Member(0, 7), Member(1, 8)
@@ -96,7 +97,7 @@ class Hand:
             now_ns=lambda: self.now_ns,
             post=self.events.append,
             own=self._own,
-            note=lambda kind, fields: self.notes.append((kind, fields)),
+            note=lambda event: self.notes.append(pair(event)),
             numerics=self.numerics,
             side=side,
         )

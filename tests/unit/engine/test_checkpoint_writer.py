@@ -14,6 +14,7 @@ from mend.consensus.records import Mark
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError, GaveUp
+from mend.events.base import kind_of
 from mend.types import SECOND
 from tests.unit.engine.hand import Hand
 
@@ -137,7 +138,7 @@ def test_a_checkpoint_that_moves_the_weights_says_so_unless_it_saves_them(saves:
 
     writer = CheckpointWriter(
         RackGroup(None, 1.0), 0, (), hand.trainer, live=applies, post=hand.events.append,
-        note=lambda kind, _: notes.append(kind), now_ns=lambda: 0,
+        note=lambda event: notes.append(kind_of(event)), now_ns=lambda: 0,
     )  # fmt: skip
     save = (lambda _: None) if saves else None
     with pytest.raises(CheckpointError, match="cannot be made"):

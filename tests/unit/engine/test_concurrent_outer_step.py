@@ -45,6 +45,7 @@ from mend.errors import (
     TransferStalled,
     WorkerFailed,
 )
+from mend.events.base import LoggedEvent
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.transport.bulk_wire import checksum_of
@@ -60,6 +61,7 @@ from mend.types import (
     offer_key,
     state_key,
 )
+from tests.noted import pair
 from tests.unit.coordination.nouns import commit, genesis, member, offer, rank_orders
 
 T = TypeVar("T")
@@ -123,8 +125,8 @@ class HandEdge:
     def drop(self, key: bytes) -> None:
         self.served.pop(key, None)
 
-    def note(self, kind: str, fields: dict[str, Any]) -> None:
-        self.notes.append((kind, fields))
+    def note(self, event: LoggedEvent) -> None:
+        self.notes.append(pair(event))
 
     def finished(self) -> None:
         raise AssertionError("only leaders and coordinators finish")

@@ -10,6 +10,7 @@ from torch import nn
 
 from mend import MendConfig, session
 from mend.engine.movement import CANARIES_MAX, SIGNS_MAX, Movement
+from tests.noted import pair
 
 
 class Watched:
@@ -19,7 +20,7 @@ class Watched:
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(parameters)])
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.movement = Movement(
-            self.model, list(self.model), lambda kind, fields: self.told.append((kind, fields))
+            self.model, list(self.model), lambda event: self.told.append(pair(event))
         )
 
     def write(self) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mend.engine.pull_troubles import FAILURES, REMEDY, SECONDS, PullTroubles
+from mend.engine.pull_troubles import FAILURES, SECONDS, PullTroubles
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled
+from mend.events.kinds import PULLS_PAGE
 from mend.types import Address
+from tests.noted import pair
 
 OWNER, OTHER = Address("hostB", 22000), Address("hostC", 22000)
 CLOSED = PeerUnreachable("hostB:22000: timed out")
@@ -20,7 +22,7 @@ Pull = Callable[..., list[tuple[str, dict[str, object]]]]
 def pull() -> Pull:
     """A pull that ends; returns the events so far."""
     notes: list[tuple[str, dict[str, object]]] = []
-    troubles = PullTroubles(lambda kind, fields: notes.append((kind, fields)))
+    troubles = PullTroubles(lambda event: notes.append(pair(event)))
 
     def ends(
         at_s: float, error: Exception | None = CLOSED, *holders: Address
@@ -44,13 +46,13 @@ def test_a_lane_that_gives_nothing_is_named_once_until_it_works(pull: Pull) -> N
 
 def test_what_has_failed_to_the_end_is_told_with_a_remedy() -> None:
     """NotMerged said why the work was not merged without the cause that had been warned of."""
-    troubles = PullTroubles(lambda kind, fields: None)
+    troubles = PullTroubles(lambda event: None)
     for at_s in (0.0, 3.0):
         troubles.ended((OWNER,), CLOSED, at_s)
     assert troubles.told() == [], "it may be a rack that dies"
     troubles.ended((OWNER,), CLOSED, SECONDS)
     (told,) = troubles.told()
-    assert told == f"no pull from hostB:22000 succeeds ({CLOSED}): see {REMEDY}"
+    assert told == f"no pull from hostB:22000 succeeds ({CLOSED}): see {PULLS_PAGE}"
     troubles.ended((OWNER,), None, 60.0)
     assert troubles.told() == []
 

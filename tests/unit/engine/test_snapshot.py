@@ -36,7 +36,7 @@ class Shown:
 
     def __init__(self, rack: Rack) -> None:
         self.rack = rack
-        self.pace = TrainingProgress(lambda kind, fields: None, lambda: (0, 0))
+        self.pace = TrainingProgress(lambda event: None, lambda: (0, 0))
         self.traffic = (0, 0)
         self.recent = Recent(self._note)
         self.published = PublishedState(1)

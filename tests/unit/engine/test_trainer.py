@@ -40,7 +40,9 @@ from mend.errors import (
     StartTimeout,
     StateRefused,
 )
+from mend.events.base import LoggedEvent
 from mend.types import SECOND
+from tests.noted import flat, pair
 from tests.unit.coordination.nouns import policy
 from tests.unit.engine.hand import MINE, SHUTDOWN_NS, THEIRS, Hand
 
@@ -178,8 +180,8 @@ def joiner(momentum: float = 0.9, **options: Any) -> tuple[Hand, torch.optim.Opt
 
 
 def state_of(hand: Hand, *optimizers: torch.optim.Optimizer) -> TrainingState:
-    def note(kind: str, fields: dict[str, Any]) -> None:
-        hand.notes.append((kind, fields))
+    def note(event: LoggedEvent) -> None:
+        hand.notes.append(pair(event))
 
     return TrainingState(optimizers, {}, note)
 
@@ -379,7 +381,7 @@ def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_a
     for rank in (0, 1):
         hand, _ = joiner(ranks=2, rank=rank)
         hand.trainer.mirrors = Way(hand, kept[rank], lost[rank])
-        state = TrainingState([], {}, lambda kind, fields: notes.append({"kind": kind, **fields}))
+        state = TrainingState([], {}, lambda event: notes.append(flat(event)))
         states.append(state)
         doings.append(hand.trainer._load_mirror(state))
     together(*doings)

@@ -13,6 +13,7 @@ import torch
 from mend.engine.training_progress import VALUES_MAX, TrainingProgress
 from mend.errors import UsageError
 from mend.types import SECOND
+from tests.noted import pair
 
 
 class Events:
@@ -20,9 +21,7 @@ class Events:
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, dict[str, Any]]] = []
-        self.pace = TrainingProgress(
-            lambda kind, fields: self.noted.append((kind, fields)), lambda: (70, 50)
-        )
+        self.pace = TrainingProgress(lambda event: self.noted.append(pair(event)), lambda: (70, 50))
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [fields for each, fields in self.noted if each == kind]

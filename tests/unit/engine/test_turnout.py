@@ -17,6 +17,7 @@ from mend.engine.turnout import (
     short_of,
     told,
 )
+from mend.errors import require
 from tests.unit.coordination.nouns import commit, offer
 
 
@@ -98,13 +99,13 @@ def test_a_rack_that_trains_on_alone_is_told_since_when() -> None:
     log.period(0, 1, step=8)
     log.period(0, 1, step=16, closing=1)
     for period in range(3, 3 + ALONE_LEAST):
-        assert log.rounds.alone() == {}
+        assert log.rounds.alone() is None
         log.period(0, step=8 * period)
-    about = log.rounds.alone()
-    assert (about["alone"], about["rounds"], about["since_step"]) == (0, 2 * ALONE_LEAST, 24)
-    assert about["others"] == ["rack 1 ended at its step 16"]
+    about = require(log.rounds.alone(), "no rack was alone")
+    assert (about.alone, about.rounds, about.since_step) == (0, 2 * ALONE_LEAST, 24)
+    assert about.others == ("rack 1 ended at its step 16",)
     tokens = ALONE_LEAST * offer(0).tokens
-    assert about["tokens"] == tokens, "of a fragment: each holds what the same steps did"
+    assert about.tokens == tokens, "of a fragment: each holds what the same steps did"
     assert log.rounds.in_words() == (
         f"the last {2 * ALONE_LEAST} rounds merged rack 0 alone, {tokens} tokens since its step 24 "
         "(rack 1 ended at its step 16)"
@@ -116,9 +117,9 @@ def test_a_rack_that_was_lost_did_not_end() -> None:
     log.period(0, 1, 2, step=8, closing=2)
     for period in range(2, 9):
         log.period(0, step=8 * period)
-    assert log.rounds.alone()["others"] == [
-        "rack 1 was last merged at its step 8", "rack 2 ended at its step 8",
-    ]  # fmt: skip
+    alone = require(log.rounds.alone(), "no rack was alone")
+    ends = ("rack 1 was last merged at its step 8", "rack 2 ended at its step 8")
+    assert alone.others == ends
 
 
 def test_a_rack_has_ended_although_an_older_offer_of_it_is_merged_last() -> None:
@@ -127,7 +128,8 @@ def test_a_rack_has_ended_although_an_older_offer_of_it_is_merged_last() -> None
     log.period(0, 1, step=12)
     for period in range(3, 3 + ALONE_LEAST):
         log.period(0, step=8 * period)
-    assert log.rounds.alone()["others"] == ["rack 1 ended at its step 16"]
+    alone = require(log.rounds.alone(), "no rack was alone")
+    assert alone.others == ("rack 1 ended at its step 16",)
 
 
 @pytest.mark.parametrize("rounds", range(ALONE_LEAST))
@@ -136,7 +138,7 @@ def test_closing_rounds_alone_are_usual(rounds: int) -> None:
     log.period(0, 1, step=8, closing=1)
     for period in range(rounds):
         log.period(0, step=16 + 8 * period, closing=0)
-    assert log.rounds.alone() == {}
+    assert log.rounds.alone() is None
 
 
 def test_a_rack_that_came_back_ends_the_time_alone() -> None:
@@ -145,18 +147,18 @@ def test_a_rack_that_came_back_ends_the_time_alone() -> None:
     for period in range(2, 20):
         log.period(0, step=8 * period)
     log.period(0, 1, step=160)
-    assert log.rounds.alone() == {}
+    assert log.rounds.alone() is None
     log.period(0, step=168)
-    assert log.rounds.alone() == {}, "and the rounds before are not counted"
+    assert log.rounds.alone() is None, "and the rounds before are not counted"
     log.period(1, step=168)
-    assert log.rounds.alone() == {}
+    assert log.rounds.alone() is None
 
 
 def test_a_job_of_one_rack_is_not_told_that_it_is_alone() -> None:
     log = Log()
     for period in range(1, 20):
         log.period(0, step=8 * period)
-    assert log.rounds.alone() == {}
+    assert log.rounds.alone() is None
 
 
 def test_rack_that_ends_a_little_later_is_no_warning() -> None:
@@ -166,7 +168,7 @@ def test_rack_that_ends_a_little_later_is_no_warning() -> None:
         log.period(0, 1, step=8 * period)
     for period in range(10 * ALONE_LEAST, 11 * ALONE_LEAST):
         log.period(0, step=8 * period)
-    assert log.rounds.alone() == {}
+    assert log.rounds.alone() is None
     for period in range(11 * ALONE_LEAST, 13 * ALONE_LEAST):
         log.period(0, step=8 * period)
-    assert log.rounds.alone()["rounds"] == 2 * 3 * ALONE_LEAST
+    assert require(log.rounds.alone(), "no rack was alone").rounds == 2 * 3 * ALONE_LEAST

@@ -6,12 +6,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mend.consensus.records import Mitigation
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.ending import TOLD_NS
-from mend.coordination.ladder import kind_of
+from mend.coordination.ladder import event_of
 from mend.coordination.machines import CoordinatorParts, Parts
 from mend.coordination.messages import Refusal
 from mend.engine.witness import Witness, build_witness
+from mend.events.base import log_text
+from mend.events.kinds import JobFounded, RoundDecided
 from mend.types import MS, SECOND, WITNESS, Peer
 from tests.unit.coordination.nouns import genesis, hello, log_of, member, orders, roster
 
@@ -105,7 +108,23 @@ def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
     parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
     host: Any = Outside()
     witness = build_witness(parts, host, printed.append)
-    kinds = sorted({kind_of(before, stage) for before in (1, 2, 3) for stage in (1, 2, 3)})
-    for kind in kinds:
-        witness._note(kind, {"slow_rack": 1})
-    assert printed == [f"{kind} slow_rack=1" for kind in kinds]
+    events = [
+        event_of(before, Mitigation(1, stage, "rack 1 is slow"))
+        for before in (1, 2, 3)
+        for stage in (1, 2, 3, 4)
+    ]
+    for event in events:
+        witness._note(event)
+    assert printed == [log_text(event) for event in events]
+    assert len({line.split()[0] for line in printed}) == 4
+
+
+def test_witness_prints_no_event_of_every_round() -> None:
+    printed = list[str]()
+    options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
+    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    host: Any = Outside()
+    witness = build_witness(parts, host, printed.append)
+    for event in (RoundDecided(0, 1), JobFounded((0, 1))):
+        witness._note(event)
+    assert printed == ['genesis racks=0,1 msg="racks 0,1 have met: the job begins"']

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mend.hardware.async_tp import AsyncTp, Census, tp_dimensions, tp_groups, why_not, with_census
+from tests.noted import flat, pair
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_asked_for_in_vain_it_warns_and_notes_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     notes: list[tuple[str, dict[str, object]]] = []
     with pytest.warns(UserWarning, match="no effect; not active: there is no CUDA device"):
-        tp = AsyncTp.enable(mlp(), note=lambda kind, fields: notes.append((kind, fields)))
+        tp = AsyncTp.enable(mlp(), note=lambda event: notes.append(pair(event)))
     tp.stepped()
     assert tp.said == "not active: there is no CUDA device"
     assert notes == [("async-tp", {"said": tp.said, "graphs": 0, "fused": 0})]
@@ -155,7 +156,7 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AsyncTp, list
     monkeypatch.setattr("mend.hardware.async_tp.why_not", lambda *_, **__: "")
     monkeypatch.setattr("mend.hardware.async_tp._share_memory", lambda _: "")
     notes: list[object] = []
-    tp = AsyncTp.enable(mlp(), note=lambda kind, fields: notes.append({"kind": kind, **fields}))
+    tp = AsyncTp.enable(mlp(), note=lambda event: notes.append(flat(event)))
     yield tp, notes
     tp.close()
 

@@ -29,6 +29,7 @@ from mend_lab.replay.comparison import (
 from mend_lab.replay.coordinator import ReplayCoordinator
 from mend_lab.replay.script import Act, GivenState, Part, ReplayScript
 from mend_lab.replay.training import ReplayedState, ReplayFactory, ReplayTrainer
+from tests.noted import pair
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
@@ -66,7 +67,7 @@ class Following(Hand):
         self.trainer = ReplayTrainer(
             MINE, old.policy, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
             post=self.events.append, own=self._own,
-            note=lambda kind, fields: self.notes.append((kind, fields)), numerics=self.numerics,
+            note=lambda event: self.notes.append(pair(event)), numerics=self.numerics,
             script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),
         )  # fmt: skip
 

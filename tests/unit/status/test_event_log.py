@@ -9,9 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from mend.status.event_log import LOUD, USUAL, EventLog
+from mend.events.base import LoggedEvent
+from mend.events.kinds import (
+    FragmentCaptured,
+    JobFounded,
+    MergedShare,
+    ProtocolFault,
+    RackJoined,
+    RackSilent,
+    RoundCommitted,
+    WeightsKept,
+)
+from mend.status.event_log import EventLog
 
 WHO = {"rack": 1, "rank": 0}
+CAPTURED = FragmentCaptured(step=8, fragment=0, seq=1, base=0, tokens=64, steps=8)
+MEMBERS = (MergedShare(0, 5, 16, 8, 64, 8), MergedShare(1, 4, 16, 9, 64, 8))
+REASON = "grace-over, without rack 2"
+COMMIT = RoundCommitted(2, 17, MEMBERS, 2, (), (), ("ab",), REASON)
 
 
 def lines(directory: Path) -> list[dict[str, object]]:
@@ -21,13 +36,16 @@ def lines(directory: Path) -> list[dict[str, object]]:
 
 def test_every_event_is_a_line_with_its_time(tmp_path: Path) -> None:
     recorder = EventLog(WHO, tmp_path / "made" / "here")
-    recorder.note("captured", {"step": 8, "fragment": 0})
-    recorder.note("commit", {"members": [{"rack": 0, "seq": 1}], "reason": "all-in"})
+    recorder.note(CAPTURED)
+    recorder.note(COMMIT)
     recorder.close()
     first, second = lines(tmp_path / "made" / "here")
+    assert list(first)[:2] == ["kind", "time_ns"]
     assert isinstance(first.pop("time_ns"), int)
-    assert first == {"kind": "captured", "step": 8, "fragment": 0}
-    assert second["members"] == [{"rack": 0, "seq": 1}]
+    assert first == {
+        "kind": "captured", "step": 8, "fragment": 0, "seq": 1, "base": 0, "tokens": 64, "steps": 8,
+    }  # fmt: skip
+    assert [member["rack"] for member in second["members"]] == [0, 1]  # type: ignore[attr-defined]
     assert recorder.lost == 0
 
 
@@ -35,7 +53,7 @@ def test_closing_twice_and_noting_afterwards_do_no_harm(tmp_path: Path) -> None:
     recorder = EventLog(WHO, tmp_path)
     recorder.close()
     recorder.close()
-    recorder.note("captured", {"step": 8})
+    recorder.note(CAPTURED)
     assert lines(tmp_path) == []
     EventLog(WHO, None).close()
 
@@ -43,50 +61,50 @@ def test_closing_twice_and_noting_afterwards_do_no_harm(tmp_path: Path) -> None:
 def test_people_read_one_line_in_a_grammar(caplog: pytest.LogCaptureFixture) -> None:
     recorder = EventLog(WHO, None)
     with caplog.at_level(logging.DEBUG, logger="mend"):
-        recorder.note(
-            "commit",
-            {"fragment": 2, "version": 17, "members": [{"rack": 0, "seq": 5}, {"rack": 1}],
-             "dropped": [], "reason": "grace-over, without rack 2"},
-        )  # fmt: skip
+        recorder.note(COMMIT)
+        recorder.note(RackSilent(2, "rounds go on without it"))
+        recorder.note(ProtocolFault('"a"\nb'))
         recorder.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "mend rack=1 rank=0 commit fragment=2 version=17 members=0,1 dropped=- "
-        'reason="grace-over, without rack 2"'
+        "mend rack=1 rank=0 commit fragment=2 version=17 members=0,1 live=2 absent=- dropped=- "
+        'digests=ab reason="grace-over, without rack 2"',
+        'mend rack=1 rank=0 rack-silent peer=2 msg="rack 2 is silent: rounds go on without it" '
+        'remedy="see docs/troubleshooting.md, A rack is silent"',
+        'mend rack=1 rank=0 fault detail="\\"a\\"\\nb" msg="\\"a\\"\\nb" '
+        'remedy="see docs/troubleshooting.md, The digest differs"',
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "level"),
+    ("event", "level"),
     [
-        ("fault", logging.WARNING),
-        ("kept-local", logging.WARNING),
-        ("commit", logging.DEBUG),
-        ("genesis", logging.INFO),
+        (ProtocolFault("two results"), logging.ERROR),
+        (WeightsKept(12.0, "alone"), logging.ERROR),
+        (RackSilent(2, "rounds go on"), logging.WARNING),
+        (RackJoined((1,)), logging.WARNING),
+        (COMMIT, logging.DEBUG),
+        (JobFounded((0, 1)), logging.INFO),
     ],
 )
 def test_what_a_person_must_see_is_a_warning(
-    kind: str, level: int, caplog: pytest.LogCaptureFixture
+    event: LoggedEvent, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, logger="mend"):
         recorder = EventLog(WHO, None)
-        recorder.note(kind, {})
+        recorder.note(event)
         recorder.close()
     assert [record.levelno for record in caplog.records] == [level]
-    assert not LOUD & USUAL
 
 
-def test_no_line_is_made_that_nobody_wants(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_line_is_made_that_nobody_wants(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of training must not pay for DEBUG lines; so who notes asks for the level."""
     asked = threading.Event()
-
-    class Shown:
-        def __str__(self) -> str:
-            asked.set()
-            return "shown"
-
+    monkeypatch.setattr("mend.status.event_log.log_text", lambda _: asked.set())
     recorder = EventLog(WHO, None)
     with caplog.at_level(logging.INFO, logger="mend"):
-        recorder.note("captured", {"step": Shown()})
+        recorder.note(CAPTURED)
         recorder.close()
     assert not asked.is_set()
     assert caplog.records == []
@@ -97,7 +115,7 @@ def test_a_line_has_the_time_and_the_thread_of_what_it_tells(
 ) -> None:
     recorder = EventLog(WHO, None)
     with caplog.at_level(logging.INFO, logger="mend"):
-        recorder.note("genesis", {})
+        recorder.note(JobFounded((0, 1)))
         recorder.close()
     (record,) = caplog.records
     assert record.threadName == threading.current_thread().name

@@ -15,8 +15,12 @@ from typing import Any
 
 import pytest
 
+from mend.events.base import LoggedEvent
+from mend.events.kinds import ProcessStarted, RackDiverged
+from mend.events.lines import Timed
 from mend.status import events_file as module
-from mend.status.events_file import CUT, EventsFile, older_of
+from mend.status.events_file import EventsFile, older_of
+from tests.noted import pair
 from tests.process.racks import until
 
 NAME = "events-rack1-rank0.jsonl"
@@ -28,8 +32,8 @@ class Said:
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, object]]] = []
 
-    def __call__(self, kind: str, fields: dict[str, object]) -> None:
-        self.lines.append((kind, fields))
+    def __call__(self, event: LoggedEvent, _: int) -> None:
+        self.lines.append(pair(event))
 
     @property
     def kinds(self) -> list[str]:
@@ -49,7 +53,7 @@ def steps(path: Path) -> list[Any]:
 
 def put(file: EventsFile, *numbers: int, pad: str = "") -> None:
     for number in numbers:
-        file.put({"kind": "captured", "time_ns": 0, "step": number, "pad": pad})
+        file.put(Timed(0, RackDiverged(number, 0, pad)))
 
 
 # -------------------------------------------------------------- a disk that is full
@@ -311,11 +315,11 @@ def test_a_long_file_loses_its_oldest_half(
 ) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
-    file.put({"kind": "start", "time_ns": 0})
+    file.put(Timed(0, ProcessStarted((1, 0), "", "job")))
     put(file, *range(1000))
     file.close()
     older, newer = steps(older_of(path)), steps(path)
-    assert older[:2] == newer[:2] == ["start", CUT], "it says that something was deleted"
+    assert older[:2] == newer[:2] == ["start", "events-cut"], "it says that something was deleted"
     assert older[2:] + newer[2:] == list(range(older[2], 1000))
     assert older[2] > 0
     assert path.stat().st_size + older_of(path).stat().st_size <= 20_000

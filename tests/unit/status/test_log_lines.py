@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mend.events.base import log_text
+from mend.events.kinds import LogLost
 from mend.status import log_lines as module
 from mend.status.log_lines import LINE_CHARS_MAX, LogLines
 
@@ -79,7 +81,7 @@ def test_what_does_not_fit_is_counted_and_said_when_the_reader_is_back(
     lost = lines.lost
     assert 36 <= lost <= 37, "three wait, and one perhaps is in the writer's hand"
     kept = [f"line {number}" for number in range(40 - lost)]
-    said = f'mend rack=1 rank=0 log-lost lines={lost} reason="nobody read them"'
+    said = f"mend rack=1 rank=0 {log_text(LogLost(lost))}"
     assert read_to_the_end(pipe, lines) == [*kept, said]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mend.errors import MendError
+from mend.events.base import LoggedEvent
 from mend.status.messages import HEAD, JobStatus, Look, decode_view, encode_look
 from mend.status.server import (
     ANSWERS_PER_SECOND_MAX,
@@ -18,6 +19,7 @@ from mend.status.server import (
     StatusServer,
 )
 from mend.types import SECOND
+from tests.noted import pair
 from tests.unit.status.seen import view
 
 LOOK = encode_look(Look(""))
@@ -49,8 +51,8 @@ class Desk:
     def _refuse(self, error: MendError) -> None:
         self.refused.append(str(error))
 
-    def _note(self, kind: str, fields: dict[str, object]) -> None:
-        self.noted.append((kind, fields))
+    def _note(self, event: LoggedEvent) -> None:
+        self.noted.append(pair(event))
 
     def look(self, route: bytes = b"me", frame: bytes = LOOK) -> JobStatus | None:
         """The answer."""

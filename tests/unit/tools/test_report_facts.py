@@ -116,7 +116,7 @@ def test_rounds_that_a_lineage_undoes_are_not_held_against_it() -> None:
     run.says(0, {"kind": "lineage", "without": [1], "versions": [4]}, commit(0, 5, {0: 1}, "bb"))
     facts = run.ends()
     assert facts.differences == []
-    assert facts.kinds == {"lineage": 1}
+    assert facts.fault_counts == {"lineage": 1}
 
 
 def test_the_time_of_a_round_is_from_the_own_capture_to_the_decision() -> None:
@@ -193,7 +193,7 @@ def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() ->
     for number in range(3 * FAULTS_SHOWN):
         run.says(0, {"kind": "frame-refused", "count": number})
     facts = run.ends()
-    assert facts.kinds == {"frame-refused": 3 * FAULTS_SHOWN}
+    assert facts.fault_counts == {"frame-refused": 3 * FAULTS_SHOWN}
     said = [each.text for each in facts.faults]
     assert (len(said), said[0]) == (2 * FAULTS_SHOWN, "count=0")
     assert said[-1] == f"count={3 * FAULTS_SHOWN - 1}"

@@ -15,6 +15,8 @@ from mend.coordination.events import Effect, Encoded, Event, Note, Progress, Sta
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import RANK_MACHINE, Parts, RankParts, machines_of
 from mend.errors import TapeError
+from mend.events.base import LoggedEvent
+from mend.events.kinds import ProtocolFault
 from mend.trace import format as form
 from mend.trace import writer as tape_module
 from mend.trace.format import Entry, Gap
@@ -22,6 +24,7 @@ from mend.trace.reader import part_to_replay, read_tape, tapes_in
 from mend.trace.replay import replay
 from mend.trace.writer import TapeWriter, handled, header_of
 from mend.types import MB, MS, Member, Peer
+from tests.noted import pair
 from tests.process.racks import until
 
 PARTS = Parts(Peer(1, 0), Member(1, 7))
@@ -33,8 +36,8 @@ class Notes:
     def __init__(self) -> None:
         self.said: list[tuple[str, dict[str, object]]] = []
 
-    def __call__(self, kind: str, fields: dict[str, object]) -> None:
-        self.said.append((kind, fields))
+    def __call__(self, event: LoggedEvent) -> None:
+        self.said.append(pair(event))
 
     @property
     def kinds(self) -> list[str]:
@@ -48,7 +51,7 @@ def writer(folder: Path, notes: Notes | None = None, bytes_max: int = 100 * MB) 
 
 def put(tape: TapeWriter, *numbers: int, text: str = "") -> None:
     for number in numbers:
-        tape.put(RANK_MACHINE, number, Progress(number, 1), [Note("said", {"text": text})])
+        tape.put(RANK_MACHINE, number, Progress(number, 1), [Note(ProtocolFault(text))])
 
 
 def steps(path: Path) -> list[object]:

@@ -7,17 +7,16 @@ sees of the ports becomes a `Meeting`. Nothing is left behind: its events go to 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -38,6 +37,9 @@ from mend.errors import (
     TransportError,
     UsageError,
 )
+from mend.events.base import LoggedEvent
+from mend.events.kinds import FetchFailed, HelloHeard, PayloadPulled, RackRefused
+from mend.events.lines import Timed, decode_line
 from mend.status.status import Status
 from mend.tools.doctor.jobs import meeting_of
 from mend.tools.doctor.local import System
@@ -58,6 +60,7 @@ FOUNDER = 0
 """The rack that gets the hellos. The job of a meeting has no witness."""
 
 FP32 = 4
+
 LARGE = 0.5
 """Pulls of at least this part of the largest one are payloads; the rest is the small change of the
 other fragments."""
@@ -75,18 +78,22 @@ class Flows(msgspec.Struct):
     inbound_mbit: float
 
 
+E = TypeVar("E", bound=LoggedEvent)
+
+
 @dataclass
 class Told:
     """What the job of the meeting came to, on this rank."""
 
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Timed] = field(default_factory=list)
     status: Status | None = None
     error: BaseException | None = None
     trips: dict[int, Trips] = field(default_factory=dict)
     flows: Flows | None = None
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["kind"] == kind]
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of one kind."""
+        return [event for _, event in self.events if isinstance(event, kind)]
 
 
 def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
@@ -179,7 +186,7 @@ def _run(
             told.error = error
         told.events = _events(Path(folder))
         if told.status is not None and megabytes:
-            told.flows = _of_all_ranks(flows_of(told.of("pulled"), told.status.rack))
+            told.flows = _of_all_ranks(flows_of(told.events, told.status.rack))
     return told
 
 
@@ -250,25 +257,24 @@ def _look_around(config: MendConfig, runtime: Runtime, watch: Watch) -> dict[int
     return trips
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
-    lines = (
-        line for path in folder.glob("events-*.jsonl") for line in path.read_text().split("\n")
-    )
-    return [json.loads(line) for line in lines if line]
+def _events(folder: Path) -> list[Timed]:
+    paths = sorted(folder.glob("events-*.jsonl"))
+    return [decode_line(line) for path in paths for line in path.read_bytes().splitlines()]
 
 
-def flows_of(pulled: list[dict[str, Any]], rack: int) -> Flows:
-    """Of the events `pulled` of one rank."""
-    foreign = [event for event in pulled if event["rack"] != rack]
-    least = LARGE * max((event["bytes"] for event in foreign), default=0)
-    large = [event for event in foreign if event["bytes"] >= least]
+def flows_of(events: Sequence[Timed], rack: int) -> Flows:
+    """From what one rank has pulled."""
+    pulled = [(time_ns, event) for time_ns, event in events if isinstance(event, PayloadPulled)]
+    foreign = [(time_ns, event) for time_ns, event in pulled if event.rack != rack]
+    least = LARGE * max((event.bytes for _, event in foreign), default=0)
+    large = [(time_ns, event) for time_ns, event in foreign if event.bytes >= least]
     mbit, megabytes = dict[int, float](), dict[int, float]()
-    for event in large:
-        size = event["bytes"] / MB
-        megabytes[event["rack"]] = megabytes.get(event["rack"], 0.0) + size
-        best = mbit.get(event["rack"], 0.0)
-        mbit[event["rack"]] = max(best, size * 8e3 / max(event["ms"], 1e-3))
-    busy_ms = _busy_ms([(e["time_ns"] / MS - e["ms"], e["time_ns"] / MS) for e in large])
+    for _, event in large:
+        size = event.bytes / MB
+        megabytes[event.rack] = megabytes.get(event.rack, 0.0) + size
+        best = mbit.get(event.rack, 0.0)
+        mbit[event.rack] = max(best, size * 8e3 / max(event.ms, 1e-3))
+    busy_ms = _busy_ms([(ns / MS - event.ms, ns / MS) for ns, event in large])
     return Flows(mbit, megabytes, sum(megabytes.values()) * 8e3 / busy_ms if busy_ms else 0.0)
 
 
@@ -320,12 +326,12 @@ def _seen(config: MendConfig, told: Told, watch: Watch, rack: int) -> Seen:
     trips = told.trips.get(rack, Trips(0, 0, None, None))
     clock_ns = watch.looks.clocks_ns.get(address)
     flows = told.flows
-    refused = [event["detail"] for event in told.of("refused") if event["rack"] == rack]
-    failed = [event["error"] for event in told.of("fetch-failed") if event["rack"] == rack]
+    refused = [event.detail for event in told.of(RackRefused) if event.rack == rack]
+    failed = [event.error for event in told.of(FetchFailed) if event.rack == rack]
     mbit = flows.mbit.get(rack) if flows is not None else None
     return replace(
         _port(watch, rack, address),
-        hello=any(event["rack"] == rack for event in told.of("hello")),
+        hello=any(event.rack == rack for event in told.of(HelloHeard)),
         refused=refused[-1] if refused else "",
         settings=_recorded(watch, address),
         tried=trips.tried,

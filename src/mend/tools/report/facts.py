@@ -6,17 +6,14 @@ They are bounded however long the run is: curves are thinned, and lists are cut 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-
-from mend.coordination.ladder import AWAITED_AGAIN, PUT_OUT
-from mend.coordination.slow import ONSET, OWN_PAST, cause_in_words
-from mend.coordination.slow_cause import CAUSE
-from mend.coordination.slow_links import LINK_ONSET
-from mend.status.event_log import LOUD
+from mend.detector import cause_in_words
+from mend.events import kinds
+from mend.events.base import LoggedEvent, kind_of
+from mend.events.lines import Timed
 from mend.status.loudness import Loudness
 from mend.tools.report.curve import Curve, Point, Strip, Track
 from mend.types import WITNESS
@@ -28,128 +25,16 @@ REASONS_MAX = 40
 FAULTS_SHOWN = 20
 """Faults that are shown of the first, and of the last ones."""
 TEXT_MAX = 300
-FAULTS = LOUD - {"waiting", "leaving"}
-"""Kinds that a report lists. Racks begin and end at different times, so waiting then is usual."""
+USUAL = (kinds.StillWaiting, kinds.EndAwaited)
+"""Loud events that a report leaves out: racks begin and end at different times."""
 PENDING_MAX = 20_000
 """Rounds whose digests are compared at a time."""
-FRAGMENTS_MAX = 4096
 DIFFERENCES_MAX = 10
 ROUNDS_KEPT = 64
 OPEN_OFFERS_MAX = 100_000
 
-Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
-
-class Marker(msgspec.Struct, gc=False):
-    """An event that says enough by its kind."""
-
-
-class Progress(msgspec.Struct, gc=False):
-    step: Whole
-    tokens: Whole
-    at_ns: Whole
-    stall_ms_total: float
-    bytes_sent: Whole
-    bytes_received: Whole
-    last: bool = False
-
-
-class Recorded(msgspec.Struct, gc=False):
-    step: Whole
-    tokens: Whole
-    at_ns: Whole
-    values: dict[str, float | str]
-
-
-class Share(msgspec.Struct, gc=False):
-    rack: Whole
-    seq: Whole
-    tokens: Whole
-
-
-class Commit(msgspec.Struct, gc=False):
-    fragment: Annotated[int, msgspec.Meta(ge=0, lt=FRAGMENTS_MAX)]
-    version: Whole
-    members: list[Share]
-    digests: list[str]
-    reason: str
-    live: Whole = 0
-    """Racks that lived; 0: written by an older version."""
-    rounds: float = 0.0
-    momentum: float = 0.0
-    moments: bool = False
-    """It merged the optimizer's moments: its tokens are those of the weights' rounds."""
-
-
-class Captured(msgspec.Struct, gc=False):
-    fragment: Whole
-    seq: Whole
-
-
-class Encoded(msgspec.Struct, gc=False):
-    bytes: Whole
-    fp32_bytes: Whole
-    residual: float
-    moments: bool = False
-
-
-class Applied(msgspec.Struct, gc=False):
-    fragment: Whole
-    version: Whole
-    fate: str
-
-
-class Slow(msgspec.Struct, gc=False):
-    slow_rack: Whole
-    against: str
-    ratio: float
-    step: Whole
-    cause: str = ""
-    """Cause in words; empty: not validated."""
-
-
-class LinkSlow(msgspec.Struct, gc=False):
-    from_rack: Whole
-    to_rack: Whole
-    ratio: float
-    step: Whole
-    """Step of the rack that pulls."""
-
-
-class SlowCause(msgspec.Struct, gc=False):
-    slow_rack: Whole
-    slow_rank: Whole
-    cause: str
-    link_to: int = -1
-
-
-class Evicted(msgspec.Struct, gc=False):
-    reason: str
-    slow_rack: int = -1
-    """-1: the rack says it of itself."""
-
-
-class LastAlone(msgspec.Struct, gc=False):
-    rounds: Whole
-    since_step: Whole
-    tokens: Whole = 0
-    """0: written by an older version."""
-
-
-class RosterChange(msgspec.Struct, gc=False):
-    racks: tuple[Whole, ...]
-
-
-class Start(msgspec.Struct, gc=False):
-    job: str
-    exchange: bool = True
-
-
-class Protection(msgspec.Struct, gc=False):
-    protection: str
-
-
-def _ratio(event: Slow | LinkSlow) -> float:
+def _ratio(event: kinds.RackSlow | kinds.LinkSlow) -> float:
     return event.ratio
 
 
@@ -160,13 +45,22 @@ def clean(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line of the log that a person should see."""
+    """A loud event of one process."""
 
     time_ns: int
     rack: int
     rank: int
-    kind: str
-    text: str
+    event: LoggedEvent
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.event)
+
+    @property
+    def text(self) -> str:
+        """What happened, and what to do."""
+        advice = self.event.advice()
+        return clean(self.event.sentence() + (advice and f"; {advice}"))
 
 
 @dataclass
@@ -219,7 +113,7 @@ class RunFacts:
     strip: Strip = field(default_factory=Strip)
     waits: Curve = field(default_factory=Curve)
     """Seconds from a rack's capture until the round with it was decided there."""
-    kinds: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
     first_faults: list[Fault] = field(default_factory=list)
     last_faults: deque[Fault] = field(default_factory=lambda: deque(maxlen=FAULTS_SHOWN))
     agreed: int = 0
@@ -235,13 +129,15 @@ class RunFacts:
     """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
     """Of the last round: the rounds that its fragment had merged before, and its outer momentum."""
-    slow: dict[tuple[int, str], Slow] = field(default_factory=dict)
+    slow: dict[tuple[int, str], kinds.RackSlow] = field(default_factory=dict)
     """(rack, compared with what) -> the worst verdict at its onset."""
-    slow_links: dict[tuple[int, int], LinkSlow] = field(default_factory=dict)
+    causes: dict[int, str] = field(default_factory=dict)
+    """Rack that is slower than its own past -> the cause in words, where it was validated."""
+    slow_links: dict[tuple[int, int], kinds.LinkSlow] = field(default_factory=dict)
     """(from rack, to rack) -> the same."""
     evicted: dict[int, str] = field(default_factory=dict)
     """Evicted rack -> why, the last time."""
-    last_alone: dict[int, LastAlone] = field(default_factory=dict)
+    last_alone: dict[int, kinds.LastRoundsAlone] = field(default_factory=dict)
     """Rack that the last rounds merged alone -> these rounds."""
     earlier_jobs: int = 0
     notes: list[str] = field(default_factory=list)
@@ -257,7 +153,7 @@ class RunFacts:
 
     @property
     def faults(self) -> list[Fault]:
-        """The first and the last; between them some may be left out, see `kinds`."""
+        """The first and the last; between them some may be left out, see `fault_counts`."""
         first = set(map(id, self.first_faults))
         return self.first_faults + [each for each in self.last_faults if id(each) not in first]
 
@@ -275,53 +171,45 @@ class Gathering:
     def __init__(self, files: list[tuple[int, int]]) -> None:
         self._files = files
         self.facts = RunFacts()
-        self.refused = 0
         self._loudness: defaultdict[tuple[int, int], Loudness] = defaultdict(Loudness)
+        self.refused = 0
+        """Recorded values that are no numbers."""
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
-        self._of_kind: dict[str, tuple[type, Callable[[RankFacts, int, Any], None]]] = {
-            "start": (Start, self._start),
-            "protection": (Protection, self._protection),
-            "genesis": (Marker, self._genesis),
-            "progress": (Progress, self._progress),
-            "recorded": (Recorded, self._recorded),
-            "commit": (Commit, self._commit),
-            "captured": (Captured, self._capture),
-            "encoded": (Encoded, self._encoded),
-            "applied": (Applied, self._applied),
-            "still-open": (Marker, self._still_open),
-            "lineage": (Marker, self._lineage),
-            ONSET: (Slow, self._slow),
-            LINK_ONSET: (LinkSlow, self._slow_link),
-            CAUSE: (SlowCause, self._slow_cause),
-            PUT_OUT: (Evicted, self._announce_eviction),
-            AWAITED_AGAIN: (Evicted, self._take_eviction_back),
-            "evicted": (Evicted, self._eviction),
-            "roster": (RosterChange, self._roster),
-            "last-rounds-alone": (LastAlone, self._last_alone),
+        self._of_kind: dict[type[LoggedEvent], Callable[[RankFacts, int, Any], None]] = {
+            kinds.ProcessStarted: self._start,
+            kinds.ProtectionChosen: self._protection,
+            kinds.JobFounded: self._genesis,
+            kinds.Progress: self._progress,
+            kinds.ValuesRecorded: self._recorded,
+            kinds.RoundCommitted: self._commit,
+            kinds.FragmentCaptured: self._capture,
+            kinds.OfferEncoded: self._encoded,
+            kinds.VersionApplied: self._applied,
+            kinds.OfferStillOpen: self._still_open,
+            kinds.LineageBegun: self._lineage,
+            kinds.RackSlow: self._slow,
+            kinds.LinkSlow: self._slow_link,
+            kinds.RackSlowCause: self._slow_cause,
+            kinds.RackEvicted: self._announce_eviction,
+            kinds.RackAwaited: self._take_eviction_back,
+            kinds.RankEvicted: self._eviction,
+            kinds.RosterChanged: self._roster,
+            kinds.LastRoundsAlone: self._last_alone,
         }
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
         self._founded = False
 
-    def take(self, rack: int, rank: int, time_ns: int, event: dict[str, Any]) -> None:
-        """One event. What is not as this program writes it is counted in `refused`."""
-        kind = event.get("kind")
-        if not isinstance(kind, str):
-            self.refused += 1
-            return
-        source = self._rank(rack, rank)
-        try:
-            if kind in self._of_kind:
-                fields, handle = self._of_kind[kind]
-                handle(source, time_ns, msgspec.convert(event, fields))
-        except (msgspec.ValidationError, OverflowError):
-            self.refused += 1
-            return
-        if kind in FAULTS:
-            loudness = self._loudness[source.rack, source.rank]
-            if (warning := loudness.warning(kind, event, time_ns)) is not None:
-                self._fault(source, time_ns, kind, warning)
+    def take(self, rack: int, rank: int, timed: Timed) -> None:
+        """One event."""
+        source, (time_ns, event) = self._rank(rack, rank), timed
+        if (handle := self._of_kind.get(type(event))) is not None:
+            handle(source, time_ns, event)
+        if event.loud and not isinstance(event, USUAL):
+            shown = self._loudness[source.rack, source.rank].shown(event, time_ns)
+            if shown is not None:
+                self._fault(source, time_ns, shown)
 
     def finish(self) -> RunFacts:
         for key in list(self._pending):
@@ -340,16 +228,16 @@ class Gathering:
 
     # -------------------------------------------------------------- which job
 
-    def _start(self, source: RankFacts, time_ns: int, event: Start) -> None:
+    def _start(self, source: RankFacts, time_ns: int, event: kinds.ProcessStarted) -> None:
         job = clean(event.job)
         if self.facts.job and self.facts.job != job:
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
 
-    def _protection(self, source: RankFacts, time_ns: int, event: Protection) -> None:
+    def _protection(self, source: RankFacts, time_ns: int, event: kinds.ProtectionChosen) -> None:
         self.facts.protection[source.rack] = clean(event.protection)
 
-    def _genesis(self, source: RankFacts, time_ns: int, event: Marker) -> None:
+    def _genesis(self, source: RankFacts, time_ns: int, event: kinds.JobFounded) -> None:
         """A job is founded once: a second one under the same name is another run."""
         if self._founded:
             job = self.facts.job
@@ -365,7 +253,7 @@ class Gathering:
 
     # -------------------------------------------------------------- training
 
-    def _progress(self, source: RankFacts, time_ns: int, event: Progress) -> None:
+    def _progress(self, source: RankFacts, time_ns: int, event: kinds.Progress) -> None:
         if source.now is not None and event.step < source.now.step - source.base.step:
             source.base, source.lives, source.closed = source.now, source.lives + 1, False
         base = source.base
@@ -386,25 +274,26 @@ class Gathering:
         facts.begin_ns = min(facts.begin_ns or at_ns, at_ns)
         facts.end_ns = max(facts.end_ns, at_ns)
 
-    def _recorded(self, source: RankFacts, time_ns: int, event: Recorded) -> None:
+    def _recorded(self, source: RankFacts, time_ns: int, event: kinds.ValuesRecorded) -> None:
         for given, value in event.values.items():
             name = clean(given[:NAME_MAX])
             if name not in source.curves and len(source.curves) >= NAMES_MAX:
                 continue
             try:
                 number = float(value)
-            except ValueError as error:
-                raise msgspec.ValidationError(str(error)) from error
+            except ValueError:
+                self.refused += 1
+                continue
             source.curves.setdefault(name, Curve()).add(
                 source.base.tokens + event.tokens, event.at_ns, number
             )
         self._extend(event.at_ns)
 
-    def _capture(self, source: RankFacts, time_ns: int, event: Captured) -> None:
+    def _capture(self, source: RankFacts, time_ns: int, event: kinds.FragmentCaptured) -> None:
         if source.rank == 0 and len(self._captured) < OPEN_OFFERS_MAX:
             self._captured[source.rack, event.fragment, event.seq] = time_ns
 
-    def _encoded(self, source: RankFacts, time_ns: int, event: Encoded) -> None:
+    def _encoded(self, source: RankFacts, time_ns: int, event: kinds.OfferEncoded) -> None:
         if event.moments:
             self.facts.moment_bytes += event.bytes
             return
@@ -412,51 +301,52 @@ class Gathering:
         self.facts.offered = (size + event.bytes, fp32_bytes + event.fp32_bytes)
         self.facts.residuals.add(0, time_ns, event.residual)
 
-    def _applied(self, source: RankFacts, time_ns: int, event: Applied) -> None:
+    def _applied(self, source: RankFacts, time_ns: int, event: kinds.VersionApplied) -> None:
         if source.rank == 0 and event.fate == "dropped":
             self._miss(source.rack, "its offer was too old")
 
-    def _still_open(self, source: RankFacts, time_ns: int, event: Marker) -> None:
+    def _still_open(self, source: RankFacts, time_ns: int, event: kinds.OfferStillOpen) -> None:
         if source.rank == 0:
             self._miss(source.rack, "its last offer was still open")
 
     def _miss(self, rack: int, why: str) -> None:
         self.facts.missed.setdefault(rack, Counter())[why] += 1
 
-    def _slow(self, source: RankFacts, time_ns: int, event: Slow) -> None:
-        key = (event.slow_rack, clean(event.against))
+    def _slow(self, source: RankFacts, time_ns: int, event: kinds.RackSlow) -> None:
+        key = (event.slow_rack, event.against)
         self.facts.slow[key] = max(self.facts.slow.get(key, event), event, key=_ratio)
 
-    def _slow_link(self, source: RankFacts, time_ns: int, event: LinkSlow) -> None:
+    def _slow_link(self, source: RankFacts, time_ns: int, event: kinds.LinkSlow) -> None:
         key = (event.from_rack, event.to_rack)
         self.facts.slow_links[key] = max(self.facts.slow_links.get(key, event), event, key=_ratio)
 
-    def _slow_cause(self, source: RankFacts, time_ns: int, event: SlowCause) -> None:
-        known = self.facts.slow.get((event.slow_rack, OWN_PAST))
-        if known is not None:
-            known.cause = clean(cause_in_words(event.cause, event.slow_rank, event.link_to))
+    def _slow_cause(self, source: RankFacts, time_ns: int, event: kinds.RackSlowCause) -> None:
+        words = cause_in_words(event.cause, event.slow_rank, event.link_to)
+        self.facts.causes[event.slow_rack] = words
 
-    def _announce_eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+    def _announce_eviction(self, source: RankFacts, time_ns: int, event: kinds.RackEvicted) -> None:
         """Note the reason; only when the rack has left, it is evicted."""
         self._leaves[event.slow_rack] = clean(event.reason)
 
-    def _take_eviction_back(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+    def _take_eviction_back(
+        self, source: RankFacts, time_ns: int, event: kinds.RackAwaited
+    ) -> None:
         self._leaves.pop(event.slow_rack, None)
 
-    def _roster(self, source: RankFacts, time_ns: int, event: RosterChange) -> None:
+    def _roster(self, source: RankFacts, time_ns: int, event: kinds.RosterChanged) -> None:
         """The coordinator's word, where there is none of the rack itself."""
         for rack in self._leaves.keys() - event.racks:
             self.facts.evicted[rack] = self._leaves.pop(rack)
 
-    def _eviction(self, source: RankFacts, time_ns: int, event: Evicted) -> None:
+    def _eviction(self, source: RankFacts, time_ns: int, event: kinds.RankEvicted) -> None:
         self.facts.evicted[source.rack] = clean(event.reason)
 
-    def _last_alone(self, source: RankFacts, time_ns: int, event: LastAlone) -> None:
+    def _last_alone(self, source: RankFacts, time_ns: int, event: kinds.LastRoundsAlone) -> None:
         self.facts.last_alone[source.rack] = event
 
     # -------------------------------------------------------------- rounds
 
-    def _commit(self, source: RankFacts, time_ns: int, event: Commit) -> None:
+    def _commit(self, source: RankFacts, time_ns: int, event: kinds.RoundCommitted) -> None:
         key = (event.fragment, event.version)
         digests = tuple(event.digests)
         source.commits += 1
@@ -489,7 +379,7 @@ class Gathering:
         elif len(set(ranks.values())) == 1:
             self.facts.agreed += 1
 
-    def _count_round(self, commit: Commit, time_ns: int) -> None:
+    def _count_round(self, commit: kinds.RoundCommitted, time_ns: int) -> None:
         """The first file that has it."""
         facts = self.facts
         facts.rounds += 1
@@ -506,24 +396,20 @@ class Gathering:
             facts.moment_rounds += 1
             return
         facts.fragments.add(commit.fragment)
-        facts.outer = (commit.rounds, commit.momentum)
+        facts.outer = (commit.rounds or 0.0, commit.momentum or 0.0)
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 
-    def _lineage(self, source: RankFacts, time_ns: int, event: Marker) -> None:
+    def _lineage(self, source: RankFacts, time_ns: int, event: kinds.LineageBegun) -> None:
         """End all comparisons: what only dead racks had is decided anew, to other bits."""
         for key in list(self._pending):
             self._close_comparison(key)
 
     # -------------------------------------------------------------- faults
 
-    def _fault(
-        self, source: RankFacts, time_ns: int, kind: str, event: Mapping[str, object]
-    ) -> None:
-        fields = {name: value for name, value in event.items() if name not in ("kind", "time_ns")}
-        text = " ".join(f"{name}={value}" for name, value in fields.items())[:TEXT_MAX]
-        fault = Fault(time_ns, source.rack, source.rank, kind, text)
-        self.facts.kinds[kind] += 1
+    def _fault(self, source: RankFacts, time_ns: int, event: LoggedEvent) -> None:
+        fault = Fault(time_ns, source.rack, source.rank, event)
+        self.facts.fault_counts[fault.kind] += 1
         if len(self.facts.first_faults) < FAULTS_SHOWN:
             self.facts.first_faults.append(fault)
         self.facts.last_faults.append(fault)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from mend.events import kinds
 from mend.tools.report.curve import Curve, Point
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import PHASES, Bar, Rounds
@@ -29,8 +30,14 @@ SMOOTH_BINS = 40
 LOG_RANGE = 20
 """Least ratio of most to least at which positive values get a logarithmic axis."""
 REASONS_SHOWN = 7
-MARKED = frozenset(
-    {"rack-silent", "rack-back", "takes-over", "joined", "lineage", "expelled", "seat-lost"}
+MARKED = (
+    kinds.RackSilent,
+    kinds.RackBack,
+    kinds.CoordinatorChosen,
+    kinds.RackJoined,
+    kinds.LineageBegun,
+    kinds.RackExpelled,
+    kinds.SeatLost,
 )
 MARKS_MAX = 12
 
@@ -278,7 +285,7 @@ def progress_panels(facts: RunFacts) -> list[Panel]:
 
 
 def _marks(facts: RunFacts) -> list[float]:
-    times = [each.time_ns for each in facts.faults if each.kind in MARKED]
+    times = [each.time_ns for each in facts.faults if isinstance(each.event, MARKED)]
     return sorted({round((at_ns - facts.begin_ns) / SECOND, 1) for at_ns in times})[:MARKS_MAX]
 
 

@@ -6,26 +6,28 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from mend.errors import ConfigError
-from mend.status.events_file import BYTES_MAX, CUT, older_of
-from mend.tools.report.facts import Gathering, RunFacts
+from mend.errors import ConfigError, EventError
+from mend.events.kinds import EventsCut
+from mend.events.lines import Timed, decode_line
+from mend.status.events_file import BYTES_MAX, older_of
+from mend.tools.report.facts import Gathering, RunFacts, clean
 from mend.types import WITNESS
 
 FILES_MAX = 256
 """Event files that are read of one run: those of the lowest ranks."""
 LINE_BYTES_MAX = 1 << 20
+UNKNOWN_MAX = 8
+"""Unknown kinds that are named."""
 
 _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
 
-Line = tuple[int, tuple[int, int], dict[str, Any]]
-"""(time, rank, event)."""
+Line = tuple[tuple[int, int], Timed]
+"""(rank, event)."""
 
 
 @dataclass
@@ -36,6 +38,12 @@ class Damage:
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
     """Lines that are no event."""
+    refused: int = 0
+    """Events with other fields than those of their kind."""
+    unknown: set[str] = field(default_factory=set)
+    """Kinds that are not known here; at most UNKNOWN_MAX."""
+    skipped: int = 0
+    """Events of these kinds."""
     cut: bool = False
     """The oldest events were deleted."""
     error: str = ""
@@ -91,10 +99,11 @@ def read_run(folder: Path) -> RunFacts:
     gathering = Gathering(trained)
     damages = {path: Damage() for _, path in chosen}
     streams = [_halves(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
-    for time_ns, (rack, rank), event in heapq.merge(*streams, key=lambda line: line[0]):
-        gathering.take(rack, rank, time_ns, event)
+    for (rack, rank), timed in heapq.merge(*streams, key=lambda line: line[1].time_ns):
+        gathering.take(rack, rank, timed)
     facts = gathering.finish()
-    facts.notes += _notes(damages, len(found) - len(chosen), gathering.refused, facts.earlier_jobs)
+    refused = gathering.refused + sum(damage.refused for damage in damages.values())
+    facts.notes += _notes(damages, len(found) - len(chosen), refused, facts.earlier_jobs)
     return facts
 
 
@@ -115,6 +124,12 @@ def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: in
             )
         if damage.lines:
             notes.append(f"{path.name}: {damage.lines} lines are no events and are left out")
+        if damage.skipped:
+            named = ", ".join(sorted(damage.unknown))
+            notes.append(
+                f"{path.name}: {damage.skipped} events of kinds that this version of mend does not "
+                f"know are left out: {named}"
+            )
     if refused:
         notes.append(f"{refused} events have other fields than this version of mend writes")
     if left_out:
@@ -131,7 +146,6 @@ def _halves(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
 
 
 def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
-    decoder = msgspec.json.Decoder(dict[str, Any])
     try:
         with path.open("rb") as file:
             while data := file.readline(LINE_BYTES_MAX):
@@ -140,14 +154,13 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
                     _skip(file)
                     damage.lines += 1
                     continue
-                event = _event(decoder, data)
-                if event is not None:
-                    damage.cut |= event.get("kind") == CUT
-                    yield event["time_ns"], who, event
-                elif whole:
-                    damage.lines += 1
-                else:
-                    damage.torn = True
+                try:
+                    timed = decode_line(data)
+                except EventError as error:
+                    _count(damage, error, whole=whole)
+                    continue
+                damage.cut |= isinstance(timed.event, EventsCut)
+                yield who, timed
     except OSError as error:
         damage.error = str(error)
 
@@ -159,10 +172,14 @@ def _skip(file: Any) -> None:
             return
 
 
-def _event(decoder: msgspec.json.Decoder[dict[str, Any]], data: bytes) -> dict[str, Any] | None:
-    try:
-        event = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    time_ns = event.get("time_ns")
-    return event if isinstance(time_ns, int) and 0 <= time_ns < 1 << 62 else None
+def _count(damage: Damage, error: EventError, *, whole: bool) -> None:
+    if not whole:
+        damage.torn = True
+    elif not error.kind:
+        damage.lines += 1
+    elif error.known:
+        damage.refused += 1
+    else:
+        damage.skipped += 1
+        if len(damage.unknown) < UNKNOWN_MAX:
+            damage.unknown.add(clean(error.kind))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from mend.config import describe
+from mend.coordination.slow import OWN_PAST
 from mend.engine.turnout import short_of, told
 from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
@@ -112,7 +113,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         enough = 2 * short_of(rounds) <= len(rounds) or None
         answers.append(Verdict("Racks in a round", told(rounds), enough))
     slow = [
-        f"rack {rack}{one.cause and ' '}{one.cause}, {one.ratio:.1f}x its {against}, found at "
+        f"rack {rack}{_cause(facts, rack, against)}, {one.ratio:.1f}x its {against}, found at "
         f"its step {one.step}"
         for (rack, against), one in sorted(facts.slow.items(), key=lambda item: item[0])
     ]
@@ -141,9 +142,14 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
             answers.append(Verdict(question, "; ".join(sentences[:SLOW_SHOWN]), fine))
     ended = "yes" if not late else f"no: {', '.join(map(rack_name, late))} stopped, or still trains"
     answers.append(Verdict("Ended in order", ended, not late))
-    count = sum(facts.kinds.values())
+    count = sum(facts.fault_counts.values())
     answers.append(Verdict("Warnings and faults", str(count or "none"), count == 0))
     return answers
+
+
+def _cause(facts: RunFacts, rack: int, against: str) -> str:
+    words = facts.causes.get(rack, "") if against == OWN_PAST else ""
+    return words and f" {words}"
 
 
 def same_bits(facts: RunFacts) -> Verdict:

@@ -1,0 +1,1 @@
+"""events: what a process writes down about itself, one type per kind."""

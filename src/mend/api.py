@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,7 @@ from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.rack import refuse_ungrouped
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
-from mend.engine.training_state import Stateful, TrainingState
+from mend.engine.training_state import Note, Stateful, TrainingState
 from mend.errors import (
     CheckpointError,
     ConfigError,
@@ -132,7 +133,7 @@ def _begun(
         switches = _switches(*determined, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
-        rank = _rank_of(plan, config, members, resume)
+        rank = _rank_of(plan, config, members, resume, optimizers)
         undo.callback(rank.abort)
         exchanges = config.exchange and config.racks > 1
         if exchanges and not config.exchange_statistics:
@@ -145,7 +146,6 @@ def _begun(
         if config.async_tp_enabled:
             async_tp = AsyncTp.enable(plan.model, mesh, rank.recorder.note)
             undo.callback(async_tp.close)
-        rank.carry(_training_state(plan, config, rank, optimizers))
         rank.begin()
         runtime = Runtime(plan, config, rank, optimizers, async_tp, switches)
         registry.enter(plan.module, runtime)
@@ -600,7 +600,9 @@ def _rank_of(
     config: MendConfig,
     members: tuple[int, ...] | None,
     resume: Path | SavedState | None,
+    optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
+    state_of = partial(_training_state, plan, config, optimizers)
     if not config.exchange:
         if resume is not None:
             raise UsageError(
@@ -608,22 +610,22 @@ def _rank_of(
                 "itself reads no checkpoint of a job. Leave resume out, and load what the script "
                 "has saved with it"
             )
-        return LocalOnlyRank(settings_of(config, members))
+        return LocalOnlyRank(settings_of(config, members), state_of)
     cores = cores_near(plan)
     settings = settings_of(config, members, cores, resume)
-    return LiveRank(plan, settings, numerics_of(config, plan, cores))
+    return LiveRank(plan, settings, numerics_of(config, plan, cores), state_of)
 
 
 def _training_state(
     plan: ModelPlan,
     config: MendConfig,
-    rank: LiveRank | LocalOnlyRank,
     optimizers: Sequence[HoldsParameters],
+    note: Note,
 ) -> TrainingState:
     names = {id(parameter): name for name, parameter in plan.module.named_parameters()}
     enabled = config.join_copies_state
     return TrainingState(
-        optimizers, names, rank.recorder.note, enabled=enabled, mirrored=config.mirror_rack_state
+        optimizers, names, note, enabled=enabled, mirrored=config.mirror_rack_state
     )
 
 

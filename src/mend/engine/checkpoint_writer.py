@@ -138,7 +138,6 @@ class CheckpointWriter:
         self._beside: RackGroup | None = None
         """The collectives of the writing thread; made when first needed."""
         self._pending: PendingCheckpoint | None = None
-        trainer.life.writes = self.writes
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
@@ -148,7 +147,7 @@ class CheckpointWriter:
         new one has begun: another rack may not have the error, and must not wait in vain."""
         before, former = self._pending, self.settle()
         try:
-            self._pending = self._begin(folder, save, limit_ns)
+            self._pending = self._trainer.life.writing = self._begin(folder, save, limit_ns)
             if wait:
                 self._pending.result()
         except Exception as error:
@@ -175,10 +174,6 @@ class CheckpointWriter:
         about: dict[str, object] = {"step": self._trainer.step, "number": mark.number}
         self._note("state-dict", about | {"versions": list(taken.versions)})
         return state
-
-    def writes(self) -> bool:
-        """Whether a checkpoint is being written in the background."""
-        return self._pending is not None and not self._pending.done()
 
     def settle(self) -> CheckpointError | None:
         """Wait for the checkpoint that is being written. Returns its error, unless its `result` was

@@ -6,10 +6,10 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from mend.consensus.records import Commit, Roster, all_closing
+from mend.consensus.records import Commit, Roster, Seat, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
@@ -20,7 +20,7 @@ from mend.engine.fragment_state import OpenOffer
 from mend.engine.host import Foreigners, HostInterface, OtherJobs
 from mend.engine.jobs import Jobs
 from mend.engine.merging import Merging, Slicing
-from mend.engine.micro_benchmark import MicroBenchmark, probe, serve_probes
+from mend.engine.micro_benchmark import probe, serve_probes
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.pipeline import Pipeline
 from mend.engine.published_state import PublishedState
@@ -59,10 +59,12 @@ class ConcurrentOuterStep:
         plain: Sequence[Sequence[bool]] = (),
         tape: Tape | None = None,
         moments: int = 0,
+        mirrors: Callable[..., RackStateMirrors | None] | None = None,
     ) -> None:
         """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
         merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
-        `moments`: number of fragments of moments, the last ones."""
+        `moments`: number of fragments of moments, the last ones. `mirrors`: makes those of this
+        rank, where racks keep state of scope rack for each other."""
         self.rank_machine = require(machines.rank_machine, "a rank without a machine")
         self.leader = machines.leader
         self.coordinator = machines.coordinator
@@ -76,11 +78,8 @@ class ConcurrentOuterStep:
         self._slicing = Slicing(self.store, jobs)
         self._states = StateCopying(self.store, jobs, self.rank_machine.options.ranks)
         self.give_state, self.reserve_state = self._states.give, self._states.reserve
-        self.mirrors: RackStateMirrors | None = None
-        """Set where racks keep state of scope rack for each other."""
+        self.mirrors = mirrors(self.store, jobs, self._seats) if mirrors is not None else None
         self._queue = EventQueue(self._machines, host.now_ns, self._handlers, tape)
-        self.benchmark: MicroBenchmark | None = None
-        """Of the training thread; set where slow racks are validated."""
         if self.rank_machine.options.detector.validates:
             serve_probes(host, me.rank)
         self._equal_offers = EqualOffers()
@@ -130,6 +129,9 @@ class ConcurrentOuterStep:
     def tell(self, event: ev.Event) -> None:
         """Give an event of this rank's own threads to the rank machine."""
         self._give(self.rank_machine, event)
+
+    def _seats(self) -> Mapping[int, Seat]:
+        return self.rank_machine.folded.seats
 
     def own(self, offer: OpenOffer) -> None:
         """Take the tensors of a capture from the training thread, before the Captured event."""
@@ -207,7 +209,7 @@ class ConcurrentOuterStep:
             ev.NoState: lambda it: published.receive(it.reason),
             ev.AskedState: lambda it: published.ask(it.racks),
             ev.FreeState: self._free_state,
-            ev.Validate: self._validate,
+            ev.Validate: published.validate,
             ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
             ev.PublishAnchor: pipeline.publish,
             ev.RecordCommitted: self._committed,
@@ -223,10 +225,6 @@ class ConcurrentOuterStep:
     def _free_state(self, effect: ev.FreeState) -> None:
         self._states.free(effect.to)
         self.published.free(effect.to)
-
-    def _validate(self, effect: ev.Validate) -> None:
-        if self.benchmark is not None:
-            self.benchmark.ask(effect)
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note("snapshot", {"record": effect.snapshot.index})

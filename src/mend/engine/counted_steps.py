@@ -17,7 +17,6 @@ from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
 from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.plan import newcomers
 from mend.hardware.async_tp import AsyncTp
 
 if TYPE_CHECKING:
@@ -50,7 +49,6 @@ class CountedSteps:
         parameters = [*plan.parameters.values()]
         self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
-        self._trainer.before_capture = self.refuse_newcomers
         self._tokens: int | None = None
         self._taken: int | None = None
         """Micro-batches of this step, if the script called `local_batch`."""
@@ -102,7 +100,7 @@ class CountedSteps:
         self.go_on()
         self._hooks.flush_last()
         try:
-            self.refuse_newcomers()
+            self._trainer.before_capture()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
         reason = self.movement.uncounted(self._trainer.weights)
@@ -188,18 +186,6 @@ class CountedSteps:
         if self._async_tp.asked:
             self._async_tp.stepped()
         self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
-
-    def refuse_newcomers(self) -> None:
-        """Raise UsageError if a parameter became trainable after mend_init: no rack gets it."""
-        module = self._module()
-        names = newcomers(module, self._names) if module is not None else []
-        if names and self._trainer.tracks:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise UsageError(
-                f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
-                "exchanged and would differ between racks. Add and unfreeze parameters before "
-                "mend_init, or set exchange_frozen=True there"
-            )
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:

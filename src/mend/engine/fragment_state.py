@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from torch import Tensor
@@ -203,6 +203,12 @@ class Ledger:
         self.missed[reason] = self.missed.get(reason, 0) + 1
 
 
+class Unfinished(Protocol):
+    """Something that is done later."""
+
+    def done(self) -> bool: ...
+
+
 @dataclass
 class Life:
     """The life of a rank's process."""
@@ -214,8 +220,13 @@ class Life:
     """Whether all ranks know that the rack has lost its seat while it trained."""
     stays: bool = False
     """Whether it tried to leave and its work could not be merged."""
-    writes: Callable[[], bool] = lambda: False
-    """Whether this rank is writing a checkpoint, which no rack can complete without it."""
+    writing: Unfinished | None = None
+    """The newest checkpoint of this rank."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank is writing a checkpoint, which no rack can complete without it."""
+        return self.writing is not None and not self.writing.done()
 
 
 @dataclass(frozen=True, slots=True)

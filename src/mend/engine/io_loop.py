@@ -125,7 +125,7 @@ class IoLoop:
         self.pull_troubles = PullTroubles(self.note)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closing = False
+        self._closing = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
         self._worker = Hands(1, "mend-worker", partial(_begin, options.cores))
@@ -224,6 +224,8 @@ class IoLoop:
     def close(self, farewell: Callable[[], None] | None = None) -> None:
         """Stop the loop, the worker and the sockets; idempotent. Waits CLOSE_S for the loop and
         WORK_CLOSE_S for the worker's job; notes the threads that still run then."""
+        if self._closed:
+            return
         crashed, self._closing = self._closing, True
         if not crashed and self._loop.is_running():
             self._loop.call_soon_threadsafe(self._stop, farewell)
@@ -232,6 +234,7 @@ class IoLoop:
         left += self._worker.close(WORK_CLOSE_S)
         if left:
             self.note("close-gave-up", {"left": left})
+        self._closed = True
 
     # -------------------------------------------------------------- HostInterface (loop thread)
 

@@ -6,6 +6,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import BUFFERS_PAGE
+from mend.engine.model_checks import BUFFERS_PAGE, Newcomers
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import Outcome, tell_begin, tell_end
 from mend.engine.rack import RackGroup
@@ -51,7 +52,7 @@ from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import MirrorCalls, Replicas, TrainingState
+from mend.engine.training_state import MirrorCalls, Note, Replicas, StateRoutes, TrainingState
 from mend.errors import CheckpointError, GaveUp, InvariantError, LeftJob
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -75,58 +76,62 @@ LOOK_S = 1.0
 class LiveRank:
     """One running rank: the trainer on the caller's thread, everything else on the loop's."""
 
-    def __init__(self, plan: ModelPlan, settings: Settings, numerics: Numerics) -> None:
-        """Build everything up to the first message; `begin` goes on from here. All ranks of the
-        rack call it together. After a failure nothing is left running; the error is raised."""
+    def __init__(
+        self,
+        plan: ModelPlan,
+        settings: Settings,
+        numerics: Numerics,
+        state_of: Callable[[Note], TrainingState],
+    ) -> None:
+        """Build everything, then start to receive; `begin` waits for the other racks. All ranks of
+        the rack call it together. After a failure nothing is left running; the error is raised.
+        `state_of`: makes what the script trains with, which gets what was registered where a
+        checkpoint is resumed."""
         self.numerics, self._ending = numerics, threading.RLock()
-        self.tape: TapeWriter | None = None
-        self._told = False
         self._told_ns = dict[int, int]()
         """When a rack's pull was noted last."""
         self._work: Driven[None] | None = None
         """The work after a step, until it is done."""
         self._waited: tuple[Wait | None, int] = (None, 0)
         """The newest wait, and its end in ns."""
-        # The rank's place in the rack, and the settings as the rack and the model complete them
-        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
-        self.group = RackGroup(settings.members, limit_ns / SECOND)
-        self.settings = settings = settings.completed(self.group.ranks, plan)
-        self.me = Peer(settings.rack, self.group.rank)
-        self._side = Side(plan.gpu) if plan.gpu is not None else None
-        # The event log, and the loop with its sockets
-        self.recorder = EventLog(
-            {"rack": settings.rack, "rank": self.group.rank}, settings.diagnostics
-        )
-        try:
-            nonce = self.group.gather_bytes(secrets.token_bytes(7))[0]
-            self.member = Member(settings.rack, int.from_bytes(nonce, "big"))
-            self.io_loop = IoLoop(
-                self.me, self.member, settings.job, self._io_loop_options(), self.recorder
-            )
-        except BaseException:  # such as a port that is taken: there is no loop to abort yet
-            self.recorder.close()
-            self.group.close()
-            raise
-        self.pace = TrainingProgress(self.recorder.note, self._traffic)
-        try:
-            self.io_loop.every(PERIOD_S, self.pace.write)
-            digests = dict[str, str]()
-            if settings.policy.racks > 1:
-                digests = digests_of_rest(plan.module, plan.parameters.values())
-            self._buffers = weakref.ref(plan.module), digests
-            # The model, and the fragments at the version to begin with
-            model = RackModel(plan, settings, self.group, numerics)
+        with ExitStack() as undo:
+            self._open(undo, plan, settings)
+            model = RackModel(plan, self.settings, self.group, numerics)
             self._resumed = self._part(model)
             tracks = together(self.group, lambda: self._tracks(model))
-            # The training thread's half and the loop thread's half
-            self._factory = settings.factory(self.me, plan.layouts)
-            self._make_trainer(model, tracks)
-            self._make_machines(model, tracks)
-            if settings.detector.validates:
-                self._validate(plan.model)
-        except BaseException:
-            self.abort()
-            raise
+            self._factory = self.settings.factory(self.me, plan.layouts)
+            self.published = self._factory.published()
+            state = state_of(self.recorder.note)
+            addresses = self._make_machines(undo, model, tracks, mirrored=state.mirrored)
+            self._make_trainer(undo, model, tracks, state)
+            undo.callback(self._stop)
+            self._start(addresses)
+            self._undo = undo.pop_all()
+
+    def _open(self, undo: ExitStack, plan: ModelPlan, settings: Settings) -> None:
+        """This rank's place in its rack, its event log, and its sockets, which hear nothing yet."""
+        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+        self.group = group = RackGroup(settings.members, limit_ns / SECOND)
+        undo.callback(group.close)
+        self.settings = settings = settings.completed(group.ranks, plan)
+        self.me = me = Peer(settings.rack, group.rank)
+        self.recorder = EventLog({"rack": me.rack, "rank": me.rank}, settings.diagnostics)
+        undo.callback(self.recorder.close)
+        nonce = group.gather_bytes(secrets.token_bytes(7))[0]
+        self.member = member = Member(me.rack, int.from_bytes(nonce, "big"))
+        options = self._io_loop_options()
+        self.io_loop = IoLoop(me, member, settings.job, options, self.recorder)
+        self.pace = TrainingProgress(self.recorder.note, self._traffic)
+        undo.callback(self.pace.end)
+        undo.callback(self._close_noting, self.numerics.close)
+        self._side = Side(plan.gpu) if plan.gpu is not None else None
+        if self._side is not None:
+            undo.callback(self._side.close)
+        undo.callback(self.io_loop.close)  # first of all; once it is closed, it does nothing
+        digests = dict[str, str]()
+        if settings.policy.racks > 1:
+            digests = digests_of_rest(plan.module, plan.parameters.values())
+        self._buffers = weakref.ref(plan.module), digests
 
     def _io_loop_options(self) -> IoLoopOptions:
         """Only the leader listens on the configured port; the rack's other ranks take any."""
@@ -177,27 +182,11 @@ class LiveRank:
             _prepare(self.numerics, tracks)
         return tracks
 
-    def _make_trainer(self, model: RackModel, tracks: list[FragmentState]) -> None:
-        """Make the training thread's half, which captures and applies between steps."""
-        teams = [team for track in tracks for team in track.holding.teams]
-        self.group.team_up(teams, cuda=self._side is not None)
-        self.published = self._factory.published()
-        self.trainer = self._factory.trainer(
-            self.member, self.settings.policy, self.settings.step, tracks, self.published,
-            now_ns=self.io_loop.now_ns, post=self._post, note=self.recorder.note,
-            own=lambda offer: self.io_loop.call(lambda: self.rank.own(offer)),
-            numerics=self.numerics, side=self._side,
-        )  # fmt: skip
-        self.trainer.troubles = self.io_loop.pull_troubles.told
-        if self._resumed is not None:
-            self.trainer.resume(self._resumed.state.progress, self._resumed.offers(tracks))
-        self._checkpoints = self._factory.checkpoints(
-            self.group, self.me.rack, model.facts, self.trainer, live=self.live, post=self._post,
-            note=self.recorder.note, now_ns=self.io_loop.now_ns,
-        )  # fmt: skip
-
-    def _make_machines(self, model: RackModel, tracks: list[FragmentState]) -> None:
-        """Make the loop thread's half, which agrees with the other racks, pulls and merges."""
+    def _make_machines(
+        self, undo: ExitStack, model: RackModel, tracks: list[FragmentState], *, mirrored: bool
+    ) -> list[str]:
+        """Make the loop thread's half, which agrees with the other racks, pulls and merges. Returns
+        the addresses of the ranks of this rack."""
         genesis, part = [track.anchor for track in tracks], self._resumed
         digests = tuple(anchor.digest for anchor in genesis)
         introduction = Introduction(self._advertised(), self.io_loop.lane_address, digests)
@@ -211,31 +200,83 @@ class LiveRank:
         )  # fmt: skip
         if self.me.rank == 0:
             self.recorder.note("protection", {"protection": self.settings.io_loop.protection})
-        machines = self._machines(parts, tuple(anchor.payload_bytes for anchor in genesis))
-        tape = self._factory.tape(self.tape)
+        machines = self._factory.machines(parts)
+        self.tape = self._tape(machines, parts, tuple(anchor.payload_bytes for anchor in genesis))
+        if self.tape is not None:
+            undo.callback(self.tape.close)
         self.rank = ConcurrentOuterStep(
             self.me, self.member, machines, [track.owned for track in tracks], genesis,
-            self.numerics, self.published, self.io_loop, model.plain, tape, self._moments,
+            self.numerics, self.published, self.io_loop, model.plain,
+            self._factory.tape(self.tape), self._moments,
+            self._factory.mirrors if mirrored else None,
         )  # fmt: skip
-        self._show()
-        self.io_loop.call(lambda: self._connect([rank.address for rank in ranks]))
-        self.io_loop.attach(self.rank)
+        return [rank.address for rank in ranks]
 
-    def _validate(self, model: nn.Module) -> None:
-        """Let the coordinator ask the training thread for micro-benchmarks."""
+    def _make_trainer(
+        self, undo: ExitStack, model: RackModel, tracks: list[FragmentState], state: TrainingState
+    ) -> None:
+        """Make the training thread's half, which captures and applies between steps."""
+        group, io_loop, rank, note = self.group, self.io_loop, self.rank, self.recorder.note
+        post, part = self._on_loop(rank.tell), self._resumed
+        teams = [team for track in tracks for team in track.holding.teams]
+        group.team_up(teams, cuda=self._side is not None)
+        if part is not None:
+            together(group, lambda: part.registered(state))
+        self.trainer = self._factory.trainer(
+            self.member, self.settings.policy, self.settings.step, tracks, self.published,
+            now_ns=io_loop.now_ns, post=post, note=note, own=self._on_loop(rank.own),
+            numerics=self.numerics, side=self._side,
+            routes=self._routes(state, tracks),
+            resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
+            troubles=io_loop.pull_troubles.told, before_capture=Newcomers(model.plan).refuse,
+            benchmark=self._benchmark(model.plan.model, post),
+            started_ns=io_loop.now_ns() - startup_ns(),
+        )  # fmt: skip
+        self._checkpoints = self._factory.checkpoints(
+            group, self.me.rack, model.facts, self.trainer, live=self.live, post=post,
+            note=note, now_ns=io_loop.now_ns,
+        )  # fmt: skip
+        undo.callback(self._close_noting, self._checkpoints.close)
+
+    def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
+        """How the training state reaches racks that join."""
+        group, rank, on_loop = self.group, self.rank, self._on_loop
+        boxes = [holders for track in tracks for holders in track.holding.replicas]
+        alike = group.ranks > 1 and all(len(holders) == group.ranks for holders in boxes)
+        calls = None
+        if (mirrors := rank.mirrors) is not None:
+            serve, seek, fetch = mirrors.serve, mirrors.seek, mirrors.fetch
+            calls = MirrorCalls(on_loop(serve), on_loop(seek), on_loop(fetch))
+        return StateRoutes(
+            state, on_loop(rank.give_state), on_loop(rank.reserve_state),
+            Replicas(group.rank == 0, group.minimum) if alike else None, calls,
+        )  # fmt: skip
+
+    def _benchmark(self, model: nn.Module, post: Callable[[Event], None]) -> MicroBenchmark | None:
+        """What the coordinator asks the training thread to measure, where it validates."""
+        if not self.settings.detector.validates:
+            return None
         device = self._side.device if self._side is not None else torch.device("cpu")
         product_ns, watch = LiveBenchmark(device).product_ns, watch_forward(weakref.ref(model))
-        benchmark = MicroBenchmark(self.io_loop.now_ns, self._post, product_ns, watch)
-        self.rank.benchmark = self.trainer.benchmark = benchmark
+        return MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)
+
+    def _start(self, addresses: Sequence[str]) -> None:
+        """Everything is built: receive."""
+        self.io_loop.every(PERIOD_S, self.pace.write)
+        self._show()
+        self.io_loop.call(lambda: self._connect(addresses))
+        self.io_loop.attach(self.rank)
 
     @property
     def _moments(self) -> int:
         """Number of fragments of moments, the last ones."""
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
-    def _machines(self, parts: Parts, payload_bytes: tuple[int, ...]) -> Machines:
-        """Make the machines, and begin their tape if one is wanted."""
-        machines, settings = self._factory.machines(parts), self.settings
+    def _tape(
+        self, machines: Machines, parts: Parts, payload_bytes: tuple[int, ...]
+    ) -> TapeWriter | None:
+        """Begin the tape of the machines, if one is wanted."""
+        settings = self.settings
         plan = plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
             member = list(self.member)
@@ -244,10 +285,10 @@ class LiveRank:
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
             moments=self._moments,
         )  # fmt: skip
-        self.tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
-        if self.tape is not None:
-            self.tape.watch(machines.named())
-        return machines
+        tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
+        if tape is not None:
+            tape.watch(machines.named())
+        return tape
 
     def _traffic(self) -> tuple[int, int]:
         """Bytes (sent, received)."""
@@ -309,29 +350,10 @@ class LiveRank:
     def begin(self) -> None:
         """Wait for the other racks, then train on the lowest rack's version 0. Raises the error
         that stops the start."""
-        self.trainer.life.started_ns = self.io_loop.now_ns() - startup_ns()
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
         self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
         tell_begin(self.me, self.settings.outcomes)
-
-    def carry(self, state: TrainingState) -> None:
-        """Take what the script trains with; call it before `begin`. If a checkpoint is resumed,
-        `state` gets what was registered then. Raises CheckpointError."""
-        rank, trainer, on_loop = self.rank, self.trainer, self._on_loop
-        trainer.training_state, trainer.give = state, on_loop(rank.give_state)
-        trainer.reserve = on_loop(rank.reserve_state)
-        mirrors = self._factory.mirrors(rank) if state.mirrored else None
-        if mirrors is not None:
-            rank.mirrors = mirrors
-            calls = (on_loop(mirrors.serve), on_loop(mirrors.seek), on_loop(mirrors.fetch))
-            trainer.mirrors = MirrorCalls(*calls)
-        ranks = self.group.ranks
-        boxes = [holders for t in trainer.tracks for holders in t.holding.replicas]
-        if ranks > 1 and all(len(holders) == ranks for holders in boxes):
-            trainer.replicas = Replicas(self.group.rank == 0, self.group.minimum)
-        if (part := self._resumed) is not None:
-            together(self.group, lambda: part.registered(state))
 
     def live(self, doing: Generator[Request, Any, T]) -> T:
         """Drive a generator of the trainer on this thread and return its value."""
@@ -417,9 +439,6 @@ class LiveRank:
         """See `CheckpointWriter.settle`."""
         return self._checkpoints.settle()
 
-    def _post(self, event: Event) -> None:
-        self.io_loop.call(lambda: self.rank.tell(event))
-
     def _on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
         """A function that has the loop's thread do `job` soon."""
         return lambda *args, **options: self.io_loop.call(partial(job, *args, **options))
@@ -471,28 +490,17 @@ class LiveRank:
 
     def _end(self) -> None:
         with self._ending:
-            self.io_loop.close(self._farewell)
-            if (published := getattr(self, "published", None)) is not None:
-                published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
-            if not self._told and hasattr(self, "trainer"):
-                self._told = True
-                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
-            if self._side is not None:
-                self._side.close()
-            if left := [*self._end_checkpoints(), *self.numerics.close()]:
-                self.recorder.note("close-gave-up", {"left": left})
-            if self.tape is not None:
-                self.tape.close()
-            self.pace.end()
-            self.recorder.close()
-            self.group.close()
+            self._undo.close()
 
-    def _end_checkpoints(self) -> list[str]:
-        return self._checkpoints.close() if hasattr(self, "_checkpoints") else []
+    def _stop(self) -> None:
+        """The first part of the end: from here on nothing happens by itself."""
+        self.io_loop.close(self.rank.say_farewell)
+        self.published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
+        tell_end(self.trainer.ended(self.me.rank), self.settings.outcomes, self.recorder.note)
 
-    def _farewell(self) -> None:
-        if (rank := getattr(self, "rank", None)) is not None:
-            rank.say_farewell()
+    def _close_noting(self, close: Callable[[], list[str]]) -> None:
+        if left := close():
+            self.recorder.note("close-gave-up", {"left": left})
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -25,7 +25,7 @@ from mend.engine.rank_config import Settings
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import TrainingState
+from mend.engine.training_state import Note, StateRoutes, TrainingState
 from mend.errors import InvariantError
 from mend.merge import MERGES
 from mend.outer import OUTERS
@@ -49,7 +49,7 @@ class LocalOnlyRank:
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, state_of: Callable[[Note], TrainingState]) -> None:
         rank = _rank_in(settings.members)
         self.me = Peer(settings.rack, rank)
         self.settings, self.io_loop = settings, NoWire()
@@ -67,12 +67,8 @@ class LocalOnlyRank:
         self.trainer = Trainer(
             Member(settings.rack, 0), policy, settings.step, [], self.published,
             now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
-            numerics=self.numerics,
+            numerics=self.numerics, routes=StateRoutes(state_of(self.recorder.note)),
         )  # fmt: skip
-
-    def carry(self, state: TrainingState) -> None:
-        """Take the training state; no rack will ask for a copy."""
-        self.trainer.training_state = state
 
     def begin(self) -> None:
         """Begin at once."""
@@ -116,7 +112,8 @@ class LocalOnlyRank:
                 self._ticker.join()
             if not self._told:
                 self._told = True
-                tell_end(self.me, self.trainer, self.settings.outcomes, self.recorder.note)
+                ended = self.trainer.ended(self.me.rank)
+                tell_end(ended, self.settings.outcomes, self.recorder.note)
             self.numerics.close()
             self.pace.end()
             self.recorder.close()

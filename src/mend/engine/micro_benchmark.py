@@ -24,6 +24,7 @@ from torch import nn
 from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.host import HostInterface
 from mend.engine.movement import hook_of_a_copy
+from mend.engine.published_state import PublishedState
 from mend.types import MS, probe_key
 
 T = TypeVar("T")
@@ -187,16 +188,15 @@ class MicroBenchmark:
 
     def __init__(
         self,
+        published: PublishedState,
         now_ns: Callable[[], int],
         post: Callable[[Event], None],
         product_ns: Callable[[], int | None],
         watch: Watch | None,
     ) -> None:
         """`product_ns`: measures; None: not done yet, so it is called again after the next step."""
-        self._now_ns, self._post = now_ns, post
+        self._published, self._now_ns, self._post = published, now_ns, post
         self._product_ns, self._watch = product_ns, watch
-        self._asked: Validate | None = None
-        """Written by the loop; taken by the training thread."""
         self._handle: Removable | None = None
         self._left = 0
         self._step_ns = 0
@@ -207,16 +207,12 @@ class MicroBenchmark:
         self._begun: Validate | None = None
         """For which the steps are counted."""
 
-    def ask(self, effect: Validate) -> None:
-        """Loop thread."""
-        self._asked = effect
-
     def stepped(
         self, step: int, step_ns: int, untimed: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Training thread, at the end of a step that began at `step_ns` (the end of the one
         before)."""
-        asked = self._asked
+        asked = self._published.asks
         if asked is None:
             return
         if self._begun is not asked:
@@ -234,13 +230,13 @@ class MicroBenchmark:
             return
         whole = self._whole_ns if self._seen else 0
         waited_ppm = min(self._waited_ns * 1_000_000 // whole, 1_000_000) if whole else -1
-        if self._asked is asked:
-            self._asked = None
+        if self._published.asks is asked:
+            self._published.asks = None
         self._post(Validated(asked.number, step, gemm_ns, waited_ppm))
 
     def close(self) -> None:
         """Measure nothing any more; idempotent."""
-        self._asked = None
+        self._published.asks = None
         self._unhook()
 
     def _begin(self, asked: Validate) -> None:

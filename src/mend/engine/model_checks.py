@@ -4,11 +4,13 @@ these one call deep, so that warnings point at the script."""
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan
+from mend.fragment.plan import newcomers
 from mend.fragment.statistics import in_few_words, running_statistics
 
 BUFFERS_PAGE = "docs/troubleshooting.md, Buffers differ between racks"
@@ -52,3 +54,22 @@ def warn_of_statistics(plan: ModelPlan) -> None:
             f"modules in all: {len(kept)}; see {BUFFERS_PAGE}",
             stacklevel=4,
         )
+
+
+class Newcomers:
+    """Parameters that became trainable after mend_init. Does not keep the model alive."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
+
+    def refuse(self) -> None:
+        """Raise UsageError if there is one: no rack gets it."""
+        module = self._module()
+        names = newcomers(module, self._names) if module is not None else []
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UsageError(
+                f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
+                "exchanged and would differ between racks. Add and unfreeze parameters before "
+                "mend_init, or set exchange_frozen=True there"
+            )

@@ -9,16 +9,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from mend.errors import NotMerged
+from mend.status.status import Status
 from mend.types import Peer
-
-if TYPE_CHECKING:
-    from mend.engine.trainer import Trainer
-    from mend.status.status import Status
 
 WORDS = {
     "running": "the job is not over",
@@ -159,28 +155,21 @@ def read_ended(folder: Path) -> list[Ended]:
 
 
 def tell_end(
-    me: Peer,
-    trainer: Trainer,
-    folder: Path | None,
-    note: Callable[[str, dict[str, object]], None],
+    ended: Ended, folder: Path | None, note: Callable[[str, dict[str, object]], None]
 ) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
     line. A rank that never took a step does nothing: its error was raised.
     """
-    outcome = trainer.outcome if trainer.outcome.word != "running" else Outcome("aborted")
-    if outcome.word in ("aborted", "abandoned") and not trainer.step:
+    if ended.outcome in ("aborted", "abandoned") and not ended.step:
         if folder is not None:
-            file_of(folder, me.rack, me.rank).unlink(missing_ok=True)
+            file_of(folder, ended.rack, ended.rank).unlink(missing_ok=True)
         return
-    merged = trainer.ledger.merged / (len(trainer.weights) or 1)
-    ended = Ended(
-        me.rack, me.rank, outcome.word, outcome.detail, trainer.step, trainer.tokens, merged
-    )
     fields: dict[str, object] = {name: getattr(ended, name) for name in ended.__struct_fields__[2:]}
     write_ended(folder, ended)
     note("ended" if ended.good else "ended-unmerged", fields)
     if not ended.good or ended.outcome == "evicted":
-        _last_lines.add(me, f"mend: rack {me.rack} rank {me.rank} ended {ended}")
+        line = f"mend: rack {ended.rack} rank {ended.rank} ended {ended}"
+        _last_lines.add(Peer(ended.rack, ended.rank), line)
 
 
 class _LastLines:

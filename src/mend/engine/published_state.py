@@ -27,6 +27,7 @@ from mend.consensus.records import (
     Roster,
     Snapshot,
 )
+from mend.coordination.events import Validate
 from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.numerics import Anchor
 from mend.engine.pulls import Transfers
@@ -104,6 +105,9 @@ class PublishedState:
 
     mirror_bytes = 0
     """Size of the mirrors kept for another rack; written by the loop alone."""
+
+    asks: Validate | None = None
+    """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
     fresh = False
     """Something was published since the training thread last looked; read without the lock."""
@@ -254,6 +258,9 @@ class PublishedState:
         """Publish the joining racks that wait for a copy of this rank's training state."""
         with self.changed:
             self.asked = racks
+
+    def validate(self, asked: Validate) -> None:
+        self.asks = asked
 
     def make_room(self, room_B: Tensor) -> None:
         """Publish memory for a copy of the training state."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from mend.coordination.machines import Machines, Parts, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
@@ -31,9 +30,7 @@ class RankFactory:
 
     def trainer(self, *args: Any, **options: Any) -> Trainer:
         """Takes the arguments of `Trainer`."""
-        trainer = EvictableTrainer(*args, **options)
-        trainer.compares = True
-        return trainer
+        return EvictableTrainer(*args, compares=True, **options)
 
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
         """Takes the arguments of `CheckpointWriter`."""
@@ -47,6 +44,7 @@ class RankFactory:
         """What gets the events and effects of the machines. `tape`: the one on disk, if any."""
         return tape
 
-    def mirrors(self, rank: ConcurrentOuterStep) -> RackStateMirrors | None:
-        """Asked for where racks keep state of scope rack for each other. None: they do not."""
-        return RackStateMirrors(rank.store, rank.jobs, lambda: rank.rank_machine.folded.seats)
+    def mirrors(self, *args: Any) -> RackStateMirrors | None:
+        """Takes the arguments of `RackStateMirrors`. Asked for where racks keep state of scope rack
+        for each other. None: they do not."""
+        return RackStateMirrors(*args)

@@ -27,7 +27,6 @@ from mend.engine.fragment_state import (
     Doing,
     FragmentProgress,
     FragmentState,
-    Ledger,
     OpenOffer,
     Progress,
     Spread,
@@ -55,9 +54,6 @@ no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
 class Trainer(TrainerCuts):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
-
-    compares = False
-    """Whether to say how far the weights were from those that the job begins with."""
 
     def begin(self, limit_ns: int) -> Doing:
         """Wait until every rack holds the first versions of the job, and train on them.
@@ -265,19 +261,6 @@ class Trainer(TrainerCuts):
     def resumes(self) -> bool:
         """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
         return self._resumed is not None and not self._joins()
-
-    def resume(self, state: Progress, offers: Sequence[OpenOffer]) -> None:
-        """Go on from a checkpoint; call it before `begin`. The tracks have its anchors and
-        residuals."""
-        self._resumed = state, tuple(offers)
-        self.step, self.tokens = state.step, state.tokens
-        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
-        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
-            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
-            track.steps_mark = saved.steps_mark
-            self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
-        self.calendar.past(self.step)
-        self.clock.measured_step = self.step
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Doing:
         """Check that the job began with this rack's checkpoint. Otherwise its progress since its

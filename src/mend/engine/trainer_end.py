@@ -5,7 +5,7 @@ what is said of it. The methods are generators, as in `trainer_rounds`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend.coordination.events import Idle, Leaving, StillOpen
 from mend.engine.fragment_state import Doing, Wait
-from mend.engine.outcome import Outcome, late_steps
+from mend.engine.outcome import Ended, Outcome, late_steps
 from mend.engine.pulls import Patience
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp
@@ -38,8 +38,6 @@ class TrainerEnd(TrainerRounds):
     """Most steps of a fragment that were made on an old version, and are in the last offer."""
     _missed_first = False
     """Whether a rank of this rack, which founded the job, has missed its first versions."""
-    troubles: Callable[[], list[str]] = list
-    """In words: the lanes over which no pull succeeds."""
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
@@ -183,6 +181,13 @@ class TrainerEnd(TrainerRounds):
                 yield from self.publish_anchor()
             self.outcome = self._outcome_of_leaving()
         self._stand()
+
+    def ended(self, rank: int) -> Ended:
+        """How this rank, which does no more, has left the job."""
+        outcome = self.outcome if self.outcome.word != "running" else Outcome("aborted")
+        merged = self.ledger.merged / (len(self.weights) or 1)
+        how = outcome.word, outcome.detail, self.step, self.tokens, merged
+        return Ended(self.member.rack, rank, *how)
 
     def open_per_fragment(self) -> float:
         """The tokens that the ledger has as open."""

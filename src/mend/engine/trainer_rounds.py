@@ -55,12 +55,9 @@ from mend.engine.outcome import Outcome
 from mend.engine.published_state import PublishedState
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import (
-    Given,
     Lacks,
     LikeFirst,
-    MirrorCalls,
-    Replicas,
-    TrainingState,
+    StateRoutes,
     copy_state,
     room_of,
 )
@@ -76,8 +73,7 @@ from mend.types import MS, SECOND, Member
 ASLEEP_NS = 250 * MS
 """By how much a wait exceeds its limit where the process has stood still."""
 
-GiveState = Callable[[Member, int, Given], None]
-"""Hands the copy of the training state at a step to the loop."""
+NO_ROUTES = StateRoutes()
 
 
 class TrainerRounds:
@@ -87,9 +83,6 @@ class TrainerRounds:
     buffers and the worker pool.
     """
 
-    reserve: Callable[[int], None] | None = None
-    """Prepares this many bytes for a copy of the training state; None: the copy takes fresh memory,
-    whose first touch costs more than the copying."""
     _reserved = False
     """Whether `reserve` was called for the next copy."""
 
@@ -107,39 +100,40 @@ class TrainerRounds:
         note: Callable[[str, dict[str, object]], None],
         numerics: Numerics,
         side: Side | None = None,
+        routes: StateRoutes = NO_ROUTES,
+        benchmark: MicroBenchmark | None = None,
+        before_capture: Callable[[], None] = lambda: None,
+        troubles: Callable[[], list[str]] = list,
+        resumed: tuple[Progress, Sequence[OpenOffer]] | None = None,
+        compares: bool = False,
+        started_ns: int | None = None,
     ) -> None:
+        """`before_capture`: called before the captures of a step; may raise. `benchmark`: set where
+        slow racks are validated. `troubles`: in words, the lanes over which no pull succeeds.
+        `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
+        `compares`: whether to say how far the weights were from those that the job begins with.
+        `started_ns`: when the process was started; None: now."""
         self.member, self.policy, self.options = member, policy, options
-        self.tracks, self.published = tracks, published
+        self.tracks, self.published, self.outcome = tracks, published, Outcome("running")
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
-        self.before_capture: Callable[[], None] = lambda: None
-        """Called before the captures of a step; may raise."""
+        self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._pool = numerics.buffers, numerics.pool
         self._in_weights = numerics.in_weights
-        self.outcome = Outcome("running")
-        """How this rank left the job."""
-        self.training_state: TrainingState | None = None
-        """What a joining rack gets besides anchors; None: nothing."""
+        self.training_state, self.give, self.reserve = routes.state, routes.give, routes.reserve
+        self.replicas, self.mirrors = routes.replicas, routes.mirrors
         self.state_due: Member | None = None
         """The joining rack for which the training state is copied before the next step."""
-        self.give: GiveState = lambda *_: None
-        self.replicas: Replicas | None = None
-        """Set where every rank of this rack holds the whole model."""
-        self.mirrors: MirrorCalls | None = None
-        """Set where racks keep state of scope rack for each other."""
         self._mirrored_step = -1
-        self.benchmark: MicroBenchmark | None = None
-        """Set where slow racks are validated."""
+        self.benchmark, self._resumed = benchmark, resumed
         self.batch, self.batch_pct = 0, 100
         """Micro-batches per step that the script has announced since the last sample (0: none),
         and the percentage of them that it takes."""
-        self.life = Life(now_ns())
+        self.life = Life(now_ns() if started_ns is None else started_ns)
         self._looks = 0
         """How often `_asked` was called; the same on all ranks."""
-        self._resumed: tuple[Progress, tuple[OpenOffer, ...]] | None = None
-        """The checkpoint that this rank resumes, with the offers that were open then."""
         self.step = self.tokens = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
@@ -148,11 +142,21 @@ class TrainerRounds:
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = policy.stall_max_ns
-        self.beside = (
-            CudaStaging(side, numerics, options.alignment, options.blend_alpha)
-            if side is not None
-            else None
-        )
+        blend = options.alignment, options.blend_alpha
+        self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
+        if resumed is not None:
+            self._go_on_after(resumed[0])
+
+    def _go_on_after(self, state: Progress) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.tokens = state.step, state.tokens
+        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
+        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
+            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
+            track.steps_mark = saved.steps_mark
+            self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
+        self.calendar.past(self.step)
+        self.clock.measured_step = self.step
 
     @property
     def of_model(self) -> list[tuple[int, FragmentState]]:
@@ -358,7 +362,7 @@ class TrainerRounds:
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
         needs = [] if asked is None else [-asked[1]]
         done = self._mitigation()
-        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes())
+        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes)
         values = [*flags, *(-v for v in flags), *life, *needs]
         lost = self.published.lost_seat(self.member)
         values += [done.batch_pct, -done.batch_pct, int(evicted), int(lost)]

@@ -112,6 +112,24 @@ class Replicas:
         return bool(digest) and agreed == [*words, *(-word for word in words)]
 
 
+@dataclass(frozen=True, slots=True)
+class StateRoutes:
+    """What a rack trains with beside its weights, and the calls by which racks that join get it.
+    All return at once."""
+
+    state: TrainingState | None = None
+    """None: a rack that joins gets nothing besides anchors."""
+    give: Callable[[Member, int, Given], None] = lambda *_: None
+    """Hands the copy of the training state at a step to the loop."""
+    reserve: Callable[[int], None] | None = None
+    """Prepares this many bytes for a copy of the training state; None: the copy takes fresh memory,
+    whose first touch costs more than the copying."""
+    replicas: Replicas | None = None
+    """Set where every rank of this rack holds the whole model."""
+    mirrors: MirrorCalls | None = None
+    """Set where racks keep state of scope rack for each other."""
+
+
 Given = Tensor | LikeFirst | str
 """A copy of the training state, a reference to the first rank's copy, or why there is none."""
 

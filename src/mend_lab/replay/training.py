@@ -13,7 +13,6 @@ from torch import Tensor
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, Parts, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import Doing, Wait
@@ -138,7 +137,7 @@ class ReplayFactory(RankFactory):
     def tape(self, tape: Tape | None) -> Tape | None:
         return self._comparer
 
-    def mirrors(self, rank: ConcurrentOuterStep) -> RackStateMirrors | None:
+    def mirrors(self, *args: Any) -> RackStateMirrors | None:
         """None: `ReplayTrainer` passes the state on in files."""
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,11 @@ from mend.coordination.machines import Parts
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.fragment_state import AgreeMin, Doing, OpenOffer, Share, Spread, Wait
+from mend.engine.fragment_state import AgreeMin, Doing, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import POLL_NS
-from mend.engine.training_state import Given, TrainingState
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.fragment.moments import Moment
 from mend.fragment.shards import put_together, take
@@ -35,6 +34,7 @@ from mend_lab.sim.moments import Adam, Moments
 from mend_lab.sim.network import Network
 from mend_lab.sim.scenario import Scenario
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 THREAD_HOP_NS = MS // 20
@@ -128,6 +128,10 @@ class Process:
         """From now on the clock runs `ppm` millionths too fast."""
         self.clock_ns = self.now_ns() - self.loop.now_ns
         self.drifts_ns, self.drift_ppm = self.loop.now_ns, ppm
+
+    def on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
+        """A function with which the training thread has the loop do `job`."""
+        return lambda *args, **options: self.later(THREAD_HOP_NS, partial(job, *args, **options))
 
     def stop(self) -> None:
         """The script has ended: say farewell and close."""
@@ -335,6 +339,7 @@ class Training:
         collective: Collective,
         parameters: Sequence[nn.Parameter],
         scenario: Scenario,
+        moments: Moments | None,
         *,
         update: Callable[[int], Sequence[Tensor]],
         tokens: Callable[[int], int],
@@ -361,26 +366,21 @@ class Training:
         self._closing = False
         self._writing: Doing | None = None
         """What the thread that writes it is at."""
-        trainer.life.writes = lambda: self._writing is not None
+        trainer.life.writing = self
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
         self._taken = 0
         """Micro-batches of this step; 0: the script does not ask how many to take."""
-        self.moments: Moments | None = None
+        self.moments = moments
         """The state of its optimizer, where ranks have one."""
         views = [track.moments for track in trainer.tracks if track.moments is not None]
         first = views[0].moments[0] if views else None
         self.inner: Adam | None = first.optimizer if isinstance(first, Moment) else None
         """That with moments which racks average."""
 
-    def carry(self, moments: Moments, note: Callable[[str, dict[str, object]], None]) -> None:
-        """Train with an optimizer that has a state."""
-        self.moments = moments
-        self.trainer.training_state = TrainingState([moments], {}, note)
-        self.trainer.give = self._give
-
-    def _give(self, to: Member, step: int, data_B: Given) -> None:
-        self.process.later(THREAD_HOP_NS, lambda: self.rank.give_state(to, step, data_B))
+    def done(self) -> bool:
+        """Whether its newest checkpoint is written."""
+        return self._writing is None
 
     def look(self) -> None:
         """After each event of this process: let the training thread go on if it can."""
@@ -531,11 +531,3 @@ class Training:
             self.process.later(THREAD_HOP_NS, self.process.give_up)
         elif isinstance(error, JobLost | Evicted):
             self._begin_again(self)
-
-    # -------------------------------------------------------------- hooks of the trainer
-
-    def post(self, event: Event) -> None:
-        self.process.later(THREAD_HOP_NS, lambda: self.rank.tell(event))
-
-    def own(self, offer: OpenOffer) -> None:
-        self.process.later(THREAD_HOP_NS, lambda: self.rank.own(offer))

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mend.codec import codec_named
 from mend.consensus.records import MomentFragments, Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
+from mend.coordination.events import Event
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
@@ -37,6 +38,8 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Numerics, keeps_in_weights
+from mend.engine.published_state import PublishedState
+from mend.engine.training_state import StateRoutes, TrainingState
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan
@@ -278,20 +281,7 @@ class World(Writer):
     ) -> None:
         scenario, number = self.scenario, process.me.rack
         published = WatchedState(len(tracks), process, self.checkers.agreement)
-        held: list[Training] = []
         numerics = self._numerics(number)
-        trainer = EvictableTrainer(
-            process.member,
-            policy,
-            _step_options(scenario),
-            tracks,
-            published,
-            now_ns=process.now_ns,
-            post=lambda event: held[0].post(event),
-            own=lambda offer: held[0].own(offer),
-            note=process.note,
-            numerics=numerics,
-        )
         rank = ConcurrentOuterStep(
             process.me,
             process.member,
@@ -305,6 +295,17 @@ class World(Writer):
             self._tape(process, made_of),
             len(tracks) - scenario.fragments,
         )
+        moments = Moments(parameters, process.me.rank) if scenario.carries else None
+        state = TrainingState([moments], {}, process.note) if moments is not None else None
+        post, give = process.on_loop(rank.tell), process.on_loop(rank.give_state)
+        trainer = EvictableTrainer(
+            process.member, policy, _step_options(scenario), tracks, published,
+            now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
+            numerics=numerics, routes=StateRoutes(state, give),
+            benchmark=self._benchmark(process, published, post),
+            resumed=(_progress(tracks), ()) if scenario.first else None,
+            started_ns=process.now_ns() - scenario.restart_ns,
+        )  # fmt: skip
         training = Training(
             process,
             rank,
@@ -312,13 +313,12 @@ class World(Writer):
             collective,
             parameters,
             scenario,
+            moments,
             update=partial(self._update, number, updates=self._updates(number)),
             tokens=partial(self.tokens, number),
             watch=self.checkers.watch,
             begin_again=self._begin_again,
         )
-        self._prepare(training, tracks)
-        held.append(training)
         process.trainer = self.trainings[process.me] = training
         self.checkers.enter(process, training, numerics)
         process.on_note = self.checkers.check_note
@@ -360,21 +360,13 @@ class World(Writer):
             track.anchor = rules.adopt(track.anchor.data, track.owned, first, rounds)
         return list(model), tracks
 
-    def _prepare(self, training: Training, tracks: Sequence[FragmentState]) -> None:
-        process = training.process
-        training.trainer.life.started_ns -= self.scenario.restart_ns
-        if self.scenario.validates:
-            benchmark = MicroBenchmark(
-                process.now_ns,
-                training.post,
-                lambda: MS * self.broken.slower(target(process.me.rack)),
-                None,
-            )
-            training.rank.benchmark = training.trainer.benchmark = benchmark
-        if self.scenario.carries:
-            training.carry(Moments(training.parameters, process.me.rank), process.note)
-        if self.scenario.first:
-            training.trainer.resume(_progress(tracks), ())
+    def _benchmark(
+        self, process: Process, published: PublishedState, post: Callable[[Event], None]
+    ) -> MicroBenchmark | None:
+        if not self.scenario.validates:
+            return None
+        slower, rack = self.broken.slower, target(process.me.rack)
+        return MicroBenchmark(published, process.now_ns, post, lambda: MS * slower(rack), None)
 
     def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
         """What a rack reports of the checkpoint that it has read."""

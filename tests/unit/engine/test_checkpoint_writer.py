@@ -115,11 +115,11 @@ def test_the_training_loop_knows_while_one_is_being_written() -> None:
         RackGroup(None, 1.0), 0, (), hand.trainer, live=hand.run, post=hand.events.append,
         note=lambda *_: None, now_ns=lambda: 0,
     )  # fmt: skip
-    assert not hand.trainer.life.writes()
-    writer._pending = PendingCheckpoint(Path("one"), written)
-    assert hand.trainer.life.writes()
+    assert not hand.trainer.life.writes
+    hand.trainer.life.writing = PendingCheckpoint(Path("one"), written)
+    assert hand.trainer.life.writes
     written.set_result(None)
-    assert not hand.trainer.life.writes()
+    assert not hand.trainer.life.writes
     assert writer.close() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import Future
 
 import pytest
 
@@ -76,12 +77,11 @@ def test_it_trains_on_until_the_checkpoint_that_it_writes_is_complete() -> None:
     """Without its part no rack could complete it."""
     hand = Hand(polls=2, period=40, stall_max_ns=0)
     hand.during = lambda: others(hand)
-    writing = True
-    hand.trainer.life.writes = lambda: writing
+    hand.trainer.life.writing = written = Future[None]()
     told(hand)
     hand.step(4)
     assert hand.posted(Leaving) == hand.noted("evicted") == []
-    writing = False
+    written.set_result(None)
     with pytest.raises(Evicted):
         hand.step(2)
 

@@ -111,6 +111,9 @@ class PublishedState:
     mirror_bytes = 0
     """Size of the mirrors kept for another rack; written by the loop alone."""
 
+    asks: Validate | None = None
+    """The micro-benchmark that the coordinator asks for; the training thread takes it."""
+
     fresh = False
     """Something was published since the training thread last looked; read without the lock."""
 
@@ -174,8 +177,6 @@ class PublishedState:
         self.mirrored: Mirrored | str | None = None
         """The wanted mirror with its bytes, or the reason why there is none."""
         self.transfers = Transfers()
-        self.asks: Validate | None = None
-        """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
     # -------------------------------------------------------------- loop
 

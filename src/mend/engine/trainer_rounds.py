@@ -126,7 +126,7 @@ class TrainerRounds:
         `compares`: whether to say how far the weights were from those that the job begins with.
         `started_ns`: when the process was started; None: now."""
         self.member, self.policy, self.options = member, policy, options
-        self.tracks, self.published = tracks, published
+        self.tracks, self.published, self.outcome = tracks, published, Outcome("running")
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
@@ -134,21 +134,18 @@ class TrainerRounds:
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._pool = numerics.buffers, numerics.pool
         self._in_weights = numerics.in_weights
-        self.outcome = Outcome("running")
-        """How this rank left the job."""
         self.training_state, self.give, self.reserve = routes.state, routes.give, routes.reserve
         self.replicas, self.mirrors = routes.replicas, routes.mirrors
         self.state_due: Member | None = None
         """The joining rack for which the training state is copied before the next step."""
         self._mirrored_step = -1
-        self.benchmark = benchmark
+        self.benchmark, self._resumed = benchmark, resumed
         self.batch, self.batch_pct = 0, 100
         """Micro-batches per step that the script has announced since the last sample (0: none),
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
         self._looks = 0
         """How often `_asked` was called; the same on all ranks."""
-        self._resumed = resumed
         self.step = self.tokens = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
@@ -157,11 +154,8 @@ class TrainerRounds:
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = policy.stall_max_ns
-        self.beside = (
-            CudaStaging(side, numerics, options.alignment, options.blend_alpha)
-            if side is not None
-            else None
-        )
+        blend = options.alignment, options.blend_alpha
+        self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
         if resumed is not None:
             self._go_on_after(resumed[0])
 

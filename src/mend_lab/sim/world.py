@@ -299,21 +299,13 @@ class World(Writer):
         state = TrainingState([moments], {}, process.note) if moments is not None else None
         post, give = process.on_loop(rank.tell), process.on_loop(rank.give_state)
         trainer = EvictableTrainer(
-            process.member,
-            policy,
-            _step_options(scenario),
-            tracks,
-            published,
-            now_ns=process.now_ns,
-            post=post,
-            own=process.on_loop(rank.own),
-            note=process.note,
-            numerics=numerics,
-            routes=StateRoutes(state, give),
+            process.member, policy, _step_options(scenario), tracks, published,
+            now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
+            numerics=numerics, routes=StateRoutes(state, give),
             benchmark=self._benchmark(process, published, post),
             resumed=(_progress(tracks), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
-        )
+        )  # fmt: skip
         training = Training(
             process,
             rank,

@@ -38,8 +38,8 @@ SIDE = 1024
 """Rows and columns of the matrices of a model of which nothing but its size is known."""
 
 ENCODE_NS = 1.0
-"""Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
-pool of 4 threads."""
+"""Per element: delta, encoding and checksum on a worker; docs/internals/benchmarks.md measured 0.6
+with a pool of 4 threads."""
 
 MARGIN = 0.8
 """An exchange that takes more of the overlap than this leaves nothing for a bad day."""

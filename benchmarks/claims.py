@@ -1,4 +1,4 @@
-"""benchmarks.claims: the figures of README.md and docs/peers.md, from files of benchmarks/results.
+"""benchmarks.claims: the figures of README.md and docs/internals/peers.md, from files of benchmarks/results.
 
     python -m benchmarks.claims            # lists the figures that differ from their file
     python -m benchmarks.claims --write    # writes them
@@ -22,7 +22,7 @@ from benchmarks.quality_table import paired_pct
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-README, PEERS = "README.md", "docs/peers.md"
+README, PEERS = "README.md", "docs/internals/peers.md"
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Figures of mend in README.md and docs/peers.md are those of a result file."""
+"""Figures of mend in README.md and docs/internals/peers.md are those of a result file."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -40,6 +41,24 @@ KINDS = set(re.findall(r"[nN]ote\(\s*\"([a-z-]+)\"", CODE)) | LOUD | {CUT}
 """Of events: the first argument of `note` or `Note`, or in LOUD (two are made by an if)."""
 LOGGED = set(re.findall(r"mend %s ([a-z-]+) ", CODE)) | {"rack-mesh"}
 """Lines that go to the log alone."""
+NAMING = ("src", "tests", "benchmarks", "examples")
+"""Folders whose files may name a page."""
+
+
+def messages() -> Iterator[str]:
+    """Every string of the source, with a blank for what is put in."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (
+                    each.value if isinstance(each, ast.Constant) else "" for each in node.values
+                )
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+MESSAGES = "\n".join(messages())
 PICTURES = sorted(path for path in (ROOT / "docs" / "img").iterdir())
 PICTURE_BYTES_MAX = 300_000
 
@@ -81,6 +100,29 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
         assert not heading or heading in anchors(linked), f"{page.name}: {target}#{heading}"
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    """And the headings, where a string ends with one: `page, Heading`."""
+    for path in [p for folder in NAMING for p in (ROOT / folder).rglob("*.py")]:
+        for page in re.findall(r"\bdocs/[\w/]+\.md", path.read_text()):
+            assert (ROOT / page).exists(), f"{path.relative_to(ROOT)}: {page}"
+    named = re.findall(r"(docs/[\w/]+\.md), ([A-Z][\w ]+)[\")]", CODE)
+    assert len(named) >= 7
+    for page, heading in named:
+        found = heading.lower().replace(" ", "-")
+        assert any(found in each for each in anchors(ROOT / page)), f"{page}, {heading}"
+
+
+def test_messages_that_the_pages_quote_are_in_the_source() -> None:
+    """First cells of tables on troubleshooting.md; a number or a name stands for any other."""
+    table = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    quoted = [text for cell in table for text in re.findall(r"`([^`]+ [^`]+ [^`]+)`", cell)]
+    assert len(quoted) >= 20
+    for text in quoted:
+        pieces = [piece.strip(" :;") for piece in re.split(r"\d+|\.\.\.|'\w+'", text)]
+        for piece in [piece for piece in pieces if " " in piece]:
+            assert piece in MESSAGES, f"{text!r}: {piece!r} is in no message"
 
 
 @pages

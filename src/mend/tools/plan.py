@@ -1,7 +1,7 @@
-"""Finds H, P, tau and payload for a link. Pure arithmetic; docs/plan.md has every formula.
+"""Finds H, P, tau and payload for a link. Pure arithmetic.
 
-The time of an exchange and the memory are those of `doctor.estimate`; `mend doctor` measures what
-is assumed here.
+Formulas: docs/internals/plan.md. The time of an exchange and the memory are those of
+`doctor.estimate`; `mend doctor` measures what is assumed here.
 """
 
 from __future__ import annotations

@@ -205,6 +205,18 @@ def test_every_user_page_is_in_the_index() -> None:
     assert all(page.name == "README.md" or f"]({page.name})" in index for page in USER_PAGES)
 
 
+def test_every_command_and_option_is_on_a_user_page() -> None:
+    text = "\n".join(page.read_text() for page in USER_PAGES)
+    for name, command in COMMANDS.items():
+        assert f"mend {name}" in text or f"`{name}`" in text, name
+        if name == "bench":  # of a clone
+            continue
+        for each in getattr(command, "commands", {"": command}).values():
+            for option in {o for p in each.params if p.name != "help" for o in p.opts[:1]}:
+                negated = option.replace("--", "--no-")
+                assert not option.startswith("--") or option in text or negated in text, option
+
+
 def test_user_pages_stay_short() -> None:
     """Tables and code count; a bar or a dash alone is no word."""
     words = {

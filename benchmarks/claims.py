@@ -1,4 +1,4 @@
-"""benchmarks.claims: the figures of README.md and docs/peers.md, from files of benchmarks/results.
+"""benchmarks.claims: figures of README.md and the peers pages, from files of benchmarks/results.
 
     python -m benchmarks.claims            # lists the figures that differ from their file
     python -m benchmarks.claims --write    # writes them
@@ -22,7 +22,7 @@ from benchmarks.quality_table import paired_pct
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-README, PEERS = "README.md", "docs/peers.md"
+README, PEERS, DETAIL = "README.md", "docs/peers.md", "docs/internals/peers.md"
 
 
 @cache
@@ -144,14 +144,14 @@ CLAIMS = (
             *of_none("torchft.json", "torchft-blocking"),
         ),
     ),
-    Claim(PEERS, "`outer_sync` (mend: {}x)", measured("outer_sync.json", 1)),
-    Claim(PEERS, "`merge` (mend: {}, {}, {} % for 2, 4, 8 racks, 1 thread)", merge_pct),
-    Claim(PEERS, "`heartbeat` (mend: {} ms)", measured("heartbeat.json", 0)),
-    Claim(PEERS, "`sideband` (mend: {} %, plain)", measured("sideband.json", 2)),
-    Claim(PEERS, "`hooks` (mend: {} us)", measured("hooks.json", 1)),
-    Claim(PEERS, "`encode` (mend: int8 {}, int4 {} GB/s)", encoded),
+    Claim(DETAIL, "`outer_sync` (mend: {}x)", measured("outer_sync.json", 1)),
+    Claim(DETAIL, "`merge` (mend: {}, {}, {} % for 2, 4, 8 racks, 1 thread)", merge_pct),
+    Claim(DETAIL, "`heartbeat` (mend: {} ms)", measured("heartbeat.json", 0)),
+    Claim(DETAIL, "`sideband` (mend: {} %, plain)", measured("sideband.json", 2)),
+    Claim(DETAIL, "`hooks` (mend: {} us)", measured("hooks.json", 1)),
+    Claim(DETAIL, "`encode` (mend: int8 {}, int4 {} GB/s)", encoded),
     Claim(
-        PEERS,
+        DETAIL,
         "`takeover` (mend: {} s from the kill until the others merge again)",
         measured("takeover.json", 1),
     ),

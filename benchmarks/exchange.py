@@ -3,8 +3,8 @@ sharded, against a gloo all-reduce of the same bytes. Prints one JSON object.
 
     python -m benchmarks.exchange --racks 4 --numel 5000000 --repeats 5
 
-Every rack is a process in a network namespace of its own (docs/links.md; needs root on Linux). In
-turns, `passes` times: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that
+Every rack is a process in a network namespace of its own (docs/internals/links.md; root on Linux).
+In turns, `passes` times: gloo's all_reduce (sum, fp32) of `numel` elements, then steps of mend that
 capture the whole model, exchange it, merge, digest, decide by quorum and apply (lockstep, one
 fragment, no overlap), as a mesh and sharded. The time of a turn is from when the last rack begins
 until the last has ended, of all three: no rack can have a sum before the last has brought its

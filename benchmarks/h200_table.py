@@ -270,7 +270,7 @@ def _delay(row: Line) -> int:
 
 
 def markdown(found: Line) -> str:
-    """The table as in docs/benchmarks.md."""
+    """The table as in docs/internals/benchmarks.md."""
     alone = found["exchange_ms"]
     head = (
         f"{found['device']}, {found['racks']} racks x {found['ranks']}, "

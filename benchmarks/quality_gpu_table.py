@@ -184,8 +184,8 @@ def page(reports: Sequence[Report]) -> str:
     head = [
         "# Quality on a GPU",
         "",
-        "Written by `python -m benchmarks.quality_gpu_table`; how to read it: docs/quality.md, "
-        "arms: `python -m benchmarks.quality_gpu --help`.",
+        "Written by `python -m benchmarks.quality_gpu_table`; how to read it: "
+        "docs/internals/quality.md, arms: `python -m benchmarks.quality_gpu --help`.",
         "",
     ]
     corners = sorted(group_runs(reports).values(), key=lambda group: _place(group[0]["plan"]))

@@ -172,7 +172,8 @@ def markdown(rows: Sequence[Row], command: str, machine: Mapping[str, object]) -
     head = [
         "# Quality",
         "",
-        "Written by `python -m benchmarks.quality --table`; how to read it: docs/quality.md.",
+        "Written by `python -m benchmarks.quality --table`; how to read it: "
+        "docs/internals/quality.md.",
         "",
         "```",
         command,

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,7 +24,7 @@ from mend_lab.commands import app as lab_app
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "mend"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = {
     **typer.main.get_command(app).commands,  # type: ignore[attr-defined]
     "bench": typer.main.get_command(bench_app),
@@ -37,8 +38,37 @@ OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RE
 CODE = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
 LOGGED = set(re.findall(r"mend %s ([a-z-]+) ", CODE)) | {"rack-mesh"}
 """Lines that go to the log alone."""
+NAMING = ("src", "tests", "benchmarks", "examples")
+"""Folders whose files may name a page."""
+
+
+def messages() -> Iterator[str]:
+    """Every string of the source, with a blank for what is put in."""
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (
+                    each.value if isinstance(each, ast.Constant) else "" for each in node.values
+                )
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+MESSAGES = "\n".join(messages())
 PICTURES = sorted(path for path in (ROOT / "docs" / "img").iterdir())
 PICTURE_BYTES_MAX = 300_000
+
+USER_PAGES = sorted((ROOT / "docs").glob("*.md"))
+USER_WORDS_MAX = 22_000
+DIALECT = (
+    "told", "whoever", "nobody else", "somebody", "of use", "comes? to", "came to", "is said",
+    "are said", "so long", "is no number", "are no numbers", "mended", "without a word", "for good",
+    "would believe", "what there is", "on (?:his|her) side",
+)  # fmt: skip
+"""Phrases that no page uses outside of code and quoted messages."""
+RECORDS = ("DECISIONS.md", "LOG.md")
+"""They keep the words of their time."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -69,6 +99,29 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = page.parent / target if target else page
         assert linked.exists(), f"{page.name} links to {target}"
         assert not heading or heading in anchors(linked), f"{page.name}: {target}#{heading}"
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    """And the headings, where a string ends with one: `page, Heading`."""
+    for path in [p for folder in NAMING for p in (ROOT / folder).rglob("*.py")]:
+        for page in re.findall(r"\bdocs/[\w/]+\.md", path.read_text()):
+            assert (ROOT / page).exists(), f"{path.relative_to(ROOT)}: {page}"
+    named = re.findall(r"(docs/[\w/]+\.md), ([A-Z][\w ]+)[\")]", CODE)
+    assert len(named) >= 7
+    for page, heading in named:
+        found = heading.lower().replace(" ", "-")
+        assert any(found in each for each in anchors(ROOT / page)), f"{page}, {heading}"
+
+
+def test_messages_that_the_pages_quote_are_in_the_source() -> None:
+    """First cells of tables on troubleshooting.md; a number or a name stands for any other."""
+    table = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.M)
+    quoted = [text for cell in table for text in re.findall(r"`([^`]+ [^`]+ [^`]+)`", cell)]
+    assert len(quoted) >= 20
+    for text in quoted:
+        pieces = [piece.strip(" :;") for piece in re.split(r"\d+|\.\.\.|'\w+'", text)]
+        for piece in [piece for piece in pieces if " " in piece]:
+            assert piece in MESSAGES, f"{text!r}: {piece!r} is in no message"
 
 
 @pages
@@ -136,15 +189,45 @@ def test_lines_of_the_log_have_kinds_that_exist(page: Path) -> None:
         assert kind in KINDS | LOGGED, f"{page.name}: {kind}"
 
 
-def test_every_page_is_in_the_index() -> None:
+def test_every_page_is_reachable_from_the_index() -> None:
+    reached, ahead = set(), {ROOT / "docs" / "README.md"}
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        links = re.findall(r"\]\(([^)#\s]+\.md)", page.read_text())
+        ahead |= {(page.parent / link).resolve() for link in links} & {*PAGES} - reached
+    assert {*PAGES} <= reached, {*PAGES} - reached
+
+
+def test_every_user_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"]({page.name})" in index, page.name
+    assert all(page.name == "README.md" or f"]({page.name})" in index for page in USER_PAGES)
+
+
+def test_every_command_and_option_is_on_a_user_page() -> None:
+    text = "\n".join(page.read_text() for page in USER_PAGES)
+    for name, command in COMMANDS.items():
+        assert f"mend {name}" in text or f"`{name}`" in text, name
+        if name == "bench":  # of a clone
+            continue
+        for each in getattr(command, "commands", {"": command}).values():
+            for option in {o for p in each.params if p.name != "help" for o in p.opts[:1]}:
+                negated = option.replace("--", "--no-")
+                assert not option.startswith("--") or option in text or negated in text, option
+
+
+def test_user_pages_stay_short() -> None:
+    """Tables and code count; a bar or a dash alone is no word."""
+    words = {
+        page.name: sum(bool(re.search(r"\w", each)) for each in page.read_text().split())
+        for page in USER_PAGES
+    }
+    assert sum(words.values()) <= USER_WORDS_MAX, (sum(words.values()), words)
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_pictures_are_used_small_and_whole(picture: Path) -> None:
-    assert any(f"](img/{picture.name})" in page.read_text() for page in PAGES), "no page shows it"
+    assert any(f"img/{picture.name})" in page.read_text() for page in PAGES), "no page shows it"
     assert picture.stat().st_size <= PICTURE_BYTES_MAX
     if picture.suffix == ".svg":
         assert ElementTree.parse(picture).getroot().tag.endswith("}svg")
@@ -156,6 +239,18 @@ def test_source_files_exist(page: Path) -> None:
     roots = (SOURCE, SOURCE.with_name("mend_lab"), ROOT)
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
         assert any((root / name).exists() for root in roots), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in RECORDS],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_prose_has_no_dialect(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`|\"[^\"\n]*\"", "", page.read_text(), flags=re.S | re.M)
+    for phrase in DIALECT:
+        found = re.search(rf".*\b{phrase}\b.*", prose, re.IGNORECASE)
+        assert not found, f"{page.name}: {phrase!r} in {found[0]!r}"
 
 
 @pages
@@ -174,7 +269,7 @@ def test_no_table_is_torn_in_two(page: Path) -> None:
 
 
 def test_every_benchmark_is_on_the_page() -> None:
-    listed = (ROOT / "docs" / "benchmarks.md").read_text()
+    listed = (ROOT / "docs" / "internals" / "benchmarks.md").read_text()
     names = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
     assert all(f"| `{name}` |" in listed for name in names), names
 
@@ -190,7 +285,7 @@ def test_defaults_in_the_readme_are_those_of_the_code() -> None:
 
 def test_limits_are_those_of_the_code() -> None:
     row = r"^\| `(\w+/\w+\.py)` \| `(\w+(?:, \w+)*)` \| `([^`]+)` \|"
-    rows = re.findall(row, (ROOT / "docs" / "protocol.md").read_text(), re.MULTILINE)
+    rows = re.findall(row, (ROOT / "docs" / "internals" / "protocol.md").read_text(), re.MULTILINE)
     assert len(rows) >= 15
     for file, name, value in rows:
         line = f"\n{name} = {value}\n"

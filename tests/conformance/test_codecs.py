@@ -40,7 +40,7 @@ SIZES = (1, 31, 4096, 1_000_003)
 
 
 class Ternary(BlockCodec):
-    """A user's own, as docs/compression.md shows it."""
+    """A user's own, as docs/internals/compression.md shows it."""
 
     name, block, block_bytes = "ternary", 64, 4 + 64
 

@@ -26,7 +26,7 @@ WEIGHTS = tuple(struct.unpack("<f", struct.pack("<f", w))[0] for w in (0.5, 1 / 
 
 
 class Elected:
-    """A user's own, as docs/numerics.md shows it."""
+    """A user's own, as docs/internals/numerics.md shows it."""
 
     name = "elected"
 

@@ -32,7 +32,7 @@ PARTS = (Fraction(1), Fraction(1, 3))
 
 
 class FedAdam:
-    """A user's own, with two vectors, as docs/numerics.md shows it."""
+    """A user's own, with two vectors, as docs/internals/numerics.md shows it."""
 
     name, states = "fedadam", ("first", "second")
 

@@ -138,7 +138,7 @@ class TapedAgreement(Agreement):
 class History:
     """The jobs of one name, one after another: a job is over when a rank starts again while none
     of its processes lives.
-    `problems`: each begins with the invariant of docs/protocol.md that it breaks."""
+    `problems`: each begins with the invariant of docs/internals/protocol.md that it breaks."""
 
     def __init__(self, tapes: Sequence[RecordedTape]) -> None:
         self.problems: list[str] = []

@@ -84,8 +84,8 @@ def agree(found: list[End], steps: int) -> None:
 @pytest.mark.slow
 def test_minimal_example_ends_on_equal_bits() -> None:
     """The one here that runs as it does for a user, with interpreters of its own. In a job that
-    ends before its racks have met in a round their work may add up (docs/numerics.md), and 100
-    steps take a tenth of a second."""
+    ends before its racks have met in a round their work may add up (docs/internals/numerics.md),
+    and 100 steps take a tenth of a second."""
     found = launched(sys.executable, "minimal.py", "--steps", "1000", ranks=1)
     agree(found, 1000)
     assert found[0].loss < 0.5, "the truth is half learnt"

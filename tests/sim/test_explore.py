@@ -182,7 +182,7 @@ DEMOTED = Bounds(racks=3, rounds=0, epochs=1, crashes=0, rosters=2, demotions=Tr
 
 
 def test_no_invariant_breaks_when_the_next_rack_loses_its_vote_too() -> None:
-    """With nobody who stands; docs/model_check.md has the others, which take a minute."""
+    """With nobody who stands; docs/internals/model_check.md has the others, which take a minute."""
     found = Explorer(replace(DEMOTED, candidate=3)).run()
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states > 500

@@ -1,5 +1,6 @@
-"""Without lockstep, and without a fault, every rack is in every round: docs/protocol.md, Capturing
-together. Before, racks that were out of phase merged one by one."""
+"""Without lockstep, and without a fault, every rack is in every round
+(docs/internals/protocol.md, Capturing together). Before, racks that were out of phase merged one
+by one."""
 
 from __future__ import annotations
 

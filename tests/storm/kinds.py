@@ -1,5 +1,5 @@
-"""What a storm may do to a job, and to whom. A job must survive all of it: docs/protocol.md says
-who may die."""
+"""What a storm may do to a job, and to whom. A job must survive all of it:
+docs/internals/protocol.md says who may die."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Kind:
 
 
 def survivable(shape: Shape) -> list[int]:
-    """Racks without which the others decide on: see the table of docs/protocol.md."""
+    """Racks without which the others decide on: see the table of docs/internals/protocol.md."""
     if shape.voters_lost or len(shape.alive) < 2:
         return []
     if shape.racks == 2 and not shape.witness:

@@ -9,8 +9,8 @@ COST_PCT: dict[tuple[str, bool], tuple[int, int]] = {
     ("powersgd-4", False): (150, 210),
 }
 """(codec, feedback in the weights; else in a buffer) -> percent of loss above offers in fp32, from
-random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds (docs/quality.md; a
-test holds them to benchmarks/results/quality_gpu.md)."""
+random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds
+(docs/internals/quality.md; a test holds them to benchmarks/results/quality_gpu.md)."""
 
 
 def cost_of(codec: str, alignment: str = "carry") -> str:

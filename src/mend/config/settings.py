@@ -241,7 +241,7 @@ class MendConfig:
     outer_optimizer: str = _knob(
         NESTEROV,
         k.text(f"{NESTEROV}, or the name of a registered one", is_outer),
-        "rule that makes the next anchor from the racks' merged delta (numerics.md)",
+        "rule that makes the next anchor from the racks' merged delta (internals/numerics.md)",
     )
     outer_lr: float = _knob(
         1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
@@ -266,7 +266,7 @@ class MendConfig:
         "mean",
         k.text(f"{', '.join(OWN_MERGES)}, or the name of a registered one", is_merge),
         "rule that combines the racks' deltas; rda: per tensor the mean length in the mean "
-        "direction (numerics.md)",
+        "direction (internals/numerics.md)",
     )
     merge_mean_names: tuple[str, ...] = _knob(
         ("*embed*", "*wte*", "*wpe*"),

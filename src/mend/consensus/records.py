@@ -278,7 +278,7 @@ class Drop(Word, frozen=True, tag=4):
 
 
 class Epoch(Word, frozen=True, tag=5):
-    """A take-over: from here on `epoch` decides. See docs/protocol.md for why it is recorded."""
+    """A take-over: from here on `epoch` decides (docs/internals/protocol.md, Taking over)."""
 
     epoch: Count
 

@@ -35,7 +35,8 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     """By how much the merged delta of racks that made unequal numbers of steps is too short: how
     many steps the mean token is behind over how many the mean offer is long (FedNova, 2007.07481,
     with its effective steps). Of n steps of equal batches R sum n^2 / (sum n)^2; 1 for equal n.
-    Steps beyond a period do not count in it, and it is R at most. Source: docs/quality.md."""
+    Steps beyond a period do not count in it, and it is R at most. Source:
+    docs/internals/quality.md."""
     if not token_weighted or len(work) < 2:
         return 1.0
     counted = _tokens(work, True, period_steps)

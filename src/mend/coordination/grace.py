@@ -8,7 +8,7 @@ SHARE_PCT = 50
 """gamma: the part of the slack that may be spent on waiting."""
 
 FLOOR_PCT = 25
-"""Part of the gap between rounds that is always waited; docs/DECISIONS.md says why it is not 0."""
+"""Part of the gap between rounds that is always waited, and not 0 (docs/internals/DECISIONS.md)."""
 
 
 WINDOW_NS_MAX = 1 * SECOND

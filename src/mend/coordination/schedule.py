@@ -1,8 +1,8 @@
 """Says which fragment is captured and applied after which step, alike on all ranks of a rack.
 
 `Schedule` is the grid of lockstep, known from the configuration alone. A rack that captures with
-the others (docs/protocol.md, Capturing together) leaves it; its `Calendar` counts from what it has
-captured.
+the others (docs/internals/protocol.md, Capturing together) leaves it; its `Calendar` counts from
+what it has captured.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Schedule:
 def overlap_at(version: int, overlap_steps: int, ramp: int) -> int:
     """tau of a capture on `version`: tau v / (0.9 (v + c)), rounded, from 1 to tau; with ramp c = 0
     always tau. Late merges cost most while the inner steps are large, which is at the start of a
-    run (docs/quality.md); the version is in the log, so all racks agree."""
+    run (docs/internals/quality.md); the version is in the log, so all racks agree."""
     if not ramp or overlap_steps <= 1:
         return overlap_steps
     part = 9 * (version + ramp)

@@ -17,7 +17,7 @@ from mend.consensus.records import NORM_MAX
 # thread whatever its settings; a thread that is serial anyway makes larger calls. Every call
 # releases the interpreter's lock and takes it again, and a training thread that launches kernels
 # may wait each time: merges with calls of 256 Ki, as fast alone, delayed FSDP2 on a GPU
-# (docs/LOG.md).
+# (docs/internals/LOG.md).
 _SERIAL_NUMEL = 1 << 15
 _SINGLE_NUMEL = 1 << 20
 

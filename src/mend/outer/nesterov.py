@@ -37,7 +37,7 @@ class Nesterov:
     mu = min(k / (k + c), momentum). lr and mu are rounded to fp32 once, here. With momentum 0 none
     is kept and A' = A - lr Delta.
     Source: Decoupled DiLoCo (arXiv 2604.21428); lr 1, mu 0 is plain averaging of the racks. The
-    ramp: docs/quality.md.
+    ramp: docs/internals/quality.md.
     """
 
     name = "nesterov"

@@ -1,7 +1,7 @@
-"""Finds H, P, tau and payload for a link. Pure arithmetic; docs/plan.md has every formula.
+"""Finds H, P, tau and payload for a link. Pure arithmetic.
 
-The time of an exchange and the memory are those of `doctor.estimate`; `mend doctor` measures what
-is assumed here.
+Formulas: docs/internals/plan.md. The time of an exchange and the memory are those of
+`doctor.estimate`; `mend doctor` measures what is assumed here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ subtracted."""
 
 
 def merge_ns_assumed(racks: int) -> float:
-    """Per element, one thread, merge="mean" (docs/benchmarks.md: 2.5 for 4 racks, 4.7 for 8)."""
+    """Per element, one thread, merge="mean". Measured (docs/internals/benchmarks.md): 2.5 for 4
+    racks, 4.7 for 8."""
     return 0.3 + 0.55 * racks
 
 
@@ -322,7 +323,7 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
         share = chosen.config.tau / chosen.config.sync_period_steps
         yield (
             f"Merges come {chosen.config.tau} steps late ({share:.0%} of H), which costs some loss "
-            "(docs/numerics.md). A faster link or longer steps would need fewer."
+            "(docs/internals/numerics.md). A faster link or longer steps would need fewer."
         )
     if asked.link.loss_pct:
         yield (

@@ -284,7 +284,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
         f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
-        "after a warm start), as 5M parameters in 3,072 steps (docs/quality.md)",
+        "after a warm start), as 5M parameters in 3,072 steps (docs/internals/quality.md)",
         f"start        {start_of(asked)}",
     ]
 
@@ -364,7 +364,7 @@ def assumptions(asked: Asked, told: str) -> str:
         f"and {asked.merge_ns:.2f} to merge ({told}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "
-        "kernels (2 % with FSDP2, docs/benchmarks.md), nor mirror_rack_state, for which each rank "
-        "keeps what a script registers with scope rack, at most 64 MiB a copy (docs/joining.md). "
-        "Host memory as mend doctor counts it."
+        "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state, for which "
+        "each rank keeps what a script registers with scope rack, at most 64 MiB a copy "
+        "(docs/joining.md). Host memory as mend doctor counts it."
     )

@@ -1,8 +1,9 @@
 """What H, tau and outer momentum cost in loss, as far as it was measured.
 
 Percent above data parallel at equal tokens: 5M parameters, 4 racks, 3,072 steps, three seeds
-(docs/quality.md; a test holds the figures to benchmarks/results/quality_gpu.md). Between two H that
-were measured it is interpolated in log H; beyond them nothing is known but the direction.
+(docs/internals/quality.md; a test holds the figures to benchmarks/results/quality_gpu.md). Between
+two H that were measured it is interpolated in log H; beyond
+them nothing is known but the direction.
 """
 
 from __future__ import annotations

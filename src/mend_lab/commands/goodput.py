@@ -74,7 +74,7 @@ class Assumed:
     stall_max_s. Measured: 1.0 s (benchmarks/results/takeover.json)."""
     donor_s: float = 0.33
     """Time that a rack spends when a restarted one copies from it. Measured with 80 MB: 0.32 and
-    0.33 s (docs/benchmarks.md, rejoin)."""
+    0.33 s (docs/internals/benchmarks.md, rejoin)."""
     held_up_s: float = 2.2
     """Time after the loss of a rack in which no round closes, 2 s of it until that is noticed.
     Measured: 2.2 s (README, kill and takeover)."""
@@ -231,7 +231,8 @@ def show(assumed: Assumed, rows: list[Row], console: Console) -> None:
     values = ", ".join(f"{name}={value:g}" for name, value in asdict(assumed).items())
     console.print(
         f"assumed: {values}. Change one with --assume NAME=VALUE; where each comes from: "
-        "docs/simulator.md. Rounds close: the share of time, from the least to the most chips.",
+        "docs/internals/simulator.md. Rounds close: the share of time, from the least to the most "
+        "chips.",
         soft_wrap=True,
         highlight=False,
     )

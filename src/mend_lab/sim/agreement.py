@@ -72,7 +72,8 @@ class Seating:
 
 
 def is_quorum(votes: Set[int], voters: Set[int]) -> bool:
-    """docs/protocol.md: more than half, or half with the lowest; the witness sorts last."""
+    """More than half, or half with the lowest; the witness sorts last
+    (docs/internals/protocol.md)."""
     inside = sorted(votes & voters)
     double = 2 * len(inside)
     return double > len(voters) or (double == len(voters) > 0 and inside[0] == min(voters))

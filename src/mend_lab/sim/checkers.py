@@ -1,4 +1,4 @@
-"""Checks the invariants I1..I9 of docs/protocol.md during and after a run.
+"""Checks the invariants I1..I9 of docs/internals/protocol.md during and after a run.
 
 This module checks the ranks: their bits, ledgers, waits and bounds. `agreement` checks the log,
 `liveness` how a job ends.

@@ -167,7 +167,7 @@ def test_the_command_says_that_it_is_a_model_and_what_it_assumes(tmp_path: Path)
 
 
 def test_the_docs_have_the_figures_of_the_model() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "internals" / "simulator.md").read_text()
     for row in rows_of(PLAIN):
         figures = [str(round(100 * share)) for share in row.goodput]
         if row.published:

@@ -43,7 +43,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_memory_is_what_was_measured_on_two_h200s() -> None:
     """1.54 G weights, P = 8, H = 64: 12.3 GB were two versions of the anchor, and 16 to 19 GB the
-    whole, for tau = 4 and tau = 14, without outer momentum (docs/benchmarks.md)."""
+    whole, for tau = 4 and tau = 14, without outer momentum (docs/internals/benchmarks.md)."""
     short = est.memory_of(config(outer_optimizer_momentum=0.0), 1_540_000_000, 1)
     assert short.anchors == pytest.approx(12.3e9, rel=0.01)
     assert 15e9 < short.total < 16.5e9

@@ -54,7 +54,7 @@ def doctor_command(
 
     Run it where a rack will run. Doctor reports versions, GPUs with their nearest cores and network
     cards, the ranks that form a rack, every setting and its source, ports, host names, routes,
-    limits and the clock. Each problem comes with a remedy; docs/doctor.md lists them. Doctor
+    limits and the clock. Each problem comes with a remedy. Doctor (docs/doctor.md)
     changes nothing, and without --meet it sends nothing to any rack.
 
     [bold]With --meet[/bold], start it on every rank of every rack within --for seconds, in the

@@ -24,7 +24,7 @@ from mend.types import Owned, Span
 ROUND_TRIPS = 6
 """Round trips of an exchange between racks that a witness coordinates: an offer is announced (1),
 pulled and reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one
-for TCP to find the rate; docs/plan.md has what was measured over a shaped link."""
+for TCP to find the rate. Measured over a shaped link: docs/internals/plan.md."""
 
 SHARDED_TRIPS = 2
 """Further ones where racks merge a slice each: the merge is announced, the slice is pulled."""
@@ -38,8 +38,8 @@ SIDE = 1024
 """Rows and columns of the matrices of a model of which nothing but its size is known."""
 
 ENCODE_NS = 1.0
-"""Per element: delta, encoding and checksum on a worker; docs/benchmarks.md measured 0.6 with a
-pool of 4 threads."""
+"""Per element: delta, encoding and checksum on a worker; docs/internals/benchmarks.md measured 0.6
+with a pool of 4 threads."""
 
 MARGIN = 0.8
 """An exchange that takes more of the overlap than this leaves nothing for a bad day."""

@@ -1,4 +1,6 @@
-"""Findings of a meeting of racks, and what to change. Pure; docs/doctor.md lists them."""
+"""Findings of a meeting of racks, and what to change. Pure.
+
+docs/internals/doctor.md lists them."""
 
 from __future__ import annotations
 

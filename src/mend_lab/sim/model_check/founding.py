@@ -3,7 +3,7 @@
 `Follower`, `Acceptor`, `Proposer` and `Log` are the real objects. Around them a founder
 (`Coordinator._try_genesis`, `_found`) and the candidates of a job that has begun act in any order.
 Every message that was ever sent may arrive at any time, repeatedly or never, also after the death
-of its sender. docs/model_check.md lists what is left out.
+of its sender. docs/internals/model_check.md lists what is left out.
 """
 
 from __future__ import annotations

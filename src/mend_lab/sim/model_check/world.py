@@ -2,7 +2,7 @@
 
 Acceptors and proposers are the real objects (`parts`). Their surroundings are reduced to the facts
 that safety depends on: the live members, the messages under way, and the version of each rack.
-docs/model_check.md lists what is left out.
+docs/internals/model_check.md lists what is left out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -377,27 +377,23 @@ class Runtime:
         with self._steps.movement.writing(), self._trainer.clock.untimed():
             return rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
 
-    def state_dict(self) -> dict[str, Any]:
+    def checkpoint_state(self) -> dict[str, Any]:
         """mend's state on this rank, with all racks at one place of the log, for
         `torch.distributed.checkpoint.save` or `async_save`.
 
-        All ranks of all racks call it, or have it called by giving them this runtime, after the
-        same step in lockstep; whoever comes first waits for the others, up to give_up_s. It may
-        apply what is decided: copy the model and the optimizer after it. Goes on with `SavedState`.
-        Raises CheckpointError when the racks do not come together.
+        All ranks of all racks call it, after the same step in lockstep; the first one waits for
+        the others, up to give_up_s. It may apply what is decided: copy the model and the optimizer
+        after it. `mend_init` resumes it from a `SavedState`. Raises CheckpointError when the racks
+        do not come together, UsageError with exchange=False and after shutdown.
         """
-        rank = self._may_checkpoint("state_dict")
+        rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
         with self._steps.movement.writing(), self._trainer.clock.untimed():
             return rank.saved_state(int(self.config.give_up_s * SECOND))
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Always raises UsageError: what the other racks have merged by now cannot be undone here.
-        Load a `SavedState` before mend_init."""
-        raise UsageError(
-            "a running job cannot go back: load a mend.SavedState with "
-            "torch.distributed.checkpoint.load, and give it to mend_init(resume=)"
-        )
+    def __reduce__(self) -> NoReturn:
+        # torch.distributed.checkpoint pickles what has no state_dict.
+        raise UsageError("a Runtime cannot be saved: save runtime.checkpoint_state()")
 
     def _may_checkpoint(self, what: str) -> LiveRank:
         if isinstance(self._rank, LocalOnlyRank):

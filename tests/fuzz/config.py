@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 from mend.config import MendConfig
+from mend.config.declared import Scope
+from mend.config.settings import kinds
 from mend.config.topology import read_hints
 from mend.config.wiring import settings_of, spare_vectors
 from mend.errors import ConfigError
@@ -127,7 +129,7 @@ def _used(config: MendConfig) -> None:
     """All that is made of a configuration that was accepted."""
     assert dataclasses.replace(config) == config
     assert config.tau >= 0
-    assert len(config.hyper_facts()) == len({name for name, _ in config.hyper_facts()})
+    assert all(text for scope in Scope for _, text in config.facts(scope) if scope != Scope.RACK)
     assert spare_vectors(config) >= 1
     if config.rack is not None:  # else its place in the list is found by mend_init
         assert sorted(config.peer_addresses) == list(range(config.racks))
@@ -194,9 +196,8 @@ def _arguments(rng: random.Random) -> dict[str, Any]:
 def _fitting() -> dict[str, tuple[Any, ...]]:
     """Of the values here, those that each setting takes."""
     found: dict[str, tuple[Any, ...]] = {}
-    for each in dataclasses.fields(MendConfig):
-        accept: Callable[[Any], Any] = each.metadata["kind"].accept
-        found[each.name] = tuple(value for value in (*_VALUES, *EDGES) if _fits(accept, value))
+    for name, kind in kinds().items():
+        found[name] = tuple(value for value in (*_VALUES, *EDGES) if _fits(kind.accept, value))
     return found
 
 

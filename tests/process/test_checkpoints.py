@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import mend
@@ -407,10 +408,10 @@ def saved_by_torch(alone: Configure, tmp_path: Path) -> Path:
         for number in range(1, STEPS + 1):
             step(model, optimizer, number)
         weights, moments = get_state_dict(model, optimizer)
-        state = {"mend": runtime, "model": weights, "optimizer": moments}
+        state = {"mend": runtime.checkpoint_state(), "model": weights, "optimizer": moments}
         dcp.save(state, checkpoint_id=folder, no_dist=True)
-        with pytest.raises(UsageError, match="a running job cannot go back"):
-            runtime.load_state_dict({})
+        with pytest.raises(CheckpointException, match=r"save runtime\.checkpoint_state\(\)"):
+            dcp.save({"mend": runtime}, checkpoint_id=tmp_path / "wrong", no_dist=True)
     return folder
 
 

@@ -74,8 +74,7 @@ def refused(job: Job, rack: int, error: str, *words: str, name: str = "") -> str
         ({"config": {**CONFIG, "overlap_steps": 1}}, ": overlap_steps is 1 there and not here"),
         (
             {"config": {**CONFIG, "stall_max_s": 0.3}},
-            "stall_max_s (adaptive: by overlap_steps and concurrent_outer_step) is 0.3 there and "
-            "not here. Make it alike on all racks",
+            "stall_max_s is 0.3 there and not here. Make it alike on all racks",
         ),
         (
             {"config": {**CONFIG, "failslow_action": "act"}},

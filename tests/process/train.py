@@ -666,7 +666,9 @@ def save_later(write: Any, folder: Path) -> Callable[[], None]:
 def save_dcp(runtime: Any, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """In the background; the process waits for it at its end."""
     beside = torch.distributed.new_group(backend="gloo")
-    state: dict[str, Any] = {"mend": runtime}  # first: it may apply what is decided
+    state: dict[str, Any] = {
+        "mend": runtime.checkpoint_state()
+    }  # first: it may apply what is decided
     state["model"], state["optim"] = get_state_dict(model, optimizer)
     PENDING.append(dcp.async_save(state, checkpoint_id=path, process_group=beside))
 

@@ -34,6 +34,8 @@ class Kind:
     accept: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
     """Parses the text of an environment variable to a value that `accept` takes."""
+    unit: str = ""
+    """Unit of a number, as the name of its setting ends in it; empty: it has none."""
 
 
 def refuse_unless(fits: object) -> None:
@@ -42,7 +44,7 @@ def refuse_unless(fits: object) -> None:
         raise ValueError
 
 
-def whole(low: int, high: int | None = None) -> Kind:
+def whole(low: int, high: int | None = None, unit: str = "") -> Kind:
     """An int; True and False are none."""
 
     def accept(value: Any) -> int:
@@ -52,10 +54,10 @@ def whole(low: int, high: int | None = None) -> Kind:
         return number
 
     to = f", at least {low}" if high is None else f", {low} to {high}"
-    return Kind(f"a whole number{to}", accept, int)
+    return Kind(f"a whole number{to}", accept, int, unit)
 
 
-def number(rule: str, fits: Callable[[float], bool]) -> Kind:
+def number(rule: str, fits: Callable[[float], bool], unit: str = "") -> Kind:
     """A finite float; an int is taken as one."""
 
     def accept(value: Any) -> float:
@@ -64,12 +66,12 @@ def number(rule: str, fits: Callable[[float], bool]) -> Kind:
         refuse_unless(math.isfinite(result) and fits(result))
         return result
 
-    return Kind(f"a number, {rule}", accept, float)
+    return Kind(f"a number, {rule}", accept, float, unit)
 
 
 def seconds(low: float = 0.0) -> Kind:
     """Seconds, at most a day."""
-    return number(f"{low:g} to 86400 (seconds)", lambda value: low <= value <= 86_400)
+    return number(f"{low:g} to 86400 (seconds)", lambda value: low <= value <= 86_400, "s")
 
 
 def text(rule: str, fits: Callable[[str], object]) -> Kind:
@@ -93,7 +95,13 @@ def either(kind: Kind, word: str, value: object) -> Kind:
         f"{kind.rule}, or {word}",
         lambda given: value if given == value else kind.accept(given),
         lambda written: value if written.lower() == word else kind.parse(written),
+        kind.unit,
     )
+
+
+def optional(kind: Kind) -> Kind:
+    """`kind`, or None."""
+    return either(kind, NONE, None)
 
 
 def is_address(written: str, port_min: int = 1) -> bool:
@@ -176,7 +184,7 @@ def _written_path(written: str) -> str | None:
 
 YES_NO = Kind("true or false", _yes_no, _word)
 SHARE = number("0 to 1", lambda value: 0 <= value <= 1)
-MILLISECONDS = number("0 to 600000", lambda value: 0 <= value <= 600_000)
+MILLISECONDS = number("0 to 600000 (ms)", lambda value: 0 <= value <= 600_000, "ms")
 OUTER_LR = number("above 0, at most 100", lambda value: value <= 100 and fp32(value) > 0)
 MOMENTUM = number("at least 0, below 1", lambda value: 0 <= value < 1 and fp32(value) < 1)
 POSITIVE = number("above 0", lambda value: value > 0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from mend.config.settings import MendConfig
+from mend.config.settings import MendConfig, kinds
 from mend.config.sources import from_environment, from_toml
 
 
@@ -21,8 +21,8 @@ def in_force() -> tuple[MendConfig, tuple[InForce, ...]]:
     """`MendConfig()` as it would be here, and its settings that a source names. Raises
     ConfigError."""
     config = MendConfig()
-    kinds = {field.name: field.metadata["kind"] for field in fields(MendConfig)}
-    named = {**from_toml(kinds), **from_environment(kinds)}
+    rules = kinds()
+    named = {**from_toml(rules), **from_environment(rules)}
     return config, tuple(
-        InForce(name, getattr(config, name), named[name].origin) for name in kinds if name in named
+        InForce(name, getattr(config, name), named[name].origin) for name in rules if name in named
     )

@@ -6,11 +6,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from mend.config import kinds as k
+from mend.config.declared import Declared, Group, Scope, setting, text_of
 from mend.config.exchange_plan import is_sharded, unsharded
 from mend.config.override import override_in_force
 from mend.config.pair_warnings import momentum_by_period, warn_pairs
@@ -32,17 +33,6 @@ RAMP_ROUNDS = {"scratch": 10, "warm": 5}
 """outer_start -> rounds of the ramp of momentum and overlap; the runs are in
 benchmarks/results/quality_gpu.md."""
 
-FACTS = (
-    "fragments", "exchange_frozen", "exchange_statistics", "sync_period_steps",
-    "momentum_sync_period_steps",
-    "second_moment_sync_period_steps", "tau", "alignment", "blend_alpha", "outer_optimizer",
-    "outer_lr", "outer_momentum", "outer_start", "ramp_rounds", "merge",
-    "merge_mean_names", "codec", "lockstep", "max_age", "token_weighted_merge", "racks",
-    "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-    "exchange_plan", "mirror_rack_state", "failslow_action",
-)  # fmt: skip
-"""Settings that must be equal on all racks."""
-
 COMPRESSIONS = (
     "none", "bf16", "int8", "int4", "quant4", "e3m0", "topk", "powersgd", "sparse",
 )  # fmt: skip
@@ -62,30 +52,21 @@ Conflict = tuple[str, str, str]
 
 
 class Setting(NamedTuple):
-    """One row of docs/configuration.md. `type` is the rule that a value is held to."""
+    """A row of the table of settings."""
 
     field: str
-    default: object
-    type: str
-    meaning: str
+    default: Any
+    declared: Declared
+
+    @property
+    def unit(self) -> str:
+        """Unit of its value; empty: it has none."""
+        return self.declared.kind.unit
 
 
-def _knob(default: Any, kind: k.Kind, meaning: str) -> Any:
-    return field(default=default, metadata={"kind": kind, "meaning": meaning})
-
-
-def _switch(default: bool, meaning: str) -> Any:
-    return _knob(default, k.YES_NO, meaning)
-
-
-def _choice(words: str, meaning: str) -> Any:
-    """One of a few words; the first is the default."""
-    return _knob(words.split()[0], k.one_of(*words.split()), meaning)
-
-
-def _optional(kind: k.Kind, meaning: str) -> Any:
-    """None unless it is set."""
-    return _knob(None, k.either(kind, "none", None), meaning)
+_people = functools.partial(setting, Group.PEOPLE)
+_tuning = functools.partial(setting, Group.TUNING)
+_experiment = functools.partial(setting, Group.EXPERIMENT)
 
 
 def _from_all_sources(cls: _Class) -> _Class:
@@ -108,8 +89,12 @@ def _from_all_sources(cls: _Class) -> _Class:
     return cls
 
 
+def _table(cls: Any) -> tuple[Setting, ...]:
+    return tuple(Setting(f.name, f.default, f.metadata[Declared.__name__]) for f in fields(cls))
+
+
 def _kinds(cls: Any) -> dict[str, k.Kind]:
-    return {f.name: f.metadata["kind"] for f in fields(cls)}
+    return {row.field: row.declared.kind for row in _table(cls)}
 
 
 def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -163,122 +148,60 @@ def _in_rack_order(values: Mapping[str, Any], *, counted: bool) -> tuple[str, ..
 @_from_all_sources
 @dataclass(frozen=True, kw_only=True)
 class MendConfig:
-    """All settings of one rack; docs/configuration.md has the table of them.
+    """All settings of one rack, each declared here and nowhere else; docs/configuration.md has the
+    table of them.
 
     What is not given as an argument comes from MEND_* and the file that MEND_CONFIG names. Raises
     ConfigError for a value outside its rule, for two that do not go together, and for a name (as
     an argument, in the environment, in the file) that no setting has.
     """
 
-    rack: int | None = _optional(
-        k.whole(0, RACKS_MAX - 1), "number of this rack; racks merge in ascending order"
+    rack: int | None = _people(
+        None,
+        k.optional(k.whole(0, RACKS_MAX - 1)),
+        "number of this rack; racks merge in ascending order",
+        Scope.RACK,
     )
-    racks: int = _knob(
+    racks: int = _people(
         2,
-        k.whole(1, RACKS_MAX),
+        k.whole(1, RACKS_MAX, "racks"),
         "number of racks in the job; if no source sets it, at least quorum_min_learners",
+        Scope.JOB,
     )
-    job_id: str = _knob("mend", k.JOB, "name of the job; messages of other jobs are refused")
-    fragments: int = _knob(
-        4, k.whole(1, 1024), "number of parts in which the model is exchanged (P)"
+    job_id: str = _people(
+        "mend", k.JOB, "name of the job; messages of other jobs are refused", Scope.JOB
     )
-    sync_period_steps: int = _knob(
-        128, k.whole(1), "optimizer steps between two exchanges of the same fragment (H)"
+    sync_period_steps: int = _people(
+        128,
+        k.whole(1, unit="steps"),
+        "optimizer steps between two exchanges of the same fragment (H)",
+        Scope.PLAN,
     )
-    overlap_steps: int | None = _optional(
-        k.whole(0),
+    overlap_steps: int | None = _people(
+        None,
+        k.optional(k.whole(0, unit="steps")),
         "steps between capture and apply (tau), less than sync_period_steps; none: a quarter "
         "of it, at most 8",
+        Scope.PLAN,
+        "tau",
     )
-    concurrent_outer_step: bool = _switch(
-        True, "exchange while training goes on; false: training waits for each exchange"
+    fragments: int = _people(
+        4,
+        k.whole(1, 1024, "fragments"),
+        "number of parts in which the model is exchanged (P)",
+        Scope.PLAN,
     )
-    exchange: bool = _switch(
-        True,
-        "false: this rack trains alone, with hooks and events but without other racks; a "
-        "baseline for measurements",
-    )
-    exchange_frozen: bool = _switch(
-        False,
-        "also exchange parameters that require no gradient, for parameters that are unfrozen later",
-    )
-    exchange_statistics: bool = _switch(
-        True,
-        "average the running statistics of BatchNorm and its like over the racks, every "
-        "sync_period_steps and at the end; false: each rack keeps its own",
-    )
-    join_copies_state: bool = _switch(
-        True,
-        "a rack that joins a running job gets the optimizer's state, the registered objects "
-        "and the step from another rack; false: they begin fresh",
-    )
-    mirror_rack_state: bool = _switch(
-        False,
-        "each rack keeps in memory the objects that another rack registered with scope rack, "
-        "as of its newest merged round, so that a rack that returns continues at its own "
-        "place in the data; at most 64 MiB per rank and round (joining.md)",
-    )
-    quorum_min_learners: int = _knob(
-        1, k.whole(1, RACKS_MAX), "least number of offers for a merge (K)"
-    )
-    grace_window_ms: float | Literal["adaptive"] = _knob(
-        "adaptive",
-        k.either(k.MILLISECONDS, "adaptive", "adaptive"),
-        "wait for more racks after K offers have arrived; adaptive: as long as the overlap "
-        "hides it",
-    )
-    token_weighted_merge: bool = _switch(
-        True, "weight offers by their tokens; false: all offers count alike"
-    )
-    alignment: Literal["carry", "overwrite", "blend"] = _choice(
-        "carry overwrite blend",
-        "treatment of the steps made since the capture: carry keeps them, overwrite drops "
-        "them, blend keeps a part",
-    )
-    blend_alpha: float = _knob(
-        0.5, k.SHARE, "share of the local weights that alignment=blend keeps"
-    )
-    outer_optimizer: str = _knob(
-        NESTEROV,
-        k.text(f"{NESTEROV}, or the name of a registered one", is_outer),
-        "rule that makes the next anchor from the racks' merged delta (internals/numerics.md)",
-    )
-    outer_lr: float = _knob(
-        1.0, k.OUTER_LR, "step size of the outer optimizer; 1 without momentum averages the racks"
-    )
-    outer_optimizer_momentum: float | None = _optional(
-        k.MOMENTUM,
-        "Nesterov momentum of the outer optimizer at the end of its ramp; none: by "
-        "sync_period_steps, H / (H + 16), at most 0.9",
-    )
-    outer_ramp_rounds: int | None = _optional(
-        k.whole(0, 1_000_000),
-        "c: after k rounds of a fragment its momentum is k / (k + c), at most "
-        "outer_optimizer_momentum, and its overlap rises to tau in the same way; 0: full "
-        "values from the first round; none: chosen by outer_start",
-    )
-    outer_start: Literal["scratch", "warm"] = _choice(
-        "scratch warm",
+    outer_start: Literal["scratch", "warm"] = _people(
+        "scratch",
+        k.one_of("scratch", "warm"),
         "start of the racks: random weights (momentum and overlap rise over 10 rounds) or "
         "trained weights (over 5)",
+        Scope.PLAN,
     )
-    merge: str = _knob(
-        "mean",
-        k.text(f"{', '.join(OWN_MERGES)}, or the name of a registered one", is_merge),
-        "rule that combines the racks' deltas; rda: per tensor the mean length in the mean "
-        "direction (internals/numerics.md)",
+    quorum_min_learners: int = _people(
+        1, k.whole(1, RACKS_MAX, "racks"), "least number of offers for a merge (K)", Scope.JOB
     )
-    merge_mean_names: tuple[str, ...] = _knob(
-        ("*embed*", "*wte*", "*wpe*"),
-        k.NAMES,
-        "patterns of parameters that merge=rda, and any rule that measures tensors, averages "
-        "plainly, in addition to all nn.Embedding",
-    )
-    payload_dtype: Literal["float32", "bfloat16"] = _choice(
-        "float32 bfloat16",
-        "type of the numbers in deltas on the wire if outer_step_compression_mode is none",
-    )
-    outer_step_compression_mode: str = _knob(
+    outer_step_compression_mode: str = _people(
         "none",
         k.text(
             f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
@@ -286,175 +209,362 @@ class MendConfig:
         ),
         "compression of deltas on the wire; a later round sends the part that it drops "
         "(compression.md)",
+        Scope.PLAN,
+        "codec",
     )
-    outer_step_compression_rank: int = _knob(
-        RANK_DEFAULT,
-        k.whole(1, 64),
-        "columns that powersgd sends of each matrix; used only if outer_step_compression_mode"
-        " is powersgd",
-    )
-    encode_on: Literal["host", "device"] = _choice(
-        "host device",
-        "place where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or "
-        "topk, for 8 bytes of GPU memory per parameter that the rank owns (compression.md)",
-    )
-    lockstep: bool = _switch(False, "every rack waits for every round at its apply point")
-    max_age: int = _knob(
-        2, k.whole(0, 64), "number of rounds that an offer may be late and still be merged"
-    )
-    start_timeout_s: float = _knob(
-        120.0,
-        k.seconds(0.001),
-        "longest wait for all racks to say hello; twice that for the first version, and longer"
-        " while its bytes arrive",
-    )
-    evict_s: float = _knob(
-        600.0,
-        k.seconds(),
-        "a rack that is silent for this long loses its seat and must join again; 0: never",
-    )
-    restart_attests_death: bool = _switch(
-        True,
-        "a rack that is started again proves that its former life is dead, so that the others"
-        " may go on",
-    )
-    stall_max_s: float | Literal["adaptive"] = _knob(
-        "adaptive",
-        k.either(k.seconds(), "adaptive", "adaptive"),
-        "longest time that an outage elsewhere may hold up training here; adaptive: 0.1, or 1"
-        " if nothing overlaps (overlap_steps 0, concurrent_outer_step false)",
-    )
-    give_up_s: float = _knob(
-        600.0, k.seconds(0.001), "last limit of a wait that may be long (lockstep, blocking)"
-    )
-    shutdown_timeout_s: float = _knob(
-        60.0,
-        k.seconds(),
-        "longest wait at the end for the last exchange and for racks that are still training;"
-        " longer while bytes of the last exchange arrive",
-    )
-    transfer_stall_s: float = _knob(
-        10.0,
-        k.seconds(0.001),
-        "after this long without a verified byte, ask the next holder; a wait at the start or the"
-        " end that is past its limit ends",
-    )
-    sideband_addr: str = _knob(
-        "",
-        k.BIND,
-        "address at which this rack's leader listens; empty: its own entry of sideband_peers",
-    )
-    sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _knob(
-        (), k.PEERS, "addresses of the leaders of all racks; empty: tcp://127.0.0.1:(21900 + rack)"
-    )
-    witness_addr: str = _knob(
-        "", k.ADDRESS, "address of the witness; empty: the leader of rack 0 coordinates"
-    )
-    sideband_heartbeat_ms: int = _knob(100, k.whole(10, 10_000), "time between two heartbeats")
-    observe: bool = _switch(True, "answer `mend top`; it can look at the job and change nothing")
-    key_file: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
-        None,
-        k.FILE,
-        "file with the job's key (`mend keys new FILE`), which encrypts and authenticates all"
-        " traffic; required if sideband_addr is not on the loopback interface",
-    )
-    socks_proxy: str = _knob(
-        "",
-        k.ADDRESS,
-        "SOCKS5 proxy, such as `ssh -D` makes one, through which the other racks and the witness"
-        " are reached; with a key only; empty: none",
-    )
-    encrypt_payloads: bool = _switch(
-        True,
-        "with a key: encrypt payloads; false: only authenticate them, for less than half of "
-        "the CPU; anyone on the path can then read weights. The same on all racks",
-    )
-    insecure: bool = _switch(False, "listen beyond the loopback interface even without a key")
-    advertise_host: str = _knob(
-        "", k.HOST, "host at which other racks reach this one; empty: the one at which it listens"
-    )
-    data_ports: str = _knob(
-        "",
-        k.PORTS,
-        "ports for bulk data; a single one is shared by all ranks of a host, and may be the"
-        " sideband's; empty: any free ones",
-    )
-    diagnostics_dir: Path | str | None = _knob(  # noqa: RUF009  # a Path is as frozen as the rest
-        None,
-        k.FOLDER,
-        "folder in which each rank writes its events and its tape; none: they are not written",
-    )
-    tape_mb_max: int = _knob(
-        1024,
-        k.whole(0),
-        "largest size of a rank's tape; the oldest files are deleted, and replay begins at "
-        "the oldest one left; 0: no tape",
-    )
-    simulated_merge_delay_ms: float = _knob(
-        0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments"
-    )
-    simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _choice(
-        "constant bimodal long_tail", "distribution of the added delay"
-    )
-    simulated_merge_delay_seed: int = _knob(0, k.whole(0, 2**63 - 1), "seed of the added delay")
-    async_tp_enabled: bool = _switch(
-        False,
-        "pipeline the tensor parallelism of compiled models through the GPUs' shared memory; "
-        "status().async_tp reports the effect",
-    )
-
-    momentum_sync_period_steps: int | None = _optional(
-        k.whole(1),
-        "steps between two averages of the inner optimizer's first moments over the racks "
-        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Usual: three times "
-        "sync_period_steps",
-    )
-    second_moment_sync_period_steps: int | None = _optional(
-        k.whole(1),
-        "the same for the second moments (exp_avg_sq): K_v. Usual: six times sync_period_steps",
-    )
-    failslow_window_steps: int = _knob(
-        64,
-        k.whole(2, 4096),
-        "fail-slow: the prior expects a change of speed every 4 windows; a rank is compared "
-        "with its past 3 windows",
-    )
-    failslow_zscore_threshold: float = _knob(
-        3.0,
-        k.POSITIVE,
-        "fail-slow: samples beyond this many standard deviations are cut; a change must be as"
-        " unlikely by chance (3.0: 0.3 %)",
-    )
-    failslow_min_samples: int = _knob(
-        8,
-        k.whole(2, 4096),
-        "fail-slow: samples before a rank is judged, and samples after a change to verify it",
-    )
-    failslow_action: Literal["detect", "validate", "act", "evict"] = _knob(
+    failslow_action: Literal["detect", "validate", "act", "evict"] = _people(
         "validate",
         k.one_of("detect", "validate", "act", "evict"),
         "fail-slow: response to a verdict. detect: report it; validate: also find the cause "
         "with a micro-benchmark of less than a second; act: also give the rack fewer micro-"
         "batches if the script asks, or stop waiting for it, if that costs less; evict: also "
         "make it leave to be started again, which mend launch does (not in lockstep)",
+        Scope.JOB,
     )
-    rack_aware: bool = _switch(
-        False,
-        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: "
-        "all ranks do, unless mend_init is given a mesh",
+    sideband_addr: str = _people(
+        "",
+        k.BIND,
+        "address at which this rack's leader listens; empty: its own entry of sideband_peers",
+        Scope.RACK,
     )
-    expected_learner_ids: tuple[str, ...] = _knob(
+    sideband_peers: tuple[str, ...] | Mapping[int, str] | str = _people(
+        (),
+        k.PEERS,
+        "addresses of the leaders of all racks; empty: tcp://127.0.0.1:(21900 + rack)",
+        Scope.RACK,
+    )
+    witness_addr: str = _people(
+        "",
+        k.ADDRESS,
+        "address of the witness; empty: the leader of rack 0 coordinates",
+        Scope.RACK,
+    )
+    advertise_host: str = _people(
+        "",
+        k.HOST,
+        "host at which other racks reach this one; empty: the one at which it listens",
+        Scope.RACK,
+    )
+    data_ports: str = _people(
+        "",
+        k.PORTS,
+        "ports for bulk data; a single one is shared by all ranks of a host, and may be the"
+        " sideband's; empty: any free ones",
+        Scope.RACK,
+    )
+    key_file: Path | str | None = _people(  # noqa: RUF009  # a Path is as frozen as the rest
+        None,
+        k.FILE,
+        "file with the job's key (`mend keys new FILE`), which encrypts and authenticates all"
+        " traffic; required if sideband_addr is not on the loopback interface",
+        Scope.RACK,
+    )
+    diagnostics_dir: Path | str | None = _people(  # noqa: RUF009  # a Path is as frozen as the rest
+        None,
+        k.FOLDER,
+        "folder in which each rank writes its events and its tape; none: they are not written",
+        Scope.RACK,
+    )
+
+    grace_window_ms: float | Literal["adaptive"] = _tuning(
+        "adaptive",
+        k.either(k.MILLISECONDS, "adaptive", "adaptive"),
+        "wait for more racks after K offers have arrived; adaptive: as long as the overlap "
+        "hides it",
+        Scope.JOB,
+    )
+    expected_learner_ids: tuple[str, ...] = _tuning(
         (),
         k.RACK_NAMES,
         "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are "
         "in; empty: all live racks",
+        Scope.JOB,
+        "expected_racks",
     )
-
-    exchange_plan: Literal["auto", "mesh", "sharded"] = _choice(
-        "auto mesh sharded",
+    max_age: int = _tuning(
+        2,
+        k.whole(0, 64, "rounds"),
+        "number of rounds that an offer may be late and still be merged",
+        Scope.PLAN,
+    )
+    lockstep: bool = _tuning(
+        False, k.YES_NO, "every rack waits for every round at its apply point", Scope.PLAN
+    )
+    exchange_plan: Literal["auto", "mesh", "sharded"] = _tuning(
+        "auto",
+        k.one_of("auto", "mesh", "sharded"),
         "plan of a round's pulls. mesh: all payloads of the other racks; sharded: one slice "
         "of each payload to merge, and the slices that others merged; auto: sharded with four"
         " or more racks if that is fewer bytes, else mesh",
+        Scope.JOB,
+        "plan_in_force",
+    )
+    exchange_frozen: bool = _tuning(
+        False,
+        k.YES_NO,
+        "also exchange parameters that require no gradient, for parameters that are unfrozen later",
+        Scope.PLAN,
+    )
+    exchange_statistics: bool = _tuning(
+        True,
+        k.YES_NO,
+        "average the running statistics of BatchNorm and its like over the racks, every "
+        "sync_period_steps and at the end; false: each rack keeps its own",
+        Scope.PLAN,
+    )
+    momentum_sync_period_steps: int | None = _tuning(
+        None,
+        k.optional(k.whole(1, unit="steps")),
+        "steps between two averages of the inner optimizer's first moments over the racks "
+        "(exp_avg, momentum_buffer): K_u of DES-LOC; none: never. Usual: three times "
+        "sync_period_steps",
+        Scope.PLAN,
+    )
+    second_moment_sync_period_steps: int | None = _tuning(
+        None,
+        k.optional(k.whole(1, unit="steps")),
+        "the same for the second moments (exp_avg_sq): K_v. Usual: six times sync_period_steps",
+        Scope.PLAN,
+    )
+    token_weighted_merge: bool = _tuning(
+        True,
+        k.YES_NO,
+        "weight offers by their tokens; false: all offers count alike",
+        Scope.PLAN,
+    )
+    merge: str = _tuning(
+        "mean",
+        k.text(f"{', '.join(OWN_MERGES)}, or the name of a registered one", is_merge),
+        "rule that combines the racks' deltas; rda: per tensor the mean length in the mean "
+        "direction (internals/numerics.md)",
+        Scope.PLAN,
+    )
+    merge_mean_names: tuple[str, ...] = _tuning(
+        ("*embed*", "*wte*", "*wpe*"),
+        k.NAMES,
+        "patterns of parameters that merge=rda, and any rule that measures tensors, averages "
+        "plainly, in addition to all nn.Embedding",
+        Scope.PLAN,
+    )
+    outer_optimizer: str = _tuning(
+        NESTEROV,
+        k.text(f"{NESTEROV}, or the name of a registered one", is_outer),
+        "rule that makes the next anchor from the racks' merged delta (internals/numerics.md)",
+        Scope.PLAN,
+    )
+    outer_lr: float = _tuning(
+        1.0,
+        k.OUTER_LR,
+        "step size of the outer optimizer; 1 without momentum averages the racks",
+        Scope.PLAN,
+    )
+    outer_optimizer_momentum: float | None = _tuning(
+        None,
+        k.optional(k.MOMENTUM),
+        "Nesterov momentum of the outer optimizer at the end of its ramp; none: by "
+        "sync_period_steps, H / (H + 16), at most 0.9",
+        Scope.PLAN,
+        "outer_momentum",
+    )
+    outer_ramp_rounds: int | None = _tuning(
+        None,
+        k.optional(k.whole(0, 1_000_000, "rounds")),
+        "c: after k rounds of a fragment its momentum is k / (k + c), at most "
+        "outer_optimizer_momentum, and its overlap rises to tau in the same way; 0: full "
+        "values from the first round; none: chosen by outer_start",
+        Scope.PLAN,
+        "ramp_rounds",
+    )
+    payload_dtype: Literal["float32", "bfloat16"] = _tuning(
+        "float32",
+        k.one_of("float32", "bfloat16"),
+        "type of the numbers in deltas on the wire if outer_step_compression_mode is none",
+        Scope.PLAN,
+        "codec",
+    )
+    outer_step_compression_rank: int = _tuning(
+        RANK_DEFAULT,
+        k.whole(1, 64),
+        "columns that powersgd sends of each matrix; used only if outer_step_compression_mode"
+        " is powersgd",
+        Scope.PLAN,
+        "codec",
+    )
+    encode_on: Literal["host", "device"] = _tuning(
+        "host",
+        k.one_of("host", "device"),
+        "place where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or "
+        "topk, for 8 bytes of GPU memory per parameter that the rank owns (compression.md)",
+        Scope.RACK,
+    )
+    join_copies_state: bool = _tuning(
+        True,
+        k.YES_NO,
+        "a rack that joins a running job gets the optimizer's state, the registered objects "
+        "and the step from another rack; false: they begin fresh",
+        Scope.RACK,
+    )
+    mirror_rack_state: bool = _tuning(
+        False,
+        k.YES_NO,
+        "each rack keeps in memory the objects that another rack registered with scope rack, "
+        "as of its newest merged round, so that a rack that returns continues at its own "
+        "place in the data; at most 64 MiB per rank and round (joining.md)",
+        Scope.JOB,
+    )
+    restart_attests_death: bool = _tuning(
+        True,
+        k.YES_NO,
+        "a rack that is started again proves that its former life is dead, so that the others"
+        " may go on",
+        Scope.JOB,
+    )
+    stall_max_s: float | Literal["adaptive"] = _tuning(
+        "adaptive",
+        k.either(k.seconds(), "adaptive", "adaptive"),
+        "longest time that an outage elsewhere may hold up training here; adaptive: 0.1, or 1"
+        " if nothing overlaps (overlap_steps 0, concurrent_outer_step false)",
+        Scope.JOB,
+        "stall_s",
+    )
+    evict_s: float = _tuning(
+        600.0,
+        k.seconds(),
+        "a rack that is silent for this long loses its seat and must join again; 0: never",
+        Scope.JOB,
+    )
+    start_timeout_s: float = _tuning(
+        120.0,
+        k.seconds(0.001),
+        "longest wait for all racks to say hello; twice that for the first version, and longer"
+        " while its bytes arrive",
+        Scope.RACK,
+    )
+    shutdown_timeout_s: float = _tuning(
+        60.0,
+        k.seconds(),
+        "longest wait at the end for the last exchange and for racks that are still training;"
+        " longer while bytes of the last exchange arrive",
+        Scope.RACK,
+    )
+    give_up_s: float = _tuning(
+        600.0,
+        k.seconds(0.001),
+        "last limit of a wait that may be long (lockstep, blocking)",
+        Scope.RACK,
+    )
+    transfer_stall_s: float = _tuning(
+        10.0,
+        k.seconds(0.001),
+        "after this long without a verified byte, ask the next holder; a wait at the start or the"
+        " end that is past its limit ends",
+        Scope.RACK,
+    )
+    sideband_heartbeat_ms: int = _tuning(
+        100, k.whole(10, 10_000, "ms"), "time between two heartbeats", Scope.RACK
+    )
+    failslow_window_steps: int = _tuning(
+        64,
+        k.whole(2, 4096, "steps"),
+        "fail-slow: the prior expects a change of speed every 4 windows; a rank is compared "
+        "with its past 3 windows",
+        Scope.RACK,
+    )
+    failslow_zscore_threshold: float = _tuning(
+        3.0,
+        k.POSITIVE,
+        "fail-slow: samples beyond this many standard deviations are cut; a change must be as"
+        " unlikely by chance (3.0: 0.3 %)",
+        Scope.RACK,
+    )
+    failslow_min_samples: int = _tuning(
+        8,
+        k.whole(2, 4096, "samples"),
+        "fail-slow: samples before a rank is judged, and samples after a change to verify it",
+        Scope.RACK,
+    )
+    encrypt_payloads: bool = _tuning(
+        True,
+        k.YES_NO,
+        "with a key: encrypt payloads; false: only authenticate them, for less than half of "
+        "the CPU; anyone on the path can then read weights",
+        Scope.JOB,
+    )
+    insecure: bool = _tuning(
+        False,
+        k.YES_NO,
+        "listen beyond the loopback interface even without a key",
+        Scope.RACK,
+    )
+    socks_proxy: str = _tuning(
+        "",
+        k.ADDRESS,
+        "SOCKS5 proxy, such as `ssh -D` makes one, through which the other racks and the witness"
+        " are reached; with a key only; empty: none",
+        Scope.RACK,
+    )
+    rack_aware: bool = _tuning(
+        False,
+        k.YES_NO,
+        "find out which ranks of one torchrun share a rack, as mend.rack_mesh does; false: "
+        "all ranks do, unless mend_init is given a mesh",
+        Scope.RACK,
+    )
+    observe: bool = _tuning(
+        True,
+        k.YES_NO,
+        "answer `mend top`; it can look at the job and change nothing",
+        Scope.RACK,
+    )
+    tape_mb_max: int = _tuning(
+        1024,
+        k.whole(0, unit="mb"),
+        "largest size of a rank's tape; the oldest files are deleted, and replay begins at "
+        "the oldest one left; 0: no tape",
+        Scope.RACK,
+    )
+    async_tp_enabled: bool = _tuning(
+        False,
+        k.YES_NO,
+        "pipeline the tensor parallelism of compiled models through the GPUs' shared memory; "
+        "status().async_tp reports the effect",
+        Scope.RACK,
+    )
+
+    exchange: bool = _experiment(
+        True,
+        k.YES_NO,
+        "false: this rack trains alone, with hooks and events but without other racks; a "
+        "baseline for measurements",
+        Scope.RACK,
+    )
+    concurrent_outer_step: bool = _experiment(
+        True,
+        k.YES_NO,
+        "exchange while training goes on; false: training waits for each exchange",
+        Scope.RACK,
+    )
+    alignment: Literal["carry", "overwrite", "blend"] = _experiment(
+        "carry",
+        k.one_of("carry", "overwrite", "blend"),
+        "treatment of the steps made since the capture: carry keeps them, overwrite drops "
+        "them, blend keeps a part",
+        Scope.PLAN,
+    )
+    blend_alpha: float = _experiment(
+        0.5, k.SHARE, "share of the local weights that alignment=blend keeps", Scope.PLAN
+    )
+    simulated_merge_delay_ms: float = _experiment(
+        0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments", Scope.RACK
+    )
+    simulated_merge_delay_distribution: Literal["constant", "bimodal", "long_tail"] = _experiment(
+        "constant",
+        k.one_of("constant", "bimodal", "long_tail"),
+        "distribution of the added delay",
+        Scope.RACK,
+    )
+    simulated_merge_delay_seed: int = _experiment(
+        0, k.whole(0, 2**63 - 1), "seed of the added delay", Scope.RACK
     )
 
     named: InitVar[frozenset[str] | None] = None
@@ -491,6 +601,11 @@ class MendConfig:
     def sharded(self) -> bool:
         """Racks merge a slice each (exchange_plan)."""
         return is_sharded(self.exchange_plan, self.codec, self.merge, self.racks)
+
+    @property
+    def plan_in_force(self) -> Literal["mesh", "sharded"]:
+        """The plan of a round's pulls."""
+        return "sharded" if self.sharded else "mesh"
 
     @property
     def moment_periods(self) -> dict[int, int]:
@@ -567,11 +682,15 @@ class MendConfig:
         """The racks that expected_learner_ids names, ascending."""
         return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
 
-    def hyper_facts(self) -> tuple[tuple[str, str], ...]:
-        """(key, value) of what must be equal on all racks; compared as text when they say hello."""
-        facts = {name: str(getattr(self, name)) for name in FACTS}
-        facts["exchange_plan"] = "sharded" if self.sharded else "mesh"  # what auto came to
-        return tuple(facts.items())
+    def in_force(self, name: str) -> Any:
+        """The value of a setting: what it follows from where it is not given."""
+        declared: Declared = self.__dataclass_fields__[name].metadata[Declared.__name__]
+        return getattr(self, declared.in_force or name)
+
+    def facts(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+        """(setting, text of its value in force) of this scope; racks compare them at the start."""
+        names = (row.field for row in _table(type(self)) if row.declared.scope is scope)
+        return tuple((name, text_of(self.in_force(name))) for name in names)
 
 
 def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
@@ -581,12 +700,14 @@ def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> 
     return payload_dtype if compression == "none" else _CODEC_OF.get(compression, compression)
 
 
-def describe() -> list[Setting]:
+def describe() -> tuple[Setting, ...]:
     """Every setting, in the order of the class."""
-    return [
-        Setting(f.name, f.default, f.metadata["kind"].rule, f.metadata["meaning"])
-        for f in fields(MendConfig)
-    ]
+    return _table(MendConfig)
+
+
+def kinds() -> dict[str, k.Kind]:
+    """Name of each setting -> the values that it may have."""
+    return _kinds(MendConfig)
 
 
 def _refuse_pairs(c: MendConfig) -> None:
@@ -692,6 +813,5 @@ def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
 def check_environment(environ: Mapping[str, str]) -> None:
     """Raise the ConfigError that every `MendConfig(...)` under these variables would raise,
     whatever its arguments: for an unknown name, or a text or file that cannot be parsed."""
-    kinds = _kinds(MendConfig)
-    from_environment(kinds, environ)
-    from_toml(kinds, environ)
+    from_environment(kinds(), environ)
+    from_toml(kinds(), environ)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from mend.codec import codec_named
 from mend.codec.on_device import encoder_on
+from mend.config.declared import Scope
 from mend.config.keyfile import protection_of, secrets_of
 from mend.config.override import override_in_force
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
-from mend.consensus.records import Policy
+from mend.consensus.records import Policy, filled_fields
 from mend.detector import DetectorOptions
 from mend.engine.cuda_staging import CudaPin
 from mend.engine.fragment_state import StepOptions
@@ -77,7 +78,8 @@ def settings_of(
         rack=config.rack_number,
         policy=policy_of(config, config.racks),
         job=config.job_id,
-        facts=config.hyper_facts(),
+        facts=config.facts(Scope.PLAN),
+        job_facts=config.facts(Scope.JOB),
         io_loop=_io_loop_options(config, cores),
         peers=config.peer_addresses,
         witness=config.witness_addr,
@@ -120,27 +122,11 @@ def starving(config: MendConfig) -> str:
 
 def policy_of(config: MendConfig, racks: int) -> Policy:
     """The policy of a job whose racks have one rank, without moments."""
-    grace = config.grace_window_ms
-    return Policy(
-        racks=racks,
-        ranks=1,
-        fragments=config.fragments,
-        quorum_min_learners=config.quorum_min_learners,
-        grace_ns=-1 if grace == "adaptive" else int(float(grace) * MS),
-        lockstep=config.lockstep,
-        max_age=config.max_age,
-        period_steps=config.sync_period_steps,
-        overlap_steps=config.tau,
-        overlap_ramp=config.ramp_rounds,
-        stall_max_ns=int(config.stall_s * SECOND),
-        evict_ns=int(config.evict_s * SECOND),
-        restart_attests=config.restart_attests_death,
-        token_weighted=config.token_weighted_merge,
-        expected=config.expected_racks,
-        acts=config.failslow_action in ("act", "evict"),
-        evicts=config.failslow_action == "evict",
-        sharded=config.sharded,
-    )
+    settings = {
+        field: filled.of(config.in_force(filled.setting))
+        for field, filled in filled_fields().items()
+    }
+    return Policy(**{**settings, "racks": racks, "ranks": 1})
 
 
 def _io_loop_options(config: MendConfig, cores: frozenset[int] | None) -> IoLoopOptions:

@@ -7,12 +7,14 @@ changes RECORDS_FORMAT.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from decimal import Decimal
+from functools import cache
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
-from mend.types import Address, Member
+from mend.types import MS, SECOND, Address, Member
 
 U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
@@ -168,45 +170,84 @@ class MomentFragments(Word, frozen=True):
     period_steps: AtLeastOne
 
 
-class Policy(Word, frozen=True):
-    """What the coordinator must know of the racks' configuration; equal on all of them."""
+class Filled(NamedTuple):
+    """Which setting of `MendConfig` fills a field of the policy, and how. The only place that says
+    so: the policy is made from it, and so are the texts of a refusal."""
 
-    racks: Annotated[int, Meta(ge=1, le=64)]
+    setting: str
+    unit_ns: int = 0
+    """Of a time, which the policy has in ns, and -1 for "adaptive"; 0: it is no time."""
+    among: tuple[str, ...] = ()
+    """The field says whether the setting is one of these; empty: it has its value."""
+
+    def of(self, value: Any) -> Any:
+        """The field, from the value of the setting."""
+        if self.among:
+            return value in self.among
+        if not self.unit_ns:
+            return value
+        return -1 if value == "adaptive" else int(value * self.unit_ns)
+
+    def text(self, field: Any) -> str:
+        """The value of the setting, from the field. Unequal fields have unequal texts: 300 ms in
+        seconds is 0.3."""
+        if self.among:
+            return " or ".join(self.among) if field else f"not {' or '.join(self.among)}"
+        if self.unit_ns:
+            exact = f"{(Decimal(field) / self.unit_ns).normalize():f}"
+            return "adaptive" if field < 0 else exact
+        return ", ".join(map(str, field)) or "empty" if isinstance(field, tuple) else str(field)
+
+
+class Policy(Word, frozen=True):
+    """What the coordinator must know of the racks' configuration; equal on all of them. A rack
+    finds `ranks` and `moments` when it starts; all other fields are settings."""
+
+    racks: Annotated[int, Meta(ge=1, le=64), Filled("racks")]
     ranks: Annotated[int, Meta(ge=1, le=1024)]
-    fragments: Annotated[int, Meta(ge=1, le=1024)]
-    quorum_min_learners: Count
-    grace_ns: Annotated[int, Meta(ge=-1, le=2**62)]
+    fragments: Annotated[int, Meta(ge=1, le=1024), Filled("fragments")]
+    quorum_min_learners: Annotated[Count, Filled("quorum_min_learners")]
+    grace_ns: Annotated[int, Meta(ge=-1, le=2**62), Filled("grace_window_ms", MS)]
     """Fixed window; -1 = adaptive."""
-    lockstep: bool
-    max_age: Count
-    period_steps: Count
-    overlap_steps: Count
-    overlap_ramp: Count
+    lockstep: Annotated[bool, Filled("lockstep")]
+    max_age: Annotated[Count, Filled("max_age")]
+    period_steps: Annotated[Count, Filled("sync_period_steps")]
+    overlap_steps: Annotated[Count, Filled("overlap_steps")]
+    overlap_ramp: Annotated[Count, Filled("outer_ramp_rounds")]
     """Versions over which the overlap rises; 0: it does not."""
-    stall_max_ns: Count
+    stall_max_ns: Annotated[Count, Filled("stall_max_s", SECOND)]
     """Compared, as racks that waited unequally long in the same outage would come out of it at
     different steps."""
-    evict_ns: Count
+    evict_ns: Annotated[Count, Filled("evict_s", SECOND)]
     """Silence that costs a rack its seat; 0 = never."""
-    restart_attests: bool
+    restart_attests: Annotated[bool, Filled("restart_attests_death")]
     """Whether a rack that is started again proves that its former life is over."""
-    token_weighted: bool = True
+    token_weighted: Annotated[bool, Filled("token_weighted_merge")] = True
     """Racks weigh by their tokens; else all alike."""
-    expected: Racks = ()
+    expected: Annotated[Racks, Filled("expected_learner_ids")] = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
     moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=3)] = ()
     """The last fragments: those of moments and of running statistics, not of weights."""
-    acts: bool = False
+    acts: Annotated[bool, Filled("failslow_action", among=("act", "evict"))] = False
     """Whether slow racks are mitigated."""
-    evicts: bool = False
+    evicts: Annotated[bool, Filled("failslow_action", among=("evict",))] = False
     """Whether they may also be evicted, to be started again."""
-    sharded: bool = False
+    sharded: Annotated[bool, Filled("exchange_plan", among=("sharded",))] = False
     """Whether racks merge a slice each and pull the others' merged slices (coordination/slices)."""
 
     @property
     def of_weights(self) -> int:
         """How many fragments are, the first ones."""
         return self.fragments - sum(group.count for group in self.moments)
+
+
+@cache
+def filled_fields() -> dict[str, Filled]:
+    """Fields of the policy that are settings."""
+    hints = get_type_hints(Policy, include_extras=True).items()
+    extras = {name: getattr(hint, "__metadata__", ()) for name, hint in hints}
+    found = {name: [e for e in each if isinstance(e, Filled)] for name, each in extras.items()}
+    return {name: each[0] for name, each in found.items() if each}
 
 
 # ------------------------------------------------------------------ records of the log

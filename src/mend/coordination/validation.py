@@ -8,8 +8,7 @@ machine ever indexes with a number from the network.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mend.consensus.epochs import count_of
@@ -26,6 +25,7 @@ from mend.consensus.records import (
     Record,
     Roster,
     Snapshot,
+    filled_fields,
 )
 from mend.coordination.messages import (
     Declined,
@@ -40,7 +40,7 @@ from mend.coordination.messages import (
     Report,
     StateCopy,
 )
-from mend.types import MS, SECOND, Member
+from mend.types import Member
 
 Fact = tuple[str, str]
 
@@ -53,51 +53,7 @@ DERIVED = "shards of rank "
 NAMED_MAX = 8
 """Most differences that a refusal names."""
 
-_RAMP = "outer_ramp_rounds (none: by outer_start)"
-
 _AVERAGED = "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics"
-
-NAMES_OF_FACTS = {
-    "tau": "overlap_steps",
-    "outer_momentum": "outer_optimizer_momentum (none: by sync_period_steps)",
-    "ramp_rounds": _RAMP,
-    "codec": "codec (outer_step_compression_mode or payload_dtype)",
-}
-"""Fact that several settings make -> what a user may set. Other facts bear the setting's name."""
-
-POLICY_SETTINGS: dict[str, Callable[[Policy], object]] = {
-    "racks": lambda policy: policy.racks,
-    "ranks per rack": lambda policy: policy.ranks,
-    "fragments": lambda policy: policy.of_weights,
-    "quorum_min_learners": lambda policy: policy.quorum_min_learners,
-    "grace_window_ms": lambda policy: (
-        "adaptive" if policy.grace_ns < 0 else _in_unit(policy.grace_ns, MS)
-    ),
-    "lockstep": lambda policy: policy.lockstep,
-    "max_age": lambda policy: policy.max_age,
-    "sync_period_steps": lambda policy: policy.period_steps,
-    "overlap_steps": lambda policy: policy.overlap_steps,
-    _RAMP: lambda policy: policy.overlap_ramp,
-    "stall_max_s (adaptive: by overlap_steps and concurrent_outer_step)": lambda policy: _in_unit(
-        policy.stall_max_ns, SECOND
-    ),
-    "evict_s": lambda policy: _in_unit(policy.evict_ns, SECOND),
-    "restart_attests_death": lambda policy: policy.restart_attests,
-    "token_weighted_merge": lambda policy: policy.token_weighted,
-    "expected_learner_ids": lambda policy: (
-        ", ".join(f"rack-{rack}" for rack in policy.expected) or "empty"
-    ),
-    _AVERAGED: lambda policy: (
-        ", ".join(f"{each.period_steps} ({each.count} fragments)" for each in policy.moments)
-        or "none"
-    ),
-    "failslow_action": lambda policy: (
-        "evict" if policy.evicts else "act" if policy.acts else "detect or validate"
-    ),
-    "exchange_plan": lambda policy: "sharded" if policy.sharded else "mesh",
-}
-"""What a user may set -> its value in a policy, in the unit of the setting. Unequal policies have
-unequal values."""
 
 
 class Difference(NamedTuple):
@@ -357,10 +313,7 @@ def differences(lowest: Hello, other: Hello) -> list[Difference]:
         n for n in names if not _is_derived(n) and not (n.startswith(PARAMETER) and n in both)
     ]
     names = causes or sorted(names, key=_is_derived)
-    facts = [
-        Difference(NAMES_OF_FACTS.get(n, n), theirs.get(n, "absent"), ours.get(n, "absent"))
-        for n in names
-    ]
+    facts = [Difference(n, theirs.get(n, "absent"), ours.get(n, "absent")) for n in names]
     known = {difference.name for difference in facts}
     policies = policy_differences(lowest.policy, other.policy)
     return facts + [each for each in policies if each.name not in known]
@@ -372,10 +325,21 @@ def _is_derived(name: str) -> bool:
 
 def policy_differences(lowest: Policy, other: Policy) -> list[Difference]:
     """The settings by which the policies differ."""
-    both = {name: (str(of(other)), str(of(lowest))) for name, of in POLICY_SETTINGS.items()}
-    return [Difference(name, *values) for name, values in both.items() if values[0] != values[1]]
+    ours, theirs = _texts(lowest), _texts(other)
+    return [
+        Difference(name, theirs[name], ours[name]) for name in ours if theirs[name] != ours[name]
+    ]
 
 
-def _in_unit(value_ns: int, unit_ns: int) -> str:
-    """The exact decimal number, as unequal values must not look alike: 300 ms in seconds is 0.3."""
-    return f"{(Decimal(value_ns) / unit_ns).normalize():f}"
+def _texts(policy: Policy) -> dict[str, str]:
+    """Setting -> its value in a policy. Unequal policies have unequal texts."""
+    filled = filled_fields().items()
+    texts = {how.setting: how.text(getattr(policy, field)) for field, how in filled}
+    averaged = [f"{each.period_steps} ({each.count} fragments)" for each in policy.moments]
+    # Two fields say what this one is, and the fragments of moments are not those of the setting.
+    acts = "act" if policy.acts else "detect or validate"
+    texts["failslow_action"] = "evict" if policy.evicts else acts
+    texts["fragments"] = str(policy.of_weights)
+    texts["ranks per rack"] = str(policy.ranks)
+    texts[_AVERAGED] = ", ".join(averaged) or "none"
+    return texts

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend.consensus.records import Mark
 from mend.coordination.messages import Resume
-from mend.coordination.validation import NAMES_OF_FACTS, differing
+from mend.coordination.validation import differing
 from mend.engine.checkpoint_files import (
     File,
     Manifest,
@@ -47,15 +47,6 @@ from mend.fragment.shards import by_rows
 from mend.types import VERSION, Layout, Owned
 
 T = TypeVar("T")
-
-FREE_FACTS = frozenset(
-    {
-        "racks", "job_id", "quorum_min_learners", "expected_learner_ids", "encrypt_payloads",
-        "exchange_plan", "mirror_rack_state", "failslow_action", "mend version",
-        "torch version",
-    }
-)  # fmt: skip
-"""Facts in which a job may differ from the checkpoint that it resumes."""
 
 FROZEN_FACT = "frozen parameters"
 """Compared later where another number of ranks held shards of them."""
@@ -341,7 +332,7 @@ def _read(
     if manifest is None:
         return None
     recut = _recut(manifest, group, cuttable)
-    free = FREE_FACTS
+    free = set[str]()
     if recut is not None and cuttable is not None:
         facts = cuttable.facts(recut.then, recut.sharded_then)
         free |= {FROZEN_FACT} if recut.of_shards else set()
@@ -362,7 +353,7 @@ def _read(
 def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> Recut | None:
     """None: as many ranks wrote the checkpoint, or it cannot be recut; then the facts differ."""
     facts = dict(manifest.facts)
-    stateful = facts.get("codec", "").startswith("powersgd")
+    stateful = facts.get("outer_step_compression_mode", "").startswith("powersgd")
     if manifest.ranks == group.ranks or cuttable is None or stateful:
         return None
     placed = {k.removeprefix(PLACED): v for k, v in facts.items() if k.startswith(PLACED)}
@@ -408,15 +399,12 @@ def _registered(folder: Path, manifest: Manifest, rank: int) -> Tensor | None:
     return torch.frombuffer(bytearray((folder / name).read_bytes()), dtype=torch.uint8)
 
 
-def differing_fact(then: Facts, now: Facts, free: Set[str] = FREE_FACTS) -> str:
+def differing_fact(then: Facts, now: Facts, free: Set[str] = frozenset()) -> str:
     """The first fact of the plan that must be equal and is not, in words; empty: there is none."""
     was, is_ = dict(then), dict(now)
     names = (n for n in differing(then, now) if n not in free)
     return next(
-        (
-            f"{NAMES_OF_FACTS.get(n, n)} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here"
-            for n in names
-        ),
+        (f"{n} was {was.get(n, 'absent')}, is {is_.get(n, 'absent')} here" for n in names),
         "",
     )
 

@@ -28,7 +28,8 @@ from mend.engine.fragment_state import OfferProgress, Progress
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
+"""1: the facts had other names, and those that a resumed job may change were among them."""
 HEADER_BYTES_MAX = 16 << 20
 MANIFEST_BYTES_MAX = 256 << 20
 FILES_MAX = 100_000
@@ -264,9 +265,14 @@ def _manifest(path: Path, data: bytes) -> Manifest:
     for name in (file.name for file in manifest.files):
         if ".." in name.split("/") or name[:1] in ("", "/"):
             raise CheckpointError(f"{path} is damaged: it names the file {name!r}")
-    if manifest.format != FORMAT:
-        raise CheckpointError(f"{path} has format {manifest.format}, this mend reads {FORMAT}")
+    refuse_format(path, manifest)
     return manifest
+
+
+def refuse_format(where: object, manifest: Manifest) -> None:
+    """Raise CheckpointError for a checkpoint of another format."""
+    if manifest.format != FORMAT:
+        raise CheckpointError(f"{where} has format {manifest.format}, this mend reads {FORMAT}")
 
 
 def check_files(folder: Path, manifest: Manifest, rank: int, ranks: int) -> None:

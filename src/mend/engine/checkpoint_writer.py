@@ -158,7 +158,7 @@ class CheckpointWriter:
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
         """Cut, and return the state, which DCP writes."""
-        name = "state_dict"
+        name = "checkpoint_state"
         if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()
         mark: Mark = self._live(self._trainer.cut(name, limit_ns))

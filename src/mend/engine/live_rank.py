@@ -461,7 +461,7 @@ class LiveRank:
         return self._checkpoints.checkpoint(folder, save, limit_ns, wait=wait)
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
-        """See `Runtime.state_dict`."""
+        """See `Runtime.checkpoint_state`."""
         return self._checkpoints.saved_state(limit_ns)
 
     def settle_checkpoint(self) -> CheckpointError | None:

@@ -32,8 +32,8 @@ states may differ between minor versions."""
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a rank takes from MendConfig. `facts`: (key, value) lines that all racks must share.
-    `policy`: complete only after `completed`."""
+    """What a rank takes from MendConfig. `facts`: (key, value) lines that all racks must share, and
+    every job that resumes a checkpoint. `policy`: complete only after `completed`."""
 
     rack: int
     policy: Policy
@@ -46,6 +46,8 @@ class Settings:
     start_timeout_ns: int
     step: StepOptions
     diagnostics: Path | None
+    job_facts: tuple[tuple[str, str], ...] = ()
+    """Lines that all racks must share; a job that resumes a checkpoint may have others."""
     members: tuple[int, ...] | None = None
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()
@@ -112,7 +114,12 @@ def parts_of(
     hello = Hello(
         seat=Seat(member, ranks[0].address, tuple(rank.lane for rank in ranks)),
         policy=policy,
-        facts=(("mend version", VERSION), ("torch version", TORCH), *facts),
+        facts=(
+            ("mend version", VERSION),
+            ("torch version", TORCH),
+            *facts,
+            *settings.job_facts,
+        ),
         digests=tuple(tuple(rank.digests[p] for rank in ranks) for p in range(policy.fragments)),
         resume=resumed[0] if resumed else None,
         resume_step=resumed[1] if resumed else 0,

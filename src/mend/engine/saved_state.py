@@ -27,7 +27,7 @@ from mend.engine.checkpoint import (
     manifest_of,
     state_of,
 )
-from mend.engine.checkpoint_files import Manifest, State
+from mend.engine.checkpoint_files import Manifest, State, refuse_format
 from mend.engine.digest import bytes_of, digest_of_state
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError, UsageError
@@ -138,6 +138,7 @@ class SavedState:
             about = msgspec.json.decode(text, type=_About)
         except (KeyError, msgspec.DecodeError, ValueError) as error:
             raise CheckpointError(f"{self._where}: {self._who} is damaged: {error!r}") from error
+        refuse_format(self._where, about.manifest)
         sums = _sums(tensors)
         for name in sorted(sums.keys() | about.sums.keys()):
             if sums.get(name) != about.sums.get(name):

@@ -143,7 +143,7 @@ class ReplayFactory(RankFactory):
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
         then, now = dict(self._script.facts), dict(facts)
-        free = {"mend version", "torch version", "encrypt_payloads"}
+        free = {"mend version", "torch version", "encrypt_payloads", "evict_s"}
         for name in [*then, *now]:
             if name not in free and then.get(name) != now.get(name):
                 was, is_ = then.get(name, "absent"), now.get(name, "absent")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mend import MendConfig
+from mend.config.declared import Scope
 from mend.errors import ConfigError
 
 
@@ -49,7 +50,7 @@ def test_what_cannot_be_merged_slice_by_slice_is_refused_or_a_mesh(
 
 
 def plan_said(**fields: Any) -> str:
-    return dict(MendConfig(rack=0, **fields).hyper_facts())["exchange_plan"]
+    return dict(MendConfig(rack=0, **fields).facts(Scope.JOB))["exchange_plan"]
 
 
 def test_racks_compare_what_came_of_it_not_how_it_was_asked_for() -> None:

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mend.codec import CODECS
-from mend.config import MendConfig, describe
+from mend.config import MendConfig, describe, settings
+from mend.config import kinds as k
+from mend.config.declared import Group, Scope
 from mend.config.registered import OWN_MERGES
-from mend.config.settings import COMPRESSIONS, FACTS
+from mend.config.settings import COMPRESSIONS
 from mend.config.wiring import numerics_of
 from mend.errors import ConfigError, MendError
 from mend.fragment import Alignment
@@ -314,7 +316,7 @@ def test_outer_steps_that_were_measured_to_help_warn_of_nothing(changes: dict[st
 def test_default_momentum_short_period_is_small(period: int, most: float) -> None:
     config = MendConfig(sync_period_steps=period)
     assert config.outer_momentum == pytest.approx(most)
-    assert ("outer_momentum", str(config.outer_momentum)) in config.hyper_facts()
+    assert ("outer_optimizer_momentum", str(config.outer_momentum)) in config.facts(Scope.PLAN)
     assert numerics_of(config, ModelPlan(nn.Linear(2, 2), 1)).outer.momentum == fp32(most)  # type: ignore[attr-defined]
 
 
@@ -437,12 +439,28 @@ def test_the_port_range_is_two_numbers() -> None:
 ELSE: dict[str, Any] = {
     "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "outer_start": "warm",
-    "outer_ramp_rounds": 4, "merge": "rda",
+    "outer_ramp_rounds": 4, "merge": "rda", "outer_optimizer": "mine",
+    "momentum_sync_period_steps": 384, "second_moment_sync_period_steps": 768,
     "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
+    "outer_step_compression_mode": "int8", "outer_step_compression_rank": 8,
     "lockstep": True, "exchange_frozen": True, "max_age": 3, "exchange_statistics": False,
-    "token_weighted_merge": False,
+    "token_weighted_merge": False, "mirror_rack_state": True, "grace_window_ms": 5,
+    "stall_max_s": 0.5, "evict_s": 9, "restart_attests_death": False,
     "racks": 3, "job_id": "other", "quorum_min_learners": 2, "failslow_action": "detect",
+    "expected_learner_ids": ("rack-0",), "exchange_plan": "sharded", "encrypt_payloads": False,
 }  # fmt: skip
+"""Of every setting that must be equal on all racks, another value than the default."""
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "outer_ramp_rounds": {"outer_optimizer_momentum": 0.5},  # without, it is warned about
+    "outer_step_compression_rank": {"outer_step_compression_mode": "powersgd"},
+    "exchange_plan": {"racks": 3},
+}
+"""What such a value needs beside it."""
+
+
+def _facts(config: MendConfig) -> dict[str, str]:
+    return dict((*config.facts(Scope.PLAN), *config.facts(Scope.JOB)))
 
 
 def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
@@ -464,28 +482,70 @@ def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
         MendConfig(outer_optimizer=3)  # type: ignore[arg-type]
     monkeypatch.setitem(OUTERS, "mine", type("Mine", (Nesterov,), {}))
     mine = MendConfig(outer_optimizer="mine", outer_lr=9, outer_optimizer_momentum=0.5)
-    assert ("outer_optimizer", "mine") in mine.hyper_facts()
+    assert ("outer_optimizer", "mine") in mine.facts(Scope.PLAN)
     assert type(numerics_of(mine, ModelPlan(nn.Linear(2, 2), 1)).outer).__name__ == "Mine"
 
 
-@pytest.mark.parametrize("name", ELSE)
-def test_a_difference_that_would_split_the_job_shows_in_the_facts(name: str) -> None:
-    one, changes = dict(MendConfig().hyper_facts()), {name: ELSE[name]}
-    if name == "outer_ramp_rounds":
-        changes |= {"outer_optimizer_momentum": 0.5}  # without, it is warned about
-    other = MendConfig(**changes).hyper_facts()
-    differing = {key for key, value in other if one[key] != value}
-    said = {"overlap_steps": "tau", "outer_ramp_rounds": "ramp_rounds"}
-    said["outer_optimizer_momentum"] = "outer_momentum"
-    said |= dict.fromkeys(("payload_dtype", "outer_step_compression_mode"), "codec")
-    assert said.get(name, name) in differing
+SHARED = [row.field for row in describe() if row.declared.scope is not Scope.RACK]
 
 
-def test_the_facts_are_text_in_a_fixed_order() -> None:
-    facts = MendConfig(outer_lr=1, grace_window_ms=5).hyper_facts()
-    assert tuple(key for key, _ in facts) == FACTS
-    assert all(type(value) is str for _, value in facts)
-    assert facts == MendConfig(outer_lr=1.0, rack=1, stall_max_s=9).hyper_facts()
+@pytest.mark.parametrize("name", SHARED)
+def test_shared_setting_other_value_shows_in_the_facts(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever declares a setting as shared has racks compare it: nothing else needs to be said."""
+    monkeypatch.setitem(OUTERS, "mine", OUTERS["nesterov"])
+    beside = BESIDE.get(name, {})
+    if name == "encrypt_payloads":
+        (key := tmp_path / "key").write_text("")
+        beside = {"key_file": key}
+    one, other = _facts(MendConfig(**beside)), _facts(MendConfig(**beside, **{name: ELSE[name]}))
+    assert one[name] != other[name]
+
+
+def test_every_shared_setting_has_another_value_in_this_test() -> None:
+    assert ELSE.keys() == set(SHARED)
+
+
+def test_shared_setting_declared_once_is_read_checked_compared_and_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one line that a new setting takes, here in a class like MendConfig."""
+
+    @settings._from_all_sources
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Wider(MendConfig):
+        cooldown_rounds: int = settings._tuning(
+            3, k.whole(0, 9, "rounds"), "rounds without momentum", Scope.PLAN
+        )
+
+    monkeypatch.setenv("MEND_COOLDOWN_ROUNDS", "4")
+    assert ("cooldown_rounds", "4") in Wider().facts(Scope.PLAN)
+    assert ("cooldown_rounds", "5") in Wider(cooldown_rounds=5).facts(Scope.PLAN)
+    with pytest.raises(ConfigError, match=r"^cooldown_rounds=10: needs a whole number, 0 to 9"):
+        Wider(cooldown_rounds=10)
+    assert "cooldown_rounds" in inspect.signature(Wider).parameters
+    (row,) = (row for row in settings._table(Wider) if row not in describe())
+    assert (row.field, row.unit, row.declared.group) == ("cooldown_rounds", "rounds", Group.TUNING)
+
+
+def test_the_facts_are_text_of_the_values_in_force() -> None:
+    facts = _facts(MendConfig(outer_lr=1, grace_window_ms=5, overlap_steps=8))
+    assert all(type(value) is str for value in facts.values())
+    assert facts == _facts(MendConfig(outer_lr=1.0, rack=1, grace_window_ms=5.0))
+    assert (facts["grace_window_ms"], facts["stall_max_s"]) == ("5", "0.1")
+
+
+def test_a_number_has_its_unit_in_the_name() -> None:
+    bare = {"fragments", "racks", "max_age", "tape_mb_max", "quorum_min_learners"}
+    for row in describe():
+        if row.unit and row.field not in bare:
+            assert row.field.endswith(f"_{row.unit}"), row.field
+
+
+def test_people_set_few_settings() -> None:
+    groups = {g: [r for r in describe() if r.declared.group is g] for g in Group}
+    assert len(groups[Group.PEOPLE]) < 20 < len(groups[Group.TUNING])
 
 
 def test_moments_are_averaged_less_often_than_they_overlap() -> None:
@@ -540,8 +600,6 @@ def test_the_page_on_configuration_is_the_code() -> None:
     assert with_table(page) == page, "run: python -m tests.configuration_table"
     for setting in describe():
         assert f"| `{setting.field}` |" in page
-    for fact in FACTS:
-        assert fact in page or fact == "tau"
 
 
 def test_a_rank_in_the_mode_and_another_beside_it_are_refused() -> None:

@@ -11,9 +11,10 @@ from msgspec import structs
 from torch import nn
 
 from mend.config import MendConfig
+from mend.config.declared import Scope
 from mend.config.wiring import policy_of, settings_of
-from mend.consensus.records import MomentFragments, Policy
-from mend.coordination.validation import NAMES_OF_FACTS, policy_difference
+from mend.consensus.records import MomentFragments, Policy, filled_fields
+from mend.coordination.validation import Difference, policy_differences
 from mend.fragment.model_plan import ModelPlan
 from mend.types import SECOND
 
@@ -28,7 +29,7 @@ OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     "max_age": ({"max_age": 3}, 3),
     "period_steps": ({"sync_period_steps": 64}, 64),
     "overlap_steps": ({"overlap_steps": 5}, 5),
-    "overlap_ramp": ({"outer_start": "warm"}, 5),
+    "overlap_ramp": ({"outer_ramp_rounds": 5}, 5),
     "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
     "evict_ns": ({"evict_s": 0}, 0),
     "restart_attests": ({"restart_attests_death": False}, False),
@@ -55,8 +56,7 @@ def test_a_refusal_names_the_setting_of_a_policy(name: str) -> None:
     changes, _ = OF_SETTINGS[name]
     with warnings.catch_warnings(action="ignore"):
         one, other = MendConfig(rack=0, racks=3), MendConfig(rack=0, **{"racks": 3, **changes})
-    found = policy_difference(policy_of(one, one.racks), policy_of(other, other.racks))
-    assert found is not None
+    found, *_ = policy_differences(policy_of(one, one.racks), policy_of(other, other.racks))
     assert set(re.findall(r"\w+", found.name)) & (changes.keys() & SETTINGS)
     assert found.there != found.here
 
@@ -66,39 +66,36 @@ def test_a_refusal_names_the_setting_of_a_policy(name: str) -> None:
     [
         ({"grace_window_ms": 0.25}, "grace_window_ms is 0.25 there and adaptive here"),
         ({"evict_s": 0}, "evict_s is 0 there and 600 here"),
-        ({"expected_learner_ids": ("rack-1",)}, "expected_learner_ids is rack-1 there and empty"),
+        ({"expected_learner_ids": ("rack-1",)}, "expected_learner_ids is 1 there and empty"),
         ({"failslow_action": "evict"}, "failslow_action is evict there and detect or validate"),
-        ({"exchange_plan": "sharded"}, "exchange_plan is sharded there and mesh here"),
+        ({"exchange_plan": "sharded"}, "exchange_plan is sharded there and not sharded here"),
     ],
 )
 def test_a_refusal_has_both_values_in_the_unit_of_the_setting(
     changes: dict[str, Any], said: str
 ) -> None:
     one, other = MendConfig(rack=0, racks=3), MendConfig(rack=0, racks=3, **changes)
-    found = policy_difference(policy_of(one, 3), policy_of(other, 3))
-    assert found is not None
+    (found,) = policy_differences(policy_of(one, 3), policy_of(other, 3))
     assert found.for_log().startswith(said)
 
 
-def test_moments_are_named_before_the_fragments_that_they_add() -> None:
+def test_moments_are_named_and_not_the_fragments_that_they_add() -> None:
     policy = policy_of(MendConfig(rack=0), 2)
     moments = (MomentFragments(4, 384),)
     other = structs.replace(policy, fragments=8, moments=moments)
-    found = policy_difference(policy, other)
-    assert found is not None
-    assert (found.name, found.there, found.here) == (
-        "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics",
-        "384 (4 fragments)",
-        "none",
-    )
-    ranks = policy_difference(policy, structs.replace(policy, ranks=2))
-    assert ranks is not None
+    averaged = "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics"
+    assert policy_differences(policy, other) == [Difference(averaged, "384 (4 fragments)", "none")]
+    (ranks,) = policy_differences(policy, structs.replace(policy, ranks=2))
     assert ranks.for_log() == "ranks per rack is 2 there and 1 here"
 
 
-def test_every_fact_of_the_settings_names_settings() -> None:
-    for name, _ in MendConfig(rack=0).hyper_facts():
-        assert set(re.findall(r"\w+", NAMES_OF_FACTS.get(name, name))) & SETTINGS, name
+def test_every_field_of_the_policy_is_a_setting_that_racks_compare() -> None:
+    """The start names a difference by the facts, a later rack learns it from the policy."""
+    filled = filled_fields()
+    assert filled.keys() == {*Policy.__struct_fields__} - FOUND_LATER
+    config = MendConfig(rack=0)
+    facts = {name for scope in (Scope.JOB, Scope.PLAN) for name, _ in config.facts(scope)}
+    assert {each.setting for each in filled.values()} <= facts
 
 
 def test_settings_that_may_starve_a_rack_are_warned_of() -> None:

@@ -183,15 +183,15 @@ def test_everything_that_fits_passes() -> None:
 
 
 def test_all_differences_are_named_and_to_the_sender_without_the_right_value() -> None:
-    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("tau", "8")))
+    lowest = hello(0, facts=(("model", "tiny"), ("lr", "0.1"), ("overlap_steps", "8")))
     for facts, said, noted in (
         (
-            (("model", "big"), ("lr", "9"), ("tau", "8")),
+            (("model", "big"), ("lr", "9"), ("overlap_steps", "8")),
             "model is big there and not here; lr is 9 there and not here",
             "model is big there and tiny here; lr is 9 there and 0.1 here",
         ),
         (
-            (("model", "tiny"), ("tau", "2")),
+            (("model", "tiny"), ("overlap_steps", "2")),
             "lr is absent there and not here; overlap_steps is 2 there and not here",
             "lr is absent there and 0.1 here; overlap_steps is 2 there and 8 here",
         ),

@@ -51,6 +51,7 @@ def test_a_job_and_a_checkpoint_are_compared_by_the_same_facts() -> None:
     assert parts.leader is not None
     assert parts.leader.hello.facts == (
         ("mend version", VERSION), ("torch version", TORCH), *model.facts,
+        *model._settings.job_facts,
     )  # fmt: skip
     assert ("ranks per rack", "2") in model.facts
     cuttable = model.cuttable()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mend.config import MendConfig
+from mend.config.declared import Scope
 from mend.config.wiring import policy_of
 from mend.consensus.records import Policy
 from mend.tools.doctor.jobs import NAME_CHARS_MAX, OF_A_MEETING, meeting_of
@@ -37,7 +38,8 @@ def test_the_job_has_all_settings_of_the_real_one_but_its_own(tmp_path: Path) ->
     assert changed <= OWN
     assert probe.start_timeout_s == 7.0
     assert probe.diagnostics_dir == tmp_path, "nothing goes to the folder of the real job"
-    differ = dict(real.hyper_facts()).items() ^ dict(probe.hyper_facts()).items()
+    assert real.facts(Scope.PLAN) == probe.facts(Scope.PLAN)
+    differ = dict(real.facts(Scope.JOB)).items() ^ dict(probe.facts(Scope.JOB)).items()
     assert {name for name, _ in differ} == {"job_id"}
     assert isinstance(policy_of(real, 3), Policy)
     assert policy_of(real, 3) == policy_of(probe, 3), "what a hello is refused for"

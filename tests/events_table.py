@@ -1,4 +1,4 @@
-"""Makes the table of docs/events.md from the code: `python -m tests.events_table`."""
+"""Makes the table of docs/internals/events.md from the code: `python -m tests.events_table`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from mend.events.base import LoggedEvent, Severity
 from mend.events.lines import KINDS
 
-PAGE = Path(__file__).parent.parent / "docs" / "events.md"
+PAGE = Path(__file__).parent.parent / "docs" / "internals" / "events.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 
 
@@ -45,7 +45,8 @@ def _fields(made: type[LoggedEvent]) -> str:
 
 
 def _when(made: type[LoggedEvent]) -> str:
-    return " ".join((made.__doc__ or "").split())
+    """The docstring, whose links are those of a page in docs."""
+    return " ".join((made.__doc__ or "").split()).replace("](", "](../")
 
 
 def _remedy(made: type[LoggedEvent]) -> str:

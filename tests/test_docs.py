@@ -186,7 +186,7 @@ def test_names_of_the_package_exist(page: Path) -> None:
 def test_lines_of_the_log_have_kinds_that_exist(page: Path) -> None:
     """`mend rack=0 rank=0 KIND ...` in code blocks."""
     for kind in re.findall(r"^mend rack=\d+ rank=\d+ ([a-z-]+)", page.read_text(), re.MULTILINE):
-        assert kind in KINDS | LOGGED, f"{page.name}: {kind}"
+        assert kind in KINDS.keys() | LOGGED, f"{page.name}: {kind}"
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
@@ -290,3 +290,12 @@ def test_limits_are_those_of_the_code() -> None:
     for file, name, value in rows:
         line = f"\n{name} = {value}\n"
         assert line in (SOURCE / file).read_text(), f"{file}: not {line.strip()}"
+
+
+def test_events_page_has_every_event_and_no_other() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    rows = re.findall(r"^\|((?: ?(?:\*\*)?`[a-z-]+`(?:\*\*)?,?)+) \|", page, re.MULTILINE)
+    listed = {kind for row in rows for kind in re.findall(r"`([a-z-]+)`", row)}
+    loud = {kind for row in rows for kind in re.findall(r"\*\*`([a-z-]+)`\*\*", row)}
+    assert listed == KINDS.keys(), f"{KINDS.keys() - listed} and {listed - KINDS.keys()}"
+    assert loud == {kind for kind, made in KINDS.items() if made.loud}

@@ -1,4 +1,4 @@
-"""Every kind of event, one struct each. docs/events.md is made from this module:
+"""Every kind of event, one struct each. docs/internals/events.md is made from this module:
 `python -m tests.events_table` writes it.
 
 A struct's tag, its fields and their names are a format: a reader of a newer mend opens the files of
@@ -266,7 +266,7 @@ class VersionsUndone(WarningEvent, frozen=True, tag="undone"):
     left, and what this rack trained stays in its weights."""
 
     says = "{back}: only racks {dead}, which are dead, held these versions; " + STAYS
-    remedy = "see docs/protocol.md, When no quorum is left"
+    remedy = "see docs/internals/protocol.md, When no quorum is left"
     back: tuple[str, ...]
     dead: tuple[Whole, ...]
 
@@ -1389,7 +1389,7 @@ class StatusUnanswered(WarningEvent, frozen=True, tag="observer-unanswered"):
 
 class TapeWithoutBase(WarningEvent, frozen=True, tag="tape-no-base"):
     """The state of the machines could not be put at the beginning of a file of the
-    [tape](tape.md): if the files before it are deleted, a replay begins at a later one."""
+    [tape](internals/tape.md): if the files before it are deleted, a replay begins at a later one."""
 
     says = "a replay cannot begin at this file of the tape: {reason}"
     remedy = REPORT
@@ -1397,7 +1397,7 @@ class TapeWithoutBase(WarningEvent, frozen=True, tag="tape-no-base"):
 
 
 class TapeGap(WarningEvent, frozen=True, tag="tape-gap"):
-    """This many events are not on the [tape](tape.md): the disk was too slow."""
+    """This many events are not on the [tape](internals/tape.md): the disk was too slow."""
 
     says = "{events} events are missing on the tape: {reason}"
     remedy = "use a faster disk for diagnostics_dir"

@@ -375,7 +375,7 @@ class FrameRefused(WarningEvent, frozen=True, tag="frame-refused"):
     """A frame of another job or protocol; the first 20."""
 
     says = "a frame was refused: {reason}"
-    remedy = "see docs/troubleshooting.md, A rack is to be answered on another machine"
+    remedy = "see docs/troubleshooting.md, A rack is refused"
     reason: str
     count: Whole
 
@@ -390,7 +390,7 @@ class StrangersRefused(WarningEvent, frozen=True, tag="strangers"):
 
 
 class InvariantBroken(ErrorEvent, frozen=True, tag="invariant-broken"):
-    """[mend has broken a rule of its own](troubleshooting.md#mend-has-broken-a-rule-of-its-own):
+    """[mend has broken a rule of its own](troubleshooting.md#invarianterror):
     this process stops."""
 
     says = "{detail}: this process stops"
@@ -437,7 +437,7 @@ class StepsUncounted(WarningEvent, frozen=True, tag="uncounted"):
 
 class FragmentCaptured(DebugEvent, frozen=True, tag="captured"):
     """A fragment was copied, and an offer is open; closing: the last one of the run ([feedback
-    in the weights](compression.md#nothing-is-lost) sends it as fp32)."""
+    in the weights](compression.md#the-residual) sends it as fp32)."""
 
     says = "fragment {fragment} is captured at step {step}: offer {seq}, {tokens} tokens"
     step: Whole
@@ -625,7 +625,7 @@ class StallOver(WarningEvent, frozen=True, tag="stall-over"):
     """The training thread waited until its budget was used up, without a result."""
 
     says = "training waited {ms} ms at step {step} for fragments {fragments}, in vain: {why}"
-    remedy = "see docs/troubleshooting.md, Stall is high"
+    remedy = "see docs/troubleshooting.md, Training is slow"
     step: Whole
     fragments: tuple[Whole, ...]
     ms: Whole
@@ -817,7 +817,7 @@ class StateFresh(WarningEvent, frozen=True, kw_only=True, tag="state-fresh"):
 
 class StateLoaded(InfoEvent, frozen=True, tag="state-loaded"):
     """A registered object has the state of a donor, of a
-    [mirror](joining.md#the-racks-own-state), or of a checkpoint."""
+    [mirror](joining.md#state-of-one-rack), or of a checkpoint."""
 
     says = "{name} continues with the state of {of}"
     name: str
@@ -898,7 +898,7 @@ class MirrorRefused(WarningEvent, frozen=True, tag="mirror-refused"):
         "the state of step {step} is not mirrored: {reason}; other racks keep what was mirrored "
         "before, if anything was"
     )
-    remedy = "register a state that can be copied; see docs/joining.md, The rack's own state"
+    remedy = "register a state that can be copied; see docs/joining.md, State of one rack"
     step: Whole
     reason: str
 
@@ -987,7 +987,7 @@ class CheckpointFailed(InfoEvent, frozen=True, tag="checkpoint-failed"):
 
 
 class StateDictTaken(InfoEvent, frozen=True, tag="state-dict"):
-    """`runtime.state_dict` has taken the state of this rank, with all racks at one place of the
+    """`runtime.checkpoint_state` has taken the state of this rank, with all racks at one place of the
     log."""
 
     says = "the state of checkpoint {number} was taken at step {step}"
@@ -1064,7 +1064,7 @@ class RackSlow(WarningEvent, frozen=True, kw_only=True, tag="fail-slow"):
     longer slow. A warning from a ratio of 1.5 on; below it, at level INFO."""
 
     says = "rack {slow_rack} rank {slow_rank} is slow: {ratio}x the time per token of {against}"
-    remedy = "see docs/failslow.md, What is done"
+    remedy = "see docs/failslow.md, Responses"
     slow_rack: Whole
     slow_rank: Whole | None = None
     """None: the rack as a whole is slower than the others."""
@@ -1103,11 +1103,11 @@ class RackSlowOver(LoudEvent, frozen=True, kw_only=True, tag="fail-slow-over"):
 
 
 class RackSlowCause(WarningEvent, frozen=True, kw_only=True, tag="fail-slow-cause"):
-    """A micro-benchmark has found [the cause](failslow.md#validation); unmeasured fields are
+    """A micro-benchmark has found [the cause](failslow.md#verdicts); unmeasured fields are
     left out."""
 
     says = "rack {slow_rack} rank {slow_rank} is slow by its {cause}"
-    remedy = "see docs/failslow.md, Validation"
+    remedy = "see docs/failslow.md, Verdicts"
     slow_rack: Whole
     slow_rank: Whole
     cause: Literal["compute", "link", "input", "unknown"]
@@ -1136,14 +1136,14 @@ class RackSlowCause(WarningEvent, frozen=True, kw_only=True, tag="fail-slow-caus
 
 class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
     """Pulls by this rank of rack `to_rack` from rack `from_rack` take [more than twice as
-    long](failslow.md#slow-links) as before, or no longer do."""
+    long](failslow.md#verdicts) as before, or no longer do."""
 
     says = (
         "the link {from_rack} -> {to_rack} is slow: pulls by rank {rank} of rack {to_rack} take "
         "{ratio}x the time per byte of its own past, since its step {since_step}; found at step "
         "{step}; {mb_s} MB/s"
     )
-    remedy = "see docs/failslow.md, Slow links"
+    remedy = "see docs/failslow.md, Verdicts"
     from_rack: Whole
     to_rack: Whole
     rank: Whole
@@ -1157,7 +1157,7 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
 
 class LinkSlowOver(LoudEvent, frozen=True, tag="slow-link-over"):
     """Pulls by this rank of rack `to_rack` from rack `from_rack` take [more than twice as
-    long](failslow.md#slow-links) as before, or no longer do."""
+    long](failslow.md#verdicts) as before, or no longer do."""
 
     says = (
         "the link {from_rack} -> {to_rack} is as fast as it was, as rank {rank} of rack {to_rack} "
@@ -1182,18 +1182,18 @@ class RackMitigated(WarningEvent, frozen=True):
 
 class RackNotAwaited(RackMitigated, frozen=True, tag="slow-rack-left"):
     """With `failslow_action="act"` or `"evict"`: rounds [no longer
-    wait](failslow.md#what-is-done) for a slow rack, or wait again."""
+    wait](failslow.md#responses) for a slow rack, or wait again."""
 
     says = "rack {slow_rack} is not waited for any more: {reason}"
-    remedy = "see docs/failslow.md, What is done"
+    remedy = "see docs/failslow.md, Responses"
 
 
 class RackAwaited(RackMitigated, frozen=True, tag="slow-rack-awaited"):
     """With `failslow_action="act"` or `"evict"`: rounds [no longer
-    wait](failslow.md#what-is-done) for a slow rack, or wait again."""
+    wait](failslow.md#responses) for a slow rack, or wait again."""
 
     says = "rack {slow_rack} is waited for again: {reason}"
-    remedy = "see docs/failslow.md, What is done"
+    remedy = "see docs/failslow.md, Responses"
 
 
 class RackBatchChanged(RackMitigated, frozen=True, tag="slow-rack-batch"):
@@ -1213,11 +1213,11 @@ class RackEvicted(RackMitigated, frozen=True, tag="slow-rack-evicted"):
 
 
 class EvictedRackLost(RackMitigated, frozen=True, tag="evicted-rack-lost"):
-    """An evicted rack has [not come back](failslow.md#one-that-does-not-come-back) for
+    """An evicted rack has [not come back](failslow.md#eviction) for
     `evict_s`: the job stops waiting for it. It may still join."""
 
     says = "rack {slow_rack} is lost: {reason}"
-    remedy = "see docs/failslow.md, One that does not come back"
+    remedy = "see docs/failslow.md, Eviction"
 
 
 class LocalBatchChanged(LoudEvent, frozen=True, tag="local-batch"):
@@ -1375,7 +1375,7 @@ class LogLost(WarningEvent, frozen=True, tag="log-lost"):
     """This many lines of the log were taken by no reader."""
 
     says = "nobody has read {lines} lines of the log"
-    remedy = "see docs/troubleshooting.md, Nobody reads the log"
+    remedy = "see docs/monitoring.md"
     lines: Whole
 
 
@@ -1389,7 +1389,8 @@ class StatusUnanswered(WarningEvent, frozen=True, tag="observer-unanswered"):
 
 class TapeWithoutBase(WarningEvent, frozen=True, tag="tape-no-base"):
     """The state of the machines could not be put at the beginning of a file of the
-    [tape](internals/tape.md): if the files before it are deleted, a replay begins at a later one."""
+    [tape](internals/tape.md): if the files before it are deleted, a replay begins at a later
+    one."""
 
     says = "a replay cannot begin at this file of the tape: {reason}"
     remedy = REPORT

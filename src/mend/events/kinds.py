@@ -987,8 +987,8 @@ class CheckpointFailed(InfoEvent, frozen=True, tag="checkpoint-failed"):
 
 
 class StateDictTaken(InfoEvent, frozen=True, tag="state-dict"):
-    """`runtime.checkpoint_state` has taken the state of this rank, with all racks at one place of the
-    log."""
+    """`runtime.checkpoint_state` has taken the state of this rank, with all racks at one place of
+    the log."""
 
     says = "the state of checkpoint {number} was taken at step {step}"
     step: Whole

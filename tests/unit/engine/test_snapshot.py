@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.coordination.acceptor_host import Follower, WitnessFollower
+from mend.coordination.messages import Reason
 from mend.engine.published_state import PublishedState
 from mend.engine.snapshot import Training, note_of, view_of_rank, view_of_witness
 from mend.engine.training_progress import TrainingProgress
@@ -180,7 +181,7 @@ def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
         commit(1, [offer(0), offer(1)], ranks=2),
         offers=(replace(first, capture_step=24),),
         live=(0, 1),
-        why=("fragment 1: waiting for rack 1",),
+        why=(Reason("waiting for rack 1", fragment=1),),
     )
     found = Shown(rack).view()
     assert (found.rack, found.coordinator, found.coordinates) == (1, WITNESS, False)

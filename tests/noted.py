@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 
@@ -42,3 +42,24 @@ def kinds_made_in(path: Path) -> set[str]:
         if isinstance(name, ast.Name)
     }
     return {kind for kind, made in KINDS.items() if made.__name__ in called | chosen}
+
+
+def filled(event: dict[str, Any]) -> dict[str, Any]:
+    """`event`, as a line of a file has it, with zeros in the fields that it must have and lacks."""
+    made = KINDS.get(str(event.get("kind")))
+    if made is None:
+        return event
+    needed = [field for field in msgspec.structs.fields(made) if field.required]
+    return {field.encode_name: zero(field.type) for field in needed} | event
+
+
+def zero(kind: Any) -> Any:
+    """The least value of a field's type."""
+    if get_origin(kind) is Annotated:
+        return zero(kind.__origin__)
+    if kind in (int, float, bool, str):
+        return kind()
+    if get_origin(kind) in (tuple, dict):
+        return get_origin(kind)()
+    first = get_args(kind)[0]
+    return first if isinstance(first, str) else zero(first)

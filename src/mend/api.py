@@ -211,7 +211,7 @@ def session(
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":
-        raise Diverged(status.outcome_detail.removeprefix(f"{Diverged.__name__}: "))
+        raise Diverged(status.outcome_detail)
     how = (status.outcome, status.outcome_detail, status.step, status.tokens, status.ledger.merged)
     ended = Ended(status.rack, status.rank, *how)
     if not ended.good:
@@ -555,8 +555,10 @@ class Runtime:
         except Evicted:
             return  # it has ended in order
         except MendError as error:
-            word = "diverged" if isinstance(error, Diverged) else "failed"
-            trainer.outcome = Outcome(word, f"{type(error).__name__}: {error}")
+            if isinstance(error, Diverged):  # the word says it
+                trainer.outcome = Outcome("diverged", str(error))
+            else:
+                trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
 
     def abort(self) -> None:
         """Leave at once: no merge of what is open, the model keeps its own weights. Idempotent; any

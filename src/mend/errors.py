@@ -168,10 +168,11 @@ class TransportError(MendError):
 
 
 class AddressInUse(TransportError):
-    """A port that must be bound is taken. `ports`: each of them would do, and is."""
+    """A port that must be bound is taken. `ports`: each of them would do, and is. `lane`: of the
+    data ports."""
 
-    def __init__(self, text: str, ports: tuple[int, ...] = ()) -> None:
-        self.ports = ports
+    def __init__(self, text: str, ports: tuple[int, ...] = (), *, lane: bool = False) -> None:
+        self.ports, self.lane = ports, lane
         super().__init__(text)
 
 

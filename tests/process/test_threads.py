@@ -21,6 +21,8 @@ from mend.config import wiring
 from mend.engine import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
 from mend.errors import MendError
+from mend.events.base import LoggedEvent
+from mend.events.kinds import ProtocolFault, ValuesRecorded
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, until
@@ -63,14 +65,18 @@ def on_loop(last: Last) -> None:
 
 
 def on_recorder(last: Last) -> None:
-    class Event(dict[str, int]):
+    class Line:
         """Lets go of the model while it is written."""
 
-        def items(self) -> Any:
-            last.drop()
-            return super().items()
+        time_ns = 0
 
-    last.rank.recorder.note("recorded", {"values": Event(loss=1)})
+        @property
+        def event(self) -> LoggedEvent:
+            last.drop()
+            return ValuesRecorded(1, 1, 1, {"loss": 1.0})
+
+    assert last.rank.recorder._file is not None
+    last.rank.recorder._file.put(Line())  # type: ignore[arg-type]
 
 
 def on_tape(last: Last) -> None:
@@ -93,7 +99,7 @@ def on_log(last: Last) -> None:
     logger, handler = logging.getLogger("mend"), Handler()
     logger.addHandler(handler)
     try:
-        last.rank.recorder.note("fault", {})
+        last.rank.recorder.note(ProtocolFault("none"))
         until(lambda: bool(last.dropped_by), "the handler runs")
     finally:
         logger.removeHandler(handler)

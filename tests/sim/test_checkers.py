@@ -14,6 +14,7 @@ from mend.consensus.records import Commit, Drop
 from mend.coordination import rank_reports
 from mend.coordination.rank_reports import Aggregate
 from mend.engine.store import Payload
+from mend.events.kinds import LeftAlone
 from mend.types import MS, SECOND, WITNESS, Member, Peer
 from mend_lab.sim import World
 from mend_lab.sim.agreement import Agreement, is_held, is_quorum
@@ -148,7 +149,7 @@ def test_a_pause_excuses_who_left_alone_only_if_nobody_waits_so_long(pause_s: fl
     """All train equally long; at its end a rack waits 4 s."""
     world = World(k=2, witness=False, pauses=((1, 20, int(pause_s * SECOND)),))
     process = world.trainings[Peer(0, 0)].process
-    at(world, 1.0, lambda: process.note("left-alone", {}))
+    at(world, 1.0, lambda: process.note(LeftAlone((), 0.0)))
     assert ("left alone though a quorum was there" in problems(world)) == (pause_s < 4)
 
 

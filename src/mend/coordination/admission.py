@@ -9,7 +9,7 @@ from mend.consensus.log import Log, LogState, witness_votes
 from mend.consensus.records import TEXT_MAX, Genesis
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.member_view import MemberView
-from mend.coordination.messages import Hello, Refusal
+from mend.coordination.messages import Hello, Reason, Refusal
 from mend.coordination.validation import (
     Difference,
     describe,
@@ -219,10 +219,10 @@ class Admission:
                 return rack
         return None
 
-    def refusals(self, present: Container[int]) -> tuple[str, ...]:
-        """In words: the racks that are still absent, and why they were refused."""
+    def refusals(self, present: Container[int]) -> tuple[Reason, ...]:
+        """The racks that are still absent, and why they were refused."""
         absent = [rack for rack in sorted(self.refused) if rack not in present]
-        return tuple(f"rack {rack} was refused: {self.refused[rack]}" for rack in absent)
+        return tuple([Reason(self.refused[rack], refused=rack) for rack in absent])
 
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]

@@ -31,7 +31,7 @@ from mend.coordination.ladder import Ladder
 from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
-from mend.coordination.messages import Hello, Orders, Prepare, Report, Retire, Vote
+from mend.coordination.messages import Hello, Orders, Prepare, Reason, Report, Retire, Vote
 from mend.coordination.pulls import moving_racks, taken_of
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
@@ -713,9 +713,9 @@ class Coordinator:
                 effects.append(Send(Peer(view.member.rack, 0), due))
         self.beat_due_ns = min([v.sent_ns + self.options.heartbeat_ns for v in views], default=None)
 
-    def _why(self, starting: bool) -> tuple[str, ...]:
+    def _why(self, starting: bool) -> tuple[Reason, ...]:
         if starting:
             return self.admission.refusals(self.views)
-        whys = tuple(f"fragment {r.fragment}: {r.why}" for r in self.rounds if r.why)
+        whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
         cut = waits(self.log.appended, self._reports())
-        return (cut, *whys) if cut else whys
+        return (Reason(cut), *whys) if cut else whys

@@ -27,6 +27,7 @@ from mend.coordination.messages import (
     Prepare,
     RankOrders,
     RankReport,
+    Reason,
     Refusal,
     Report,
     Total,
@@ -81,7 +82,7 @@ class Leader:
     progress_ns: int = 0
     asker: int | None = None
     """Rack of the member that has sent a challenge: a former life of this rack is in its log."""
-    told: tuple[str, ...] = ()
+    told: tuple[Reason, ...] = ()
     """Refusals that `waiting` has named."""
     reported: Report | None = None
     """The newest report to the coordinator; None: none yet."""
@@ -265,7 +266,7 @@ class Leader:
         if self.orders.missing:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
             advice = "start it with the same job_id, racks and addresses"
-            return "; ".join([absent, *(self.orders.why or (advice,))])
+            return "; ".join([absent, *(list(map(str, self.orders.why)) or [advice])])
         silent = sorted(set(range(self.hello.policy.racks)) - set(self.orders.live))
         without = f", and rack {', '.join(map(str, silent))} is silent" if silent else ""
         return f"every rack has to vote for the first record of the log{without}"
@@ -278,12 +279,12 @@ class Leader:
         address = seat.address if seat else self.coordinator_address
         return f"{name} at {address}" if address else name
 
-    def why(self) -> tuple[str, ...]:
+    def why(self) -> tuple[Reason, ...]:
         """Why nothing commits, as far as this rack knows. Without a seat it knows nothing more."""
         if self.left():
             return ()
         if self.silent:
-            return (f"the coordinator ({self._where()}) is silent",)
+            return (Reason(f"the coordinator ({self._where()}) is silent"),)
         return self.orders.why if self.orders else ()
 
     # -------------------------------------------------------------- what we say
@@ -465,7 +466,7 @@ class Leader:
             discarded=tuple(
                 (declined.fragment, seq) for seq, declined in self.reports.aggregate.declined
             ),
-            why=self.why(),
+            why=tuple(map(str, self.why())),
             failure=self.failure,
             finish=self.left(),
             lost=self.lost,

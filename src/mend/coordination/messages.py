@@ -378,6 +378,21 @@ class Report(State, frozen=True, tag=12):
     pulls: Pulls = ()
 
 
+class Reason(Word, frozen=True):
+    """Why something does not go on, for people."""
+
+    text: Text
+    fragment: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
+    """The fragment whose round waits; -1: it is not one round alone."""
+    refused: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
+    """The rack that was refused; -1: none."""
+
+    def __str__(self) -> str:
+        if self.refused >= 0:
+            return f"rack {self.refused} was refused: {self.text}"
+        return f"fragment {self.fragment}: {self.text}" if self.fragment >= 0 else self.text
+
+
 class Orders(State, frozen=True, tag=13):
     """Coordinator to leader: the log after `prev`, the open offers and the rounds that gather."""
 
@@ -398,7 +413,7 @@ class Orders(State, frozen=True, tag=13):
     live: Racks
     missing: Racks
     """Racks that did not say hello yet; empty once the log has begun."""
-    why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
+    why: Annotated[tuple[Reason, ...], Meta(max_length=1024)]
     """Why rounds that are open do not close."""
     snapshot: Snapshot | None = None
     """The state at `prev`, for a receiver whose log ends before the first record that the sender

@@ -89,7 +89,8 @@ def open_when_free(
             closing = None in found and now_s < seen_s + CLOSES_S_MAX
             late = now_s >= started_s + DEATH_S_MAX
             if not (closing or dying) or late or gives_up():
-                raise AddressInUse(f"{error} {_describe(found)}".strip(), error.ports) from error
+                text = f"{error} {_describe(found)}".strip()
+                raise AddressInUse(text, error.ports, lane=error.lane) from error
             if dying and not noted:
                 noted = True
                 by = dying[0].who or "a process of this user that is not to be seen any more"

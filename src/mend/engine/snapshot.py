@@ -16,11 +16,20 @@ from mend.consensus.records import Policy, Seat
 from mend.coordination.acceptor_host import WitnessFollower
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
-from mend.coordination.messages import Orders, RankReport, Report
+from mend.coordination.messages import Orders, RankReport, Reason, Report
 from mend.coordination.round import Phase, Round
 from mend.engine.training_progress import TrainingProgress
 from mend.engine.turnout import told
-from mend.status.messages import SHOWN_MAX, Doings, JobStatus, RackSeen, RankSeen, RoundSeen, short
+from mend.status.messages import (
+    SHOWN_MAX,
+    Doings,
+    JobStatus,
+    RackSeen,
+    RankSeen,
+    RefusedRack,
+    RoundSeen,
+    short,
+)
 from mend.status.server import Note, Recent
 from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
@@ -86,7 +95,7 @@ def view_of_rank(
         detail=failure or detail,
         follows=leader.follower.coordinator,
         policy=log.committed.policy or leader.hello.policy,
-        why=(*leader.why(), *training.published.look().transfers.sentences()),
+        why=(*leader.why(), *map(Reason, training.published.look().transfers.sentences())),
         doings=_doings(leader, training, now_ns),
         retired=coordinator.retired() if coordinator is not None else (),
     )
@@ -125,13 +134,15 @@ def _view(
     detail: str,
     follows: Peer,
     policy: Policy | None,
-    why: Sequence[str],
+    why: Sequence[Reason],
     configured: int = 0,
     doings: Doings | None = None,
     retired: tuple[int, ...] = (),
 ) -> JobStatus:
     log, orders, hosts = known.log, known.orders, known.hosts
-    reasons, general = _reasons(why)
+    reasons = {each.fragment: each.text for each in why if each.fragment >= 0}
+    general = [str(each) for each in why if each.fragment < 0]
+    refused = [RefusedRack(each.refused, short(str(each))) for each in why if each.refused >= 0]
     rounds = _rounds(known, reasons) if log.begun else []
     epoch = hosts.proposer.epoch if hosts is not None else orders.epoch if orders else log.epoch
     return JobStatus(
@@ -159,6 +170,7 @@ def _view(
         in_flight=len(rounds),
         rounds=tuple(rounds[:SHOWN_MAX]),
         why=tuple(map(short, general[:WHY_MAX])),
+        refused=tuple(refused[:WHY_MAX]),
         doings=doings,
         retired=retired,
         slow=orders.slow if orders is not None else (),
@@ -166,21 +178,6 @@ def _view(
         evicted_lives=tuple(map(life_of, log.away.values())),
         wall_ns=wall_ns(),
     )
-
-
-def _reasons(why: Sequence[str]) -> tuple[dict[int, str], list[str]]:
-    """Split the coordinator's reasons, such as `fragment 2: waiting for rack 1`, into those of
-    fragments and the rest."""
-    reasons: dict[int, str] = {}
-    general = []
-    for text in why:
-        head, _, rest = text.partition(": ")
-        number = head.removeprefix("fragment ")
-        if head != number and number.isdecimal() and rest:
-            reasons[int(number)] = rest
-        else:
-            general.append(text)
-    return reasons, general
 
 
 def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:

@@ -1140,8 +1140,7 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
 
     says = (
         "the link {from_rack} -> {to_rack} is slow: pulls by rank {rank} of rack {to_rack} take "
-        "{ratio}x the time per byte of its own past, since its step {since_step}; found at step "
-        "{step}; {mb_s} MB/s"
+        "{ratio}x the time per byte of its own past, since its step {since_step}"
     )
     remedy = "see docs/failslow.md, Verdicts"
     from_rack: Whole
@@ -1153,6 +1152,14 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
     ratio: float
     probability: float
     mb_s: float
+
+    def sentence(self) -> str:
+        return (
+            f"the link {self.from_rack} -> {self.to_rack} is slow: pulls by rank {self.rank} of "
+            f"rack {self.to_rack} take {self.ratio}x the time per byte of its own past, since its "
+            f"step {self.since_step}; found at step {self.step}, {100 * self.probability:.2f} % "
+            f"sure; {self.mb_s} MB/s"
+        )
 
 
 class LinkSlowOver(LoudEvent, frozen=True, tag="slow-link-over"):

@@ -49,11 +49,12 @@ _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 def encode_line(timed: Timed) -> bytes:
     """The line with its end. Texts may hold anything, such as the path of a strange folder."""
+    event = timed.event
     try:
-        body = _encoder.encode(timed.event)
+        body = _encoder.encode(event)
     except (UnicodeEncodeError, OverflowError):
-        body = json.dumps(msgspec.to_builtins(timed.event), separators=(",", ":")).encode()
-    head = b'{"kind":"%s"' % kind_of(timed.event).encode()
+        body = json.dumps(msgspec.to_builtins(event), separators=(",", ":")).encode()
+    head = b'{"kind":"%s"' % kind_of(event).encode()
     return b'%s,"time_ns":%d%s\n' % (head, timed.time_ns, body[len(head) :])
 
 

@@ -21,7 +21,7 @@ from mend.coordination import wire
 from mend.coordination.messages import FailSlow
 from mend.errors import WireError
 
-VERSION = 2
+VERSION = 3
 HEAD = b"mno" + bytes([VERSION])
 """First bytes of the frames to and from status clients."""
 
@@ -89,6 +89,13 @@ class RoundSeen(Word, frozen=True):
     for_ms: Known
     why: Short
     """Why it does not go on; empty: no reason known."""
+
+
+class RefusedRack(Word, frozen=True):
+    """A rack that may not begin with the others, and why, in a sentence."""
+
+    rack: U16
+    why: Short
 
 
 class Doings(Word, frozen=True):
@@ -170,6 +177,8 @@ class JobStatus(Word, frozen=True, tag=2):
     """Racks that were put out of the job as they were slow, and have not come back yet."""
     evicted_lives: Annotated[tuple[Count, ...], Meta(max_length=128)] = ()
     """Lives of the evicted racks, as in RackSeen."""
+    refused: Annotated[tuple[RefusedRack, ...], Meta(max_length=16)] = ()
+    """Racks that were refused and are still absent; `why` names them, too."""
     wall_ns: Count = 0
     """Time of day of the asked process, at most a tenth of a second ago."""
 

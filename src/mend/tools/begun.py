@@ -46,8 +46,8 @@ class Begun:
 
     def refused(self, rack: int) -> str:
         """Return why the rack was refused; empty if it was not."""
-        told = [why for view in self._views.values() for why in view.why]
-        return next((why for why in told if why.startswith(f"rack {rack} was refused")), "")
+        found = [each for view in self._views.values() for each in view.refused]
+        return next((each.why for each in found if each.rack == rack), "")
 
     def close(self) -> None:
         self._onlooker.close()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 from mend.config.keyfile import secrets_in_force
 from mend.config.sources import socks_proxy_in_force
@@ -64,7 +65,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is dead for good")
     gone = Retire(rack, life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
-    end, told = time.monotonic() + wait_s, ""
+    end, found = time.monotonic() + wait_s, Outcome("", final=False, accepted=False)
     while time.monotonic() < end:
         for answer in answers:
             onlooker.ask(answer.address, frame)
@@ -72,11 +73,11 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
         watch.ask()
         watch.listen(ASK_S)
         answers = live_answers(watch.answers()) or answers
-        told, final = outcome(answers, rack, life)
-        if final:
+        found = outcome(answers, rack, life)
+        if found.final:
             break
-    print(told)
-    return 0 if told.startswith("rack") else 1
+    print(found.text)
+    return 0 if found.accepted else 1
 
 
 def _refuse(reason: str) -> int:
@@ -140,27 +141,36 @@ def refusal(answers: Sequence[Answer], rack: int) -> str:
     return ""
 
 
-def outcome(answers: Sequence[Answer], rack: int, life: int) -> tuple[str, bool]:
-    """Say what has come of it, and whether that is final."""
+class Outcome(NamedTuple):
+    """`text`: what has become of it. `final`: nothing more will change. `accepted`: by a process of
+    the job at least."""
+
+    text: str
+    final: bool
+    accepted: bool = True
+
+
+def outcome(answers: Sequence[Answer], rack: int, life: int) -> Outcome:
+    """The outcome so far, as the answers tell it."""
     views, first, seat = views_of(answers), best(answers), seat_of(answers, rack)
     seated = seat is not None and seat.life == life
     if first.coordinates and not seated and evicted_life(answers, rack) != life:
         racks = ", ".join(str(seen.rack) for seen in first.racks) or "none"
-        return f"rack {rack} is out; the job goes on with racks {racks}", True
+        return Outcome(f"rack {rack} is out; the job goes on with racks {racks}", final=True)
     noted = sorted(rack_name(view.rack) for view in views if rack in view.retired)
     if not noted:
-        return f"no process accepted it: {rack_name(first.rack)} may hear rack {rack} again", False
+        again = f"no process accepted it: {rack_name(first.rack)} may hear rack {rack} again"
+        return Outcome(again, final=False, accepted=False)
     here = {view.rack for view in views}
     missing = [s.rack for s in first.racks if s.rack not in here | {*first.retired}]
     said = f"rack {rack} is retired ({', '.join(noted)} know it)"
     if missing:
         racks = ", ".join(map(str, missing))
         each = " and ".join(f"`mend retire {r}`" for r in missing)
-        return f"{said}; there is no quorum without {racks}: start it again, or {each}", True
+        lacking = f"{said}; there is no quorum without {racks}: start it again, or {each}"
+        return Outcome(lacking, final=True)
     if here <= {WITNESS}:
         again = "start all racks again to begin a new job under this name"
-        return f"{said}; no rack of the job is left: {again}", True
-    return (
-        f"{said}; the remaining racks have not continued yet: watch them with `mend top`",
-        False,
-    )
+        return Outcome(f"{said}; no rack of the job is left: {again}", final=True)
+    waits = f"{said}; the remaining racks have not continued yet: watch them with `mend top`"
+    return Outcome(waits, final=False)

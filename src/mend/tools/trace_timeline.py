@@ -16,7 +16,7 @@ from typing import Protocol
 from mend.consensus.records import Commit, Drop, Genesis, Lineage, Offer, Record, Roster
 from mend.coordination import events as ev
 from mend.coordination.machines import COORDINATOR, RANK_MACHINE
-from mend.coordination.messages import Orders, RankOrders, Report
+from mend.coordination.messages import Orders, RankOrders, Reason, Report
 from mend.events.base import LoggedEvent
 from mend.events.kinds import (
     LinkSlow,
@@ -241,7 +241,7 @@ class _CoordinatorReader:
         event = entry.event
         if isinstance(event, ev.Heard) and isinstance(event.body, Report):
             self._report(event.peer.rack, event.body, at_ns)
-        whys: tuple[str, ...] | None = None
+        whys: tuple[Reason, ...] | None = None
         for effect in entry.effects:
             if isinstance(effect, ev.Send) and isinstance(effect.body, Orders):
                 self._story.coordinated = True
@@ -296,18 +296,13 @@ class _CoordinatorReader:
         self._versions[fragment] = version
         self._whys.pop(fragment, None)
 
-    def _why(self, whys: tuple[str, ...], at_ns: int) -> None:
-        """They say `fragment 3: waiting for rack 1`; others are of the start."""
+    def _why(self, whys: tuple[Reason, ...], at_ns: int) -> None:
+        """Take the reasons of rounds; others are of the start."""
         for why in whys:
-            head, _, text = why.partition(": ")
-            number = head.removeprefix("fragment ")
-            if not (head.startswith("fragment ") and number.isdecimal()):
-                continue
-            fragment = int(number)
-            if self._whys.get(fragment) != text:
-                self._whys[fragment] = text
-                made = self._story.round(fragment, self._versions[fragment] + 1)
-                made.whys.append((at_ns, text))
+            if why.fragment >= 0 and self._whys.get(why.fragment) != why.text:
+                self._whys[why.fragment] = why.text
+                made = self._story.round(why.fragment, self._versions[why.fragment] + 1)
+                made.whys.append((at_ns, why.text))
 
 
 class _RankReader:

@@ -60,6 +60,7 @@ def listen(host: str, ports: tuple[int, int] | None) -> socket.socket:
         f"lane host={host!r} ports={ports}: every port is taken. "
         "Stop the process that holds them, or give a wider range.",
         tuple(candidates),
+        lane=True,
     )
 
 

@@ -13,7 +13,7 @@ from mend.coordination.ending import FAREWELL_NS, TOLD_NS
 from mend.coordination.events import Connect, Finished
 from mend.coordination.flow import batch_ns
 from mend.coordination.membership import SILENT_DETECTS
-from mend.coordination.messages import Bad, Declined, Orders, Refusal
+from mend.coordination.messages import Bad, Declined, Orders, Reason, Refusal
 from mend.types import SECOND, WITNESS, Peer
 from tests.unit.coordination.job import Job, held_of
 from tests.unit.coordination.nouns import (
@@ -91,7 +91,7 @@ def test_a_difference_is_named_to_the_rack_that_differs() -> None:
     assert str(notes(effects, "refused")[0]["detail"]).endswith("steps is 9 there and 8 here")
     assert job.records == []
     assert job.orders[0].missing == (1,)
-    assert job.orders[0].why == (f"rack 1 was refused: {said[0][1]}",)
+    assert job.orders[0].why == (Reason(said[0][1], refused=1),)
     again = job.hello(1, facts=(("model", "tiny"), ("steps", "9")))
     assert job.refusals(again, 1) == said, "as often as it asks"
     assert notes(again, "refused") == [], "but it is noted once"
@@ -320,7 +320,7 @@ def test_below_k_nothing_commits_and_it_is_said_why() -> None:
         job.say(0)
         job.say(1)
     assert job.orders[0].gathers == ()
-    why = ("fragment 0: 1 of 2 offers have arrived, waiting for rack 1",)
+    why = (Reason("1 of 2 offers have arrived, waiting for rack 1", fragment=0),)
     assert job.orders[0].why == why
     job.say(1, declined=(Declined(0, 0, "its delta is not finite"),))
     assert job.orders[0].gathers == (), "a refused capture is no offer"

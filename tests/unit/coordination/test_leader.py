@@ -30,6 +30,7 @@ from mend.coordination.messages import (
     Prepare,
     RankOrders,
     RankReport,
+    Reason,
     Refusal,
     Report,
     Total,
@@ -226,20 +227,20 @@ def test_a_start_without_all_racks_names_those_that_are_missing() -> None:
     (failure,) = [e for e in rack.tick(START_NS + 1) if isinstance(e, Fail)]
     assert "no hello from rack 0, 3; start it with the same job_id" in failure.detail
     refused = Rack()
-    refused.told(missing=(0,), why=("rack 0 was refused: steps is 9 there and 8 here",))
+    refused.told(missing=(0,), why=(Reason("steps is 9 there and 8 here", refused=0),))
     (failure,) = [e for e in refused.tick(START_NS + 1) if isinstance(e, Fail)]
     assert failure.detail.endswith("rack 0; rack 0 was refused: steps is 9 there and 8 here")
 
 
 def test_a_rack_that_waits_for_a_refused_one_says_so_at_once_and_once() -> None:
     """It was said after up to five seconds only."""
-    rack, why = Rack(), ("rack 0 was refused: steps is 9 there and 8 here",)
+    rack, why = Rack(), (Reason("steps is 9 there and 8 here", refused=0),)
     (said,) = notes(rack.told(missing=(0,), why=why), "waiting")
-    assert str(said["for"]).endswith(why[0])
+    assert str(said["for"]).endswith(str(why[0]))
     assert notes(rack.told(missing=(0,), why=why), "waiting") == []
     assert notes(rack.tick(PROGRESS_NS - 1), "waiting") == []
     assert len(notes(rack.tick(1), "waiting")) == 1
-    again = ("rack 0 was refused: steps is 7 there and 8 here",)
+    again = (Reason("steps is 7 there and 8 here", refused=0),)
     assert len(notes(rack.told(missing=(0,), why=again), "waiting")) == 1, "another reason"
 
 
@@ -596,7 +597,9 @@ def test_orders_are_passed_on_to_every_rank() -> None:
     rack = Rack(ranks=2).begun()
     here = offer(0, ranks=2)
     gather = Gather(0, 1, 1, (here,))
-    rack.told(offers=(here,), gathers=(gather,), settled=(0,), live=(0, 1), why=("because",))
+    rack.told(
+        offers=(here,), gathers=(gather,), settled=(0,), live=(0, 1), why=(Reason("because"),)
+    )
     for rank in range(2):
         told = rack.to_rank(rank)
         assert (told.offers, told.gathers) == ((here,), (gather,))
@@ -748,14 +751,14 @@ def test_a_rack_that_the_log_has_let_go_finishes() -> None:
 
 def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
     rack = Rack().begun()
-    rack.told(live=(0, 1), why=("waiting for rack 0",))
+    rack.told(live=(0, 1), why=(Reason("waiting for rack 0"),))
     assert notes(rack.tick(DETECT_NS), "coordinator-silent") == []
     (note,) = notes(rack.tick(1), "coordinator-silent")
     assert note["peer"] == "the witness at tcp://witness:1"
     assert rack.to_rank(0).live == (), "nobody knows who is live"
     assert rack.to_rank(0).why == ("the coordinator (the witness at tcp://witness:1) is silent",)
     assert notes(rack.tick(SECOND), "coordinator-silent") == []
-    effects = rack.told(live=(0, 1), why=("waiting for rack 0",))
+    effects = rack.told(live=(0, 1), why=(Reason("waiting for rack 0"),))
     assert len(notes(effects, "coordinator-back")) == 1
     assert rack.to_rank(0).why == ("waiting for rack 0",)
 

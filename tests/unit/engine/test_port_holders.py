@@ -16,6 +16,8 @@ import pytest
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.port_holders import find_holder, open_when_free
 from mend.errors import AddressInUse
+from mend.events.base import LoggedEvent
+from mend.events.kinds import PortAwaited
 from mend.status.event_log import EventLog
 from mend.transport.bulk_server import listen
 from mend.types import SECOND, Member, Peer
@@ -33,9 +35,9 @@ sys.stdin.read()
 
 
 class Notes(list[dict[str, object]]):
-    def __call__(self, kind: str, fields: dict[str, object]) -> None:
-        assert kind == "port-waits"
-        self.append(fields)
+    def __call__(self, event: LoggedEvent) -> None:
+        assert isinstance(event, PortAwaited)
+        self.append(event.fields())
 
 
 @pytest.fixture

@@ -9,11 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from mend.coordination.acceptor_host import Follower, WitnessFollower
+from mend.coordination.messages import Reason
 from mend.engine.published_state import PublishedState
 from mend.engine.snapshot import Training, note_of, view_of_rank, view_of_witness
 from mend.engine.training_progress import TrainingProgress
 from mend.errors import GaveUp
-from mend.status.messages import JobStatus, RackSeen, RoundSeen, decode_view, encode_view
+from mend.status.messages import (
+    JobStatus,
+    RackSeen,
+    RefusedRack,
+    RoundSeen,
+    decode_view,
+    encode_view,
+)
 from mend.status.server import Note, Recent
 from mend.status.wall_clock import wall_ns
 from mend.types import SECOND, WITNESS, life_of
@@ -165,10 +173,11 @@ def test_a_rack_that_nobody_answers_says_so() -> None:
 
 def test_a_rack_that_waits_for_a_refused_one_says_why() -> None:
     """`mend launch` asks for it: without a witness nobody else knows."""
-    rack, why = Rack(), ("rack 0 was refused: steps is 9 there and 8 here",)
-    rack.told(missing=(0,), why=why)
-    found = Shown(rack).view()
-    assert (found.state, found.why) == ("starting", why)
+    rack, why = Rack(), Reason("steps is 9 there and 8 here", refused=0)
+    rack.told(missing=(0,), why=(why,))
+    found, said = Shown(rack).view(), "rack 0 was refused: steps is 9 there and 8 here"
+    assert (found.state, found.why) == ("starting", (said,))
+    assert found.refused == (RefusedRack(0, said),)
 
 
 def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
@@ -180,7 +189,7 @@ def test_a_rack_knows_itself_and_what_it_was_told_of_the_others() -> None:
         commit(1, [offer(0), offer(1)], ranks=2),
         offers=(replace(first, capture_step=24),),
         live=(0, 1),
-        why=("fragment 1: waiting for rack 1",),
+        why=(Reason("waiting for rack 1", fragment=1),),
     )
     found = Shown(rack).view()
     assert (found.rack, found.coordinator, found.coordinates) == (1, WITNESS, False)

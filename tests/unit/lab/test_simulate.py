@@ -178,7 +178,7 @@ def test_a_trace_shows_what_broke_and_what_the_racks_noted() -> None:
     assert answer.exit_code == 0, answer.output
     assert setup(draw(seed)).splitlines()[0] in answer.output
     assert re.search(r"^ +\d+\.\d+ s nothing reaches", answer.output, re.MULTILINE)
-    assert "genesis {'racks':" in answer.output
+    assert " genesis racks=" in answer.output
     assert " 0 problems, trace " in answer.output
 
 

@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_found(place: int, bit: int) -> None:
 def test_another_version_is_named() -> None:
     frame = bytearray(encode_look(Look("")))
     frame[3] += 1
-    with pytest.raises(WireError, match="wire version 3, this is version 2"):
+    with pytest.raises(WireError, match="wire version 4, this is version 3"):
         decode_look(bytes(frame))
 
 

@@ -11,6 +11,7 @@ import pytest
 from mend.errors import MendError
 from mend.tools import demo_report as report
 from mend.tools.demo_report import ALONE, BLOCKING, FREE, OVERLAPPED, RUNS
+from tests.noted import filled
 
 SAME_ROUNDS = "blocking and overlapped decide the same rounds, with the same digests"
 LOSSES = [(2.5 - step / 100).hex() for step in range(10)]
@@ -29,7 +30,8 @@ def result(run: str, rack: int, **changes: Any) -> dict[str, Any]:
 
 def commit(fragment: int, version: int, **changes: Any) -> dict[str, Any]:
     members = [
-        {"rack": rack, "seq": version, "base": version - 1, "tokens": 64, "steps": 5}
+        {"rack": rack, "seq": version, "base": version - 1, "capture_step": 9, "tokens": 64,
+         "steps": 5}
         for rack in (0, 1)
     ]  # fmt: skip
     found = {
@@ -47,7 +49,7 @@ def commit(fragment: int, version: int, **changes: Any) -> dict[str, Any]:
 
 def write_events(folder: Path, commits: list[dict[str, Any]]) -> None:
     (folder / "events").mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(event) for event in ({"kind": "start", "time_ns": 0}, *commits)]
+    lines = [json.dumps(filled(event)) for event in ({"kind": "start", "time_ns": 0}, *commits)]
     for rack in (0, 1):
         path = folder / "events" / f"events-rack{rack}-rank0.jsonl"
         path.write_text("\n".join(lines) + "\n")

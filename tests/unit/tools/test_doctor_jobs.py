@@ -128,6 +128,6 @@ def test_another_program_has_the_port(free_ports: Ports, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["lane host='a' ports=(1, 2): every port is taken."])
 def test_data_ports_that_are_taken(text: str, free_ports: Ports) -> None:
-    found = of_taken(config(free_ports(2)), AddressInUse(text))
+    found = of_taken(config(free_ports(2)), AddressInUse(text, lane=True))
     assert found.found == text
     assert "MEND_DATA_PORTS" in found.change

@@ -186,7 +186,7 @@ def test_the_overview_counts_why_rounds_closed() -> None:
     count = len(story.decided)
     assert lines[0] == f"{count} decided rounds on these tapes"
     assert f"    {count} x all-in, 2 of 2 racks" in lines
-    assert any("genesis racks=[0, 1]" in line for line in lines)
+    assert any("genesis: racks 0,1 have met" in line for line in lines)
 
 
 def test_rounds_are_chosen_by_number_by_fragment_or_all() -> None:

@@ -13,14 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from mend.errors import ConfigError
+from mend.events.kinds import FRAGMENTS_MAX
 from mend.tools import app, main
 from mend.tools.report.draw import svg_of
-from mend.tools.report.facts import FRAGMENTS_MAX
 from mend.tools.report.page import page as page_of
 from mend.tools.report.panels import rate_of, recorded_panels, time_scale
 from mend.tools.report.read import read_run
 from mend.tools.report.run import NAME, report
 from mend.tools.report.summary import Verdict, total, verdicts
+from tests.noted import filled
 
 S = 1_000_000_000
 BEGIN = 1_800_000_000 * S
@@ -36,7 +37,7 @@ class RunFolder:
         self.loss = loss
 
     def says(self, rack: int, kind: str, time_ns: int, /, **fields: Any) -> None:
-        self.lines[rack].append({"kind": kind, "time_ns": time_ns, **fields})
+        self.lines[rack].append(filled({"kind": kind, "time_ns": time_ns, **fields}))
 
     def trains(self, steps: int = 120) -> RunFolder:
         for rack in (0, 1):
@@ -64,7 +65,17 @@ class RunFolder:
         if step % 10 == 0:
             number = step // 10
             self.says(rack, "captured", at_ns - S // 50, fragment=0, seq=number, step=step)
-            members = [{"rack": r, "seq": number, "tokens": 640} for r in (0, 1)]
+            members = [
+                {
+                    "rack": r,
+                    "seq": number,
+                    "base": 0,
+                    "capture_step": step,
+                    "tokens": 640,
+                    "steps": 10,
+                }
+                for r in (0, 1)
+            ]
             kept = members if number % 3 else members[:1]
             reason = "all-in" if number % 3 else "grace-over, without rack 1"
             digests = [f"{number:02x}" * 32]
@@ -251,7 +262,8 @@ def test_several_runs_are_compared_first(tmp_path: Path) -> None:
 def test_very_many_fragments_and_racks_stay_readable(tmp_path: Path) -> None:
     run = RunFolder(tmp_path).trains(10)
     for fragment in range(0, FRAGMENTS_MAX, 8):
-        members = [{"rack": rack, "seq": 1, "tokens": 1} for rack in range(40)]
+        share = {"seq": 1, "base": 0, "capture_step": 1, "tokens": 1, "steps": 1}
+        members = [{"rack": rack, **share} for rack in range(40)]
         about = {"fragment": fragment, "version": 1, "members": members, "reason": "all-in"}
         run.says(0, "commit", BEGIN + 2 * S, digests=["ab"] * 64, **about)
     page = drawn(run.write())

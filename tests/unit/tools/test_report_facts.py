@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mend.errors import EventError
+from mend.events.lines import decode_line
 from mend.tools.report import summary
 from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
+from tests.noted import filled
 
 S = 1_000_000_000
 
 
 def commit(fragment: int, version: int, racks: dict[int, int], bits: str = "aa") -> dict[str, Any]:
     """`racks`: rack -> its offer's number. Every one of them weighs 100 tokens."""
-    members = [{"rack": rack, "seq": seq, "tokens": 100} for rack, seq in racks.items()]
+    members = [
+        {"rack": rack, "seq": seq, "base": 0, "capture_step": 0, "tokens": 100, "steps": 1}
+        for rack, seq in racks.items()
+    ]
     return {
         "kind": "commit", "fragment": fragment, "version": version, "members": members,
         "digests": [bits], "reason": "all-in" if len(racks) > 1 else "grace-over, without rack 1",
@@ -34,12 +41,16 @@ class Run:
 
     def __init__(self) -> None:
         self.gathering = Gathering([(0, 0), (1, 0)])
-        self.at_ns = 0
+        self.at_ns = self.refused = 0
 
     def says(self, rack: int, *events: dict[str, Any]) -> Run:
         for event in events:
             self.at_ns += S
-            self.gathering.take(rack, 0, self.at_ns, event)
+            line = json.dumps({**filled(event), "time_ns": self.at_ns})
+            try:
+                self.gathering.take(rack, 0, decode_line(line.encode()))
+            except EventError:
+                self.refused += 1
         return self
 
     def both(self, event: dict[str, Any]) -> Run:
@@ -55,7 +66,7 @@ def test_what_a_codec_saved_and_left_for_later_is_shown() -> None:
         run.says(0, {"kind": "encoded", "bytes": 100, "fp32_bytes": 800, "residual": residual})
     facts = run.says(0, {"kind": "encoded", "bytes": -1, "fp32_bytes": 8, "residual": 0}).ends()
     assert facts.offered == (300, 2400)
-    assert run.gathering.refused == 1
+    assert run.refused == 1
     tiles = {name: (figure, more) for name, figure, more in summary.tiles(facts, {})}
     assert tiles["Compression"] == ("8 x", "2.1 kB less per receiver than fp32")
     assert tiles["Residual"][0] == "20.0%"
@@ -191,12 +202,12 @@ def test_a_second_run_tells_how_it_is_protected_itself() -> None:
 def test_of_many_faults_the_first_and_the_last_are_kept_and_all_are_counted() -> None:
     run = Run()
     for number in range(3 * FAULTS_SHOWN):
-        run.says(0, {"kind": "frame-refused", "count": number})
+        run.says(0, {"kind": "frame-refused", "reason": f"reason {number}"})
     facts = run.ends()
     assert facts.fault_counts == {"frame-refused": 3 * FAULTS_SHOWN}
     said = [each.text for each in facts.faults]
-    assert (len(said), said[0]) == (2 * FAULTS_SHOWN, "count=0")
-    assert said[-1] == f"count={3 * FAULTS_SHOWN - 1}"
+    assert (len(said), said[0][:29]) == (2 * FAULTS_SHOWN, "a frame was refused: reason 0")
+    assert said[-1].startswith(f"a frame was refused: reason {3 * FAULTS_SHOWN - 1}; see docs/")
 
 
 def test_few_faults_are_shown_once_and_waiting_for_others_is_none() -> None:
@@ -277,8 +288,9 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     run.says(0, {"kind": "fail-slow", "slow_rack": 1, "against": "peers", "ratio": "much"})
     cause = {"kind": "fail-slow-cause", "slow_rack": 1, "slow_rank": 3, "cause": "input"}
     run.says(1, cause).says(1, {**cause, "slow_rack": 0})
-    found = run.ends().slow
-    assert found[1, "own past"].cause == "by the input of rank 3"
+    facts = run.ends()
+    found = facts.slow
+    assert facts.causes[1] == "by the input of rank 3"
     assert list(found) == [(1, "own past")], "what mend does not write counts for nothing"
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)
 

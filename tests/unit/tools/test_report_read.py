@@ -64,7 +64,9 @@ def test_an_event_of_another_kind_of_program_is_counted(tmp_path: Path) -> None:
     data = line(1) + b'{"kind": "progress", "time_ns": 2, "step": "two"}\n'
     data += b'{"kind": "whatever", "time_ns": 2}\n'  # unknown kinds are of a newer mend
     assert read_run(write(tmp_path, data)).notes == [
-        "1 events have other fields than this version of mend writes"
+        "events-rack0-rank0.jsonl: 1 events of kinds that this version of mend does not know are "
+        "left out: whatever",
+        "1 events have other fields than this version of mend writes",
     ]
 
 
@@ -80,12 +82,12 @@ def test_the_files_are_read_in_the_order_of_time(tmp_path: Path) -> None:
 
 def test_the_older_half_of_a_long_file_is_read_and_what_was_deleted_is_told(tmp_path: Path) -> None:
     """The report drew the newer half alone, without a word."""
-    start = b'{"kind": "start", "time_ns": 0, "job": "long"}\n'
+    start = b'{"kind":"start","time_ns":0,"member":[0,1],"plan":"","job":"long"}\n'
     write(tmp_path, start + line(1) + line(2), "events-rack0-rank0.older.jsonl")
     write(tmp_path, start + line(3) + line(4))
     facts = read_run(tmp_path)
     assert (facts.job, steps(facts), facts.notes) == ("long", [1, 2, 3, 4], [])
-    write(tmp_path, start + b'{"kind": "events-cut", "time_ns": 3}\n' + line(3) + line(4))
+    write(tmp_path, start + b'{"kind":"events-cut","time_ns":3,"path":"x"}\n' + line(3) + line(4))
     (note,) = read_run(tmp_path).notes
     assert note.startswith("events-rack0-rank0.jsonl: the oldest events were deleted"), note
 

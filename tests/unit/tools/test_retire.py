@@ -45,7 +45,7 @@ def test_what_is_no_rack_of_the_one_job_is_refused() -> None:
 
 def test_a_rack_without_its_seat_is_out() -> None:
     alone = of(0, racks=(rack_seen(0),))
-    assert outcome([alone], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0", True)
+    assert outcome([alone], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0", True, True)
     again = of(0, racks=(rack_seen(0), rack_seen(1, life=DEAD + 1)))
     assert outcome([again], 1, DEAD)[1], "its next life has the seat"
     lagging = of(0, racks=(rack_seen(0),), coordinates=False)
@@ -64,13 +64,17 @@ def test_a_rack_that_was_evicted_and_is_not_back_may_be_retired() -> None:
     )
     assert not outcome([waits], 1, DEAD)[1]
     over = of(0, racks=racks)
-    assert outcome([over], 1, DEAD) == ("rack 1 is out; the job goes on with racks 0, 2", True)
+    assert outcome([over], 1, DEAD) == (
+        "rack 1 is out; the job goes on with racks 0, 2",
+        True,
+        True,
+    )
 
 
 def test_it_names_who_else_is_missing_for_a_quorum() -> None:
     racks = tuple(rack_seen(rack, life=DEAD) for rack in range(3))
     left = of(2, racks=racks, coordinates=False, retired=(1,))
-    told, final = outcome([left], 1, DEAD)
+    told, final, _ = outcome([left], 1, DEAD)
     assert final
     assert told == (
         "rack 1 is retired (rack 2 know it); there is no quorum without 0: start it again, or "
@@ -80,12 +84,13 @@ def test_it_names_who_else_is_missing_for_a_quorum() -> None:
 
 def test_with_the_witness_alone_all_begin_anew() -> None:
     last = of(WITNESS, coordinates=False, retired=(0, 1))
-    told, final = outcome([last], 1, DEAD)
+    told, final, _ = outcome([last], 1, DEAD)
     assert final
     assert told.endswith("start all racks again to begin a new job under this name")
 
 
 def test_who_is_not_believed_is_told_so() -> None:
-    told, final = outcome([of(0)], 1, DEAD)
+    told, final, accepted = outcome([of(0)], 1, DEAD)
     assert not final
+    assert not accepted
     assert told.startswith("no process accepted it")

@@ -341,7 +341,7 @@ def _seen(config: MendConfig, told: Told, watch: Watch, rack: int) -> Seen:
         clock_ms=clock_ns / MS if clock_ns is not None else None,
         mbit=mbit,
         megabytes=flows.megabytes.get(rack, 0.0) if flows is not None else 0.0,
-        error=(failed[-1].partition(" failed: ")[2] or failed[-1]) if failed and not mbit else "",
+        error=failed[-1] if failed and not mbit else "",
     )
 
 

@@ -25,7 +25,7 @@ from tests.fuzz.config import Config
 from tests.fuzz.harness import RSS_GROWTH_BYTES_MAX, Result, Target, fuzz, limit_memory
 from tests.fuzz.machines import Machines, Sieges
 from tests.fuzz.shots import Shots
-from tests.fuzz.sockets import KeyedSideband, Lane, SealedLane, Sideband
+from tests.fuzz.sockets import KeyedSideband, Lane, RelayedLane, SealedLane, Sideband
 from tests.fuzz.state import State, Sums
 from tests.fuzz.tape import MachineState, Tape
 from tests.fuzz.wire import Looks, Wire
@@ -34,7 +34,7 @@ TARGETS: dict[str, Callable[[int], Target]] = {
     "wire": Wire, "looks": Looks, "machines": Machines, "sieges": Sieges, "shots": Shots,
     "config": Config, "tape": Tape, "machine-state": MachineState, "state": State,
     "sums": Sums, "lane": Lane, "sideband": Sideband, "sealed-lane": SealedLane,
-    "keyed-sideband": KeyedSideband,
+    "keyed-sideband": KeyedSideband, "relayed-lane": RelayedLane,
 }  # fmt: skip
 
 KEEP = Path("runs/fuzz")

@@ -74,6 +74,7 @@ class Lane:
             "127.0.0.1", None, token=TOKEN, stall_ns=SECOND, chunk_bytes=1024, secrets=self.secrets
         )
         self.lane.serve(KEY, memoryview(PAYLOAD))
+        self.door = self.lane.address
         self.loop = asyncio.new_event_loop()
         self.holder = FakeHolder(self.read_first)
         self._taken = 0
@@ -107,8 +108,7 @@ class Lane:
     def _ask(self, data: bytes) -> str:
         """The holder answers or closes; it never keeps the connection of one that is done."""
         got = bytearray()
-        host, port = self.lane.address
-        connected = socket.create_connection((host, port), ANSWER_SECONDS_MAX)
+        connected = socket.create_connection(self.door, ANSWER_SECONDS_MAX)
         with connected as sock:
             try:
                 sock.sendall(data)
@@ -142,12 +142,31 @@ class Lane:
         return "accepted"
 
     def _still_serves(self) -> None:
-        assert self._fetch(self.lane.address) == "accepted", "the holder does not answer any more"
+        assert self._fetch(self.door) == "accepted", "the holder does not answer any more"
 
     def close(self) -> None:
         self.lane.close()
         self.holder.close()
         self.loop.close()
+
+
+class RelayedLane(Lane):
+    """The same at the port of the rack's leader, which carries on what names the rank."""
+
+    name = "relayed-lane"
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = int(taken.getsockname()[1])
+        leads = b"l" * 16
+        self.leader = BulkLane("127.0.0.1", (port, port), token=leads, job=leads, stall_ns=SECOND)
+        self.leader.relay({TOKEN: self.lane.address})
+        self.door = self.leader.address
+
+    def close(self) -> None:
+        self.leader.close()
+        super().close()
 
 
 class SealedLane(Lane):

@@ -22,7 +22,7 @@ from tests.fuzz.machines import Machines, Sieges
 from tests.fuzz.mutate import damaged, mutated, tree_mutated
 from tests.fuzz.shapes import MESSAGES, frame_of, tree_in, tree_of
 from tests.fuzz.shots import Shots
-from tests.fuzz.sockets import KeyedSideband, Lane, SealedLane, Sideband
+from tests.fuzz.sockets import KeyedSideband, Lane, RelayedLane, SealedLane, Sideband
 from tests.fuzz.state import State, Sums
 from tests.fuzz.tape import MachineState, Tape
 from tests.fuzz.wire import Looks, Wire
@@ -30,7 +30,7 @@ from tests.fuzz.wire import Looks, Wire
 SHARE: dict[Callable[[int], Target], int] = {
     Wire: 1500, Looks: 200, Machines: 800, Sieges: 3, Shots: 2, Config: 800, Tape: 700,
     MachineState: 700, State: 2000, Sums: 700, Lane: 400, Sideband: 300, SealedLane: 200,
-    KeyedSideband: 200,
+    KeyedSideband: 200, RelayedLane: 100,
 }  # fmt: skip
 
 

@@ -72,6 +72,9 @@ def test_bytes_of_both_directions_arrive_as_they_were_sent(world: World) -> None
     assert read(served, len(up)) == up
     for thread in threads:
         thread.join(LIMIT_S)
+    until = time.monotonic() + LIMIT_S
+    while world.relay.bytes_carried < len(up) + len(down):  # counted once they have left
+        assert time.monotonic() < until
     assert world.relay.bytes_carried == len(up) + len(down)
 
 

@@ -130,9 +130,8 @@ def mute_lane(gate: Path) -> None:
     HolderEnd.give = give  # type: ignore[method-assign]
 
 
-def hold_pulls(runtime: mend.Runtime, fragment: int, gate: Path) -> None:
-    """Pulls of offers, merged slices and versions of this fragment wait for the file, as over a
-    link too slow. Those of other fragments go on."""
+def hold_pulls(runtime: mend.Runtime, wanted: Callable[[bytes], bool], gate: Path) -> None:
+    """Pulls of wanted keys wait for the file, as over a link too slow. Others go on."""
     rank = runtime._rank
     assert isinstance(rank, LiveRank)
     host, held = rank.rank.host, list[Callable[[], None]]()
@@ -140,8 +139,7 @@ def hold_pulls(runtime: mend.Runtime, fragment: int, gate: Path) -> None:
 
     def wait(holders: Any, key: bytes, *more: Any, **named: Any) -> None:
         pull = partial(fetch, holders, key, *more, **named)
-        of_fragment = key[:1] in (b"o", b"m", b"s") and KEY.unpack(key)[4] == fragment
-        if of_fragment and not gate.exists():
+        if wanted(key) and not gate.exists():
             held.append(pull)
         else:
             pull()
@@ -153,6 +151,16 @@ def hold_pulls(runtime: mend.Runtime, fragment: int, gate: Path) -> None:
 
     host.fetch = wait  # type: ignore[method-assign]
     threading.Thread(target=release, daemon=True).start()
+
+
+def of_fragment(fragment: int) -> Callable[[bytes], bool]:
+    """Keys of its offers, merged slices and versions."""
+    return lambda key: key[:1] in (b"o", b"m", b"s") and KEY.unpack(key)[4] == fragment
+
+
+def of_rack(rack: int) -> Callable[[bytes], bool]:
+    """Keys of its offers."""
+    return lambda key: key[:1] == b"o" and KEY.unpack(key)[1] == rack
 
 
 def prepare() -> None:

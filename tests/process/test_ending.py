@@ -82,6 +82,33 @@ def test_a_rack_does_not_wait_longer_than_its_timeout(jobs: Jobs) -> None:
     assert not first.kinds("last-rounds-alone")
 
 
+def test_tail_that_is_dropped_while_the_others_train_on_is_captured_again(jobs: Jobs) -> None:
+    """Its last offer was too old when it arrived. It was never made again: `kept-local` without a
+    reason, while the others said `merged` without a word."""
+    job = jobs(racks=3)
+    go, release, stop = job.gate("go"), job.gate("release"), job.gate("stop")
+    config = {**CONFIG, "max_age": 0, "grace_window_ms": 20, "shutdown_timeout_s": 60}
+    for rack in (0, 1):
+        at = {"1": [["hold_offers", 2, release]], "12": [["gate", go]], "50": [["gate", stop]]}
+        job.start(rack, steps=60, config=config, at=at)
+    job.start(2, steps=12, config=config)
+    tails = [job.event(2, "captured", closing=True, fragment=p)["seq"] for p in range(2)]
+    Path(go).touch()
+    for fragment, seq in enumerate(tails):
+        job.event(2, "discarded", fragment=fragment, seq=seq)
+    Path(release).touch()
+    Path(stop).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(3)]
+    assert len({result.digest for result in results}) == 1
+    for result in results:
+        assert (result.status["outcome"], result.status["ledger"]["open"]) == ("merged", 0)
+        assert not result.kinds("kept-local", "left-alone", "drain-gave-up")
+    trained = sum(train.tokens_of(2, step) for step in range(1, 13))
+    assert results[2].status["ledger"]["merged"] == trained
+
+
 def has_merged_all(job: Job, rack: int, steps: int) -> bool:
     """Whether all tokens of these steps are in versions that the rack has applied."""
     tokens, applied = Counter[int](), Counter[int]()

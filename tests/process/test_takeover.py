@@ -231,7 +231,6 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
     until(lambda: ([0, 1], [1, 1]) in lineages(), lambda: f"a lineage begins\n{job.stacks()}")
     job.processes[3].signal(signal.SIGKILL)
     assert job.ended(3) == -signal.SIGKILL
-    job.event(2, "stands")
     decided = len(job.events(2, kind="commit"))
     job.start(3, **options)
     undone = job.event(2, "undone")

@@ -346,7 +346,11 @@ class Acts:
 
     def hold_back(self, fragment: int, path: str) -> None:
         """Pulls of this fragment wait until the test makes the file."""
-        injected.hold_pulls(self.runtime, fragment, Path(path))
+        injected.hold_pulls(self.runtime, injected.of_fragment(fragment), Path(path))
+
+    def hold_offers(self, rack: int, path: str) -> None:
+        """Pulls of this rack's offers wait until the test makes the file."""
+        injected.hold_pulls(self.runtime, injected.of_rack(rack), Path(path))
 
     def withhold(self) -> None:
         """Nobody gets a copy of this rank's weights any more, as over a link too slow."""

@@ -139,8 +139,8 @@ MUTANTS = (
     ),
     Mutant(
         "alone: a rank applies without its rack's collective",
-        "engine.trainer_rounds:TrainerRounds._agree_and_apply",
-        "values if self.policy.ranks == 1 else (yield AgreeMin(values))",
+        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        "(yield from agree(self.policy.ranks, values))",
         "values",
     ),
     Mutant(
@@ -254,7 +254,7 @@ MUTANTS = (
     ),
     Mutant(
         "newest-only: the ranks' common version is applied where it is not there",
-        "engine.trainer_rounds:TrainerRounds._agree_and_apply",
+        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
         "version > track.anchor.version and version >= -minus_oldest",
         "version > track.anchor.version",
         ("tests/unit/engine/test_trainer_rounds.py",),
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "discard-alone: a rank forgets an offer before the rack's other ranks know",
-        "engine.trainer_rounds:TrainerRounds._agree_and_apply",
+        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
         "discarded_everywhere and track.offer is not None",
         "track.offer is not None and track.offer.seq in dead[fragment]",
         ("tests/unit/engine/test_trainer_rounds.py",),

@@ -300,8 +300,8 @@ class Runtime:
         UsageError (after the first step, a name twice, no state dict) and StateRefused (a value
         that cannot travel, by its place; a state that `value` does not take).
         """
-        if self._trainer.training_state is not None:
-            self._trainer.training_state.register(name, value, scope)
+        if self._trainer.states.state is not None:
+            self._trainer.states.state.register(name, value, scope)
 
     def record(self, **values: float) -> None:
         """Note plain numbers of the step that is done, such as `record(loss=loss.item())`.
@@ -498,7 +498,7 @@ class Runtime:
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
-            joined_state=trainer.training_state.account if trainer.training_state else "",
+            joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.mirror_bytes,
             bytes_relayed=rank.io_loop.bytes_relayed,
         )

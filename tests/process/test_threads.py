@@ -193,6 +193,29 @@ def test_exit_on_the_loop_fails_the_rank(alone: Configure, kind: type[BaseExcept
     last.rank.abort()
 
 
+@pytest.mark.parametrize(
+    "part", ["RackModel.__init__", "LiveRank._make_machines", "LiveRank._make_trainer",
+             "LiveRank._start"],
+)  # fmt: skip
+def test_rank_that_fails_while_it_is_built_leaves_nothing_open(
+    part: str, alone: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each part is closed that was made before, and a later life gets the same ports."""
+    config = alone(diagnostics_dir=tmp_path)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"mend.engine.live_rank.{part}", fails)
+        with pytest.raises(RuntimeError, match="planted"):
+            Last(config)
+    gc.collect()
+    assert mend_threads() == []
+    Last(config).rank.abort()
+    assert mend_threads() == []
+
+
 def test_wrapper_of_torch_compile_is_dropped_and_the_job_goes_on(alone: Configure) -> None:
     """The rank hung on the wrapper: dropping it ended a job whose model was training."""
     model = nn.Linear(4, 4)

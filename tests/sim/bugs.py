@@ -163,13 +163,13 @@ BUGS = (
     _bug(
         "17",
         "a rank applies without its rack's collective",
-        ("engine.trainer_rounds:TrainerRounds._agree_and_apply",
-         "values if self.policy.ranks == 1 else (yield AgreeMin(values))", "values"),
+        ("engine.trainer_rounds:TrainerRounds.agree_and_apply",
+         "(yield from agree(self.policy.ranks, values))", "values"),
     ),
     _bug(
         "17b",
         "ranks agree on the least of their newest versions, here or not",
-        ("engine.trainer_rounds:TrainerRounds._agree_and_apply",
+        ("engine.trainer_rounds:TrainerRounds.agree_and_apply",
          "version > track.anchor.version and version >= -minus_oldest",
          "version > track.anchor.version"),
     ),

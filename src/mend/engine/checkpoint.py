@@ -107,7 +107,7 @@ def take(trainer: Trainer) -> Taken:
             tensors[f"{fragment}.residual"] = track.residual_N
     for offer in offers:
         tensors[f"{offer.fragment}.delta"] = offer.delta_N
-    state = trainer.training_state
+    state = trainer.states.state
     registered = state.registered(trainer.step) if state is not None else None
     return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights))
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from mend.consensus.records import Mark
 from mend.coordination.events import Cutting, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
+from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.checkpoint_files import begin_part, complete_part
 from mend.engine.fragment_state import AgreeMin, Doing, Request, Wait, drive
 from mend.engine.rack import RackGroup
@@ -131,6 +132,7 @@ class CheckpointWriter:
     ) -> None:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
         self._live, self._post, self._note, self._now_ns = live, post, note, now_ns
+        self._barrier = CheckpointBarrier(trainer, post=post, note=note, now_ns=now_ns)
         self._hands = Hands(1, f"{OWN}checkpoint", lambda: None)
         self._beside: RackGroup | None = None
         """The collectives of the writing thread; made when first needed."""
@@ -161,10 +163,10 @@ class CheckpointWriter:
         name = "checkpoint_state"
         if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()
-        mark: Mark = self._live(self._trainer.cut(name, limit_ns))
+        mark: Mark = self._live(self._barrier.cut(name, limit_ns))
         try:
             taken = together(self._group, lambda: take(self._trainer))
-            self._live(self._trainer.cut_encoded(mark, taken.offers, limit_ns))
+            self._live(self._barrier.await_encoded(mark, taken.offers, limit_ns))
             state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
             self._post(Cutting(""))
@@ -186,7 +188,7 @@ class CheckpointWriter:
 
     def _begin(self, folder: Path, save: Save | None, limit_ns: int) -> PendingCheckpoint:
         begun_ns, before = self._now_ns(), self._trainer.versions()
-        mark: Mark = self._live(self._trainer.cut(folder.name, limit_ns))
+        mark: Mark = self._live(self._barrier.cut(folder.name, limit_ns))
         cut_ns = self._now_ns()
         if save is None and self._trainer.versions() != before:
             self._note(CheckpointMoved(str(folder)))
@@ -230,12 +232,12 @@ class CheckpointWriter:
         try:
             if rest is not None:
                 together(group, rest)
-            self._follow(group, self._trainer.cut_encoded(mark, taken.offers, limit_ns))
+            self._follow(group, self._barrier.await_encoded(mark, taken.offers, limit_ns))
             write_part(group, self._rack, self._facts, part, mark, taken)
         except BaseException:
             self._give_up(part)
             raise
-        self._follow(group, self._trainer.cut_written(mark, limit_ns))
+        self._follow(group, self._barrier.await_written(mark, limit_ns))
         leads = group.rank == 0
         together(group, lambda: complete_part(folder, self._rack) if leads else None)
         self._note(replace(about, written_ms=(self._now_ns() - begun_ns) // MS))

@@ -145,7 +145,7 @@ class CountedSteps:
     def _between(self) -> None:
         """Between two steps: copy the training state for a joining rack, if one waits."""
         self.go_on()
-        if self._trainer.state_due is not None:
+        if self._trainer.states.due is not None:
             self._trainer.give_state()
 
     def go_on(self) -> None:
@@ -156,7 +156,7 @@ class CountedSteps:
     def _before(self) -> None:
         self.go_on()
         self.movement.check_load()
-        if (state := self._trainer.training_state) is not None:
+        if (state := self._trainer.states.state) is not None:
             state.before_step()
 
     def _after(self, tokens: int | None) -> None:

@@ -21,9 +21,12 @@ from mend.fragment.moments import MomentsView
 from mend.fragment.running_statistics import StatisticsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
-from mend.types import Owned
+from mend.types import MS, Owned
 
 T = TypeVar("T")
+
+POLL_NS = 50 * MS
+"""How often a rank that waits looks again; what is published wakes it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,11 @@ class Spread:
 
 Request = Wait | AgreeMin | Share | Spread
 Doing = Generator[Request, Any, None]
+
+
+def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
+    """The element-wise minimum over the ranks of a rack of `ranks`."""
+    return values if ranks == 1 else (yield AgreeMin(values))
 
 
 class Driven(Generic[T]):

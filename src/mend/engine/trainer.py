@@ -15,13 +15,11 @@ import torch
 from mend.coordination.events import (
     Applied,
     Captured,
-    RackStateLoaded,
     StillOpen,
-    Wanting,
 )
 from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.digest import StateDigest, digest_of_state
+from mend.engine.digest import StateDigest
 from mend.engine.fragment_state import (
     AgreeMin,
     Doing,
@@ -29,31 +27,23 @@ from mend.engine.fragment_state import (
     FragmentState,
     OpenOffer,
     Progress,
-    Spread,
     Wait,
 )
 from mend.engine.numerics import Anchor
-from mend.engine.trainer_cuts import TrainerCuts
-from mend.engine.trainer_end import POLL_NS
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState, no_mirror
+from mend.engine.trainer_end import TrainerEnd
+from mend.engine.training_state import Received
 from mend.engine.vectors import PORTION_NUMEL
 from mend.errors import (
     CheckpointError,
     JobLost,
     StartTimeout,
-    StateRefused,
     require,
 )
 from mend.events.kinds import RackJoined, ResumeIgnored, WeightsReplaced
 from mend.fragment.view import Pieces, portions
-from mend.types import SECOND
-
-MIRROR_NS = 20 * SECOND
-"""How long a joining rack waits for the others to list their mirrors of it. The transfer of one has
-no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
 
-class Trainer(TrainerCuts):
+class Trainer(TrainerEnd):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
     def begin(self, limit_ns: int) -> Doing:
@@ -69,7 +59,7 @@ class Trainer(TrainerCuts):
         anchors = yield from self._await_anchors(limit_ns)
         self.published.begin_to_train()
         if copied is not None:
-            yield from self._load_state(copied)
+            yield from self.states.load(copied)
         own = self.resumes
         if own:
             yield from self._check_begun(anchors)
@@ -101,7 +91,7 @@ class Trainer(TrainerCuts):
             elif not none_ends:
                 what = "the newest version" if self._joins() else "the first version"
                 raise failure or StartTimeout(
-                    f"not every rack held {what} after {patience} ({self._why()})"
+                    f"not every rack held {what} after {patience} ({self.why()})"
                 )
         return anchors
 
@@ -132,112 +122,19 @@ class Trainer(TrainerCuts):
         return float((apart / whole) ** 0.5 if whole else apart)
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
-        """Get a donor's training state, if this rack joins a running job: before the weights, which
-        would age meanwhile. None: it does not join, or begins fresh, and notes that. Waits up to
-        `limit_ns` for a donor to copy, and longer while its bytes arrive."""
-        state, published = self.training_state, self.published
-        if state is None:
+        """Get a donor's training state, if this rack joins a running job. None: it does not."""
+        if self.states.state is None:
             return None
-        yield Wait(lambda: self.member in published.members, limit_ns)
-        joins = yield from self._all_ranks([int(self._joins())])
-        if not joins[0]:
-            return None
-        yield from self._load_mirror(state)
-        (enabled,) = yield from self._all_ranks([int(state.enabled)])
-        copied: Received | str = state.why_not()
-        if enabled:
-            copied = yield from self._await_copy(limit_ns)
-        if isinstance(copied, str):
-            state.begins_fresh(copied)
-            return None
-        return copied
-
-    def _load_mirror(self, state: TrainingState) -> Doing:
-        """Load the newest mirror of a former life of this rack that all its ranks can fetch. If
-        there is none, note that."""
-        if self.mirrors is None:
-            return
-        published = self.published
-        self.mirrors.seek()
-        yield Wait(lambda: published.sought, MIRROR_NS)
-        with published.changed:
-            mirrors = {mirror.round: mirror for mirror in published.mirrors}
-            reason = no_mirror(published.unheard)
-        while True:
-            (newest,) = yield from self._all_ranks([max(mirrors, default=0)])
-            if not newest:
-                state.rack_begins_fresh(reason)
-                return
-            mirror = mirrors.get(newest)
-            mirrors = {number: older for number, older in mirrors.items() if number < newest}
-            own = [mirror.owner.incarnation, mirror.step] if mirror else [-1, -1]
-            agreed = yield from self._all_ranks([*own, *(-value for value in own)])
-            if mirror is None or agreed[:2] != [-value for value in agreed[2:]]:
-                continue
-            fetched = yield from self._fetch_mirror(mirror)
-            (everywhere,) = yield from self._all_ranks([int(isinstance(fetched, Mirrored))])
-            if everywhere and isinstance(fetched, Mirrored):
-                if state.load_rack(fetched):
-                    self._post(RackStateLoaded(mirror.owner, mirror.step, mirror.digest))
-                return
-            why = fetched if isinstance(fetched, str) else "not by all ranks in time"
-            reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
-
-    def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
-        published, ended = self.published, False
-        mirrors = require(self.mirrors, "no mirror was asked for")
-        published.want(mirror)
-        mirrors.fetch(mirror)
-        while not ended and published.failure is None:  # a transfer that stalls ends by itself
-            ended = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
-        return published.mirrored
-
-    def _load_state(self, copied: Received) -> Doing:
-        """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
-        make their optimizers in different ways."""
-        state, refusal = require(self.training_state, "no state was asked for"), None
-        if copied.shared:
-            yield Spread(copied.data_B)
-        try:
-            if copied.shared and digest_of_state(copied.data_B) != copied.digest:
-                raise StateRefused(f"the copy of rack {copied.donor} was damaged inside this rack")
-            state.load(copied)
-        except StateRefused as error:
-            refusal = error
-        (loaded,) = yield from self._all_ranks([int(refusal is None)])
-        if not loaded:
-            raise refusal or StateRefused("another rank of this rack cannot take the copied state")
+        yield Wait(lambda: self.member in self.published.members, limit_ns)
+        (joins,) = yield from self._all_ranks([int(self._joins())])
+        return (yield from self.states.copy(limit_ns)) if joins else None
 
     def _tell_joined(self, versions: list[int]) -> None:
-        state = self.training_state
+        state = self.states.state
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
             missed = "missed the first version" if self._missed_first else ""
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note(RackJoined(tuple(versions)))
-
-    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
-        """A donor's copy, of the same step on all ranks; or the reason why there is none.
-
-        The donor may change between the pulls of the ranks. Then they pull again, until the limit.
-        The donor frees the copy when all ranks of this rack have it."""
-        published, deadline_ns, again = self.published, self._now_ns() + limit_ns, True
-        while again:
-            self._post(Wanting(True))
-            waits = True
-            while waits:  # a pull that stalls ends by itself
-                left_ns = max(deadline_ns - self._now_ns(), POLL_NS)
-                ended: bool = yield Wait(lambda: published.copied is not None, left_ns)
-                waits = not ended and published.pulling and published.failure is None
-            copied, published.copied = published.copied, None
-            own = [copied.donor, copied.step] if isinstance(copied, Received) else [-1, -1]
-            early = isinstance(copied, Received) and self._now_ns() < deadline_ns
-            agreed = yield from self._all_ranks([*own, *(-value for value in own), int(early)])
-            same = agreed[:2] == [-value for value in agreed[2:4]]
-            again = not same and bool(agreed[4])
-        self._post(Wanting(False))
-        if isinstance(copied, Received) and not same:
-            return "the ranks of this rack got copies of different steps, or some got none"
-        return copied or f"no rack gave a copy within {limit_ns / SECOND:g} s"
 
     def _go_on_from(self, copied: Received | None) -> None:
         """Go on from the donor's step. Fragments are due as the schedule says; nothing is trained

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from mend.coordination.events import Idle, Leaving, StillOpen
-from mend.engine.fragment_state import Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Doing, Wait
 from mend.engine.outcome import Ended, Outcome, late_steps
 from mend.engine.pulls import Patience
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp
 from mend.events.kinds import DrainGaveUp, EndAwaited, LeftAlone, StepsLate, WeightsKept
-from mend.types import MS, SECOND
-
-POLL_NS = 50 * MS
-"""How often a draining rank looks again; what is published wakes it at once."""
+from mend.types import SECOND
 
 LEAVE_NS = 5 * SECOND
 """How long a rack waits for the end of the job after it has asked to leave at once; and for a copy
@@ -76,7 +73,7 @@ class TrainerEnd(TrainerRounds):
             done = not open_ and all(panel.decided <= version for panel, version in pairs)
             late, over = patience.over(self._now_ns()), self.published.finished
             values = [int(done), -int(late), -int(over)]
-            done_everywhere, any_late, any_over = yield from self._agree_and_apply(
+            done_everywhere, any_late, any_over = yield from self.agree_and_apply(
                 everything, values
             )
             if done_everywhere:
@@ -86,7 +83,7 @@ class TrainerEnd(TrainerRounds):
                 if any_over:
                     why = "the job is over for this rack"
                 count = sum(track.offer is not None for track in self.tracks)
-                raise GaveUp(f"drain: {count} offers are still open: {why} ({self._why()})")
+                raise GaveUp(f"drain: {count} offers are still open: {why} ({self.why()})")
             for fragment, track in enumerate(self.tracks):
                 if track.offer is not None and track.anchor.version > versions[fragment]:
                     self._post(StillOpen(fragment, track.anchor.version))
@@ -103,7 +100,7 @@ class TrainerEnd(TrainerRounds):
         numbers.
         """
         patience = self._at_the_end()
-        refused = yield from self._agree_and_apply([], [-int(refusal is not None)])
+        refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
         kept = self.local_weights() if refused[0] else []
         if refused[0]:
             self._carry_from_here()
@@ -158,14 +155,14 @@ class TrainerEnd(TrainerRounds):
     def _end(self, keep_local: bool) -> Doing:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
         unsound = [self._unsound(track) for track in self.weights]
-        sound = yield from self._agree_and_apply([], [int(not why) for why in unsound])
+        sound = yield from self.agree_and_apply([], [int(not why) for why in unsound])
         if not all(sound):
             fragment = sound.index(0)
             raise self._diverged(fragment, unsound[fragment])
         unmerged = self.open_tokens()
         idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
         behind = self.published.over and not self._reached()
-        minus_most, minus_behind = yield from self._agree_and_apply(
+        minus_most, minus_behind = yield from self.agree_and_apply(
             [], [-unmerged - idle, -int(behind)]
         )
         if not self.published.finished:
@@ -281,7 +278,7 @@ class TrainerEnd(TrainerRounds):
         everything = list(range(len(self.tracks)))
         while True:
             values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
-            finished, late = yield from self._agree_and_apply(everything, values)
+            finished, late = yield from self.agree_and_apply(everything, values)
             if finished:
                 yield from self._catch_up(patience)
             if finished or (late and hurried):
@@ -310,7 +307,7 @@ class TrainerEnd(TrainerRounds):
             now_ns = self._now_ns()
             stops = not self.published.over or (failed and now_ns > enough_ns)
             values = [int(self._reached()), -int(stops or patience.over(now_ns))]
-            reached, minus_stops = yield from self._agree_and_apply(everything, values)
+            reached, minus_stops = yield from self.agree_and_apply(everything, values)
             if reached or minus_stops:
                 return
             yield Wait(self._may_apply, POLL_NS)
@@ -327,9 +324,6 @@ class TrainerEnd(TrainerRounds):
             yield from self._drain(patience)
         except GaveUp as error:
             self._note(DrainGaveUp(str(error), self.open_per_fragment()))
-
-    def versions(self) -> tuple[int, ...]:
-        return tuple(track.anchor.version for track in self.tracks)
 
     def _news(self) -> bool:
         return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))

@@ -34,7 +34,6 @@ from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (
-    AgreeMin,
     Doing,
     FragmentState,
     Ledger,
@@ -46,6 +45,7 @@ from mend.engine.fragment_state import (
     Standing,
     StepOptions,
     Wait,
+    agree,
     unbroken_run,
 )
 from mend.engine.micro_benchmark import MicroBenchmark
@@ -53,13 +53,10 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import OfferFate, PublishedState
+from mend.engine.state_exchange import StateExchange
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import (
-    Lacks,
-    LikeFirst,
     StateRoutes,
-    copy_state,
-    room_of,
 )
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
 from mend.errors import Diverged, GaveUp, require
@@ -71,7 +68,6 @@ from mend.events.kinds import (
     OfferStillOpen,
     RackDiverged,
     StallOver,
-    StateGiven,
     StatisticsReset,
     VersionApplied,
 )
@@ -94,9 +90,6 @@ class TrainerRounds:
     `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
     buffers and the worker pool.
     """
-
-    _reserved = False
-    """Whether `reserve` was called for the next copy."""
 
     def __init__(
         self,
@@ -126,7 +119,7 @@ class TrainerRounds:
         `compares`: whether to say how far the weights were from those that the job begins with.
         `started_ns`: when the process was started; None: now."""
         self.member, self.policy, self.options = member, policy, options
-        self.tracks, self.published, self.outcome = tracks, published, Outcome("running")
+        self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
@@ -134,18 +127,17 @@ class TrainerRounds:
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
         self._buffers, self._pool = numerics.buffers, numerics.pool
         self._in_weights = numerics.in_weights
-        self.training_state, self.give, self.reserve = routes.state, routes.give, routes.reserve
-        self.replicas, self.mirrors = routes.replicas, routes.mirrors
-        self.state_due: Member | None = None
-        """The joining rack for which the training state is copied before the next step."""
-        self._mirrored_step = -1
+        self.outcome = Outcome("running")
+        """How this rank left the job."""
+        self.states = StateExchange(
+            routes, policy.ranks, published, self.clock, numerics.pool,
+            now_ns=now_ns, post=post, note=note,
+        )  # fmt: skip
         self.benchmark, self._resumed = benchmark, resumed
         self.batch, self.batch_pct = 0, 100
         """Micro-batches per step that the script has announced since the last sample (0: none),
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
-        self._looks = 0
-        """How often `_asked` was called; the same on all ranks."""
         self.step = self.tokens = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
@@ -265,8 +257,7 @@ class TrainerRounds:
 
     def _stand(self) -> None:
         """Publish where this rank stands, for any thread."""
-        tracks, ledger = self.tracks, self.ledger
-        versions = tuple(track.anchor.version for track in tracks)
+        versions, ledger = self.versions(), self.ledger
         self._marks = Marks(
             versions=versions,
             digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
@@ -336,12 +327,12 @@ class TrainerRounds:
 
     def _mirror(self) -> None:
         """Serve the state of scope rack, which other racks keep once this capture is merged."""
-        if self.mirrors is None or self.training_state is None or self._mirrored_step == self.step:
-            return
-        self._mirrored_step = self.step
-        data_B = self.training_state.rack_state(self.step)
-        if data_B is not None:
-            self.mirrors.serve(self.step, data_B)
+        self.states.mirror(self.step)
+
+    def give_state(self) -> None:
+        """Between two steps: copy the training state to host memory for a joining rack, if one is
+        due."""
+        self.states.give_due(self.step)
 
     def _snapshot(self, track: FragmentState) -> Tensor:
         snapshot_N = self._buffers.empty(track.owned.numel)
@@ -366,7 +357,7 @@ class TrainerRounds:
         yield from self._await_results(lasts)
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
-        asked = self._asked()
+        asked = self.states.asked()
         life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
         needs = [] if asked is None else [-asked[1]]
         done = self._mitigation()
@@ -374,7 +365,7 @@ class TrainerRounds:
         values = [*flags, *(-v for v in flags), *life, *needs]
         lost = self.published.lost_seat(self.member)
         values += [done.batch_pct, -done.batch_pct, int(evicted), int(lost)]
-        answer = yield from self._agree_and_apply(eligible, values)
+        answer = yield from self.agree_and_apply(eligible, values)
         *agreed, least_pct, minus_pct, leaves, gone = answer
         self.life.lost = bool(gone)
         if least_pct == -minus_pct != self.batch_pct:
@@ -382,7 +373,7 @@ class TrainerRounds:
         if leaves:
             self.life.ends = done.reason
         if asked is not None and life[0] and agreed[-3:-1] == life:
-            self._agreed_on(asked[0], -agreed[-1])
+            self.states.agreed_on(asked[0], -agreed[-1], self.step)
         for fragment in lasts:
             track = self.tracks[fragment]
             offer = track.offer if track.moments is None else None
@@ -405,58 +396,8 @@ class TrainerRounds:
         self._post(BatchSet(self.step, pct))
         self._note(LocalBatchChanged(self.step, pct, reason))
 
-    # -------------------------------------------------------------- for racks that join
-
-    def _asked(self) -> tuple[Member, Lacks] | None:
-        """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
-        all ranks copy again, at one step. Several joining racks are looked at in turn. Without one,
-        the member (0, 0). None: this rank has nothing to give."""
-        if self.training_state is None:
-            return None
-        with self.published.changed:
-            asked, given = self.published.asked, frozenset(self.published.given)
-        self._looks += 1
-        if not asked:
-            self.published.room_B, self._reserved = None, False
-        to = asked[self._looks % len(asked)] if asked else Member(0, 0)
-        if to in given:
-            return to, Lacks.NOTHING
-        return to, Lacks.COPY if self._has_room() else Lacks.ROOM
-
-    def _has_room(self) -> bool:
-        elsewhere = self.replicas is not None and not self.replicas.first
-        return self.reserve is None or elsewhere or self.published.room_B is not None
-
-    def _agreed_on(self, to: Member, lacks: int) -> None:
-        """All ranks know at this step that `to` joins; `lacks`: the most that one of them has to do
-        for it. They compute the size of a copy together: a `state_dict` may be a collective."""
-        if lacks == Lacks.COPY:
-            self.state_due = to
-        elif lacks == Lacks.ROOM and self.training_state is not None:
-            size = room_of(self.training_state, self.step)
-            if self.reserve is not None and not self._reserved and not self._has_room():
-                self._reserved = True
-                self.reserve(size)
-
-    def give_state(self) -> None:
-        """Between two steps: copy the training state to host memory for a joining rack, if one is
-        due."""
-        to, self.state_due = self.state_due, None
-        if to is None or self.training_state is None:
-            return
-        with self.published.changed:
-            self.published.given.add(to)
-        begun_ns = self._now_ns()
-        with self.clock.untimed():
-            room_B, self.published.room_B, self._reserved = self.published.room_B, None, False
-            pool = self._pool.each
-            given = copy_state(self.training_state, self.step, self.replicas, room_B, pool)
-        self.give(to, self.step, given)
-        size = given.numel() if isinstance(given, Tensor) else 0
-        took_ms = (self._now_ns() - begun_ns) // MS
-        kept_by = "the first rank" if isinstance(given, LikeFirst) else ""
-        refused = given if isinstance(given, str) else ""
-        self._note(StateGiven(to.rack, self.step, size, took_ms, kept_by, refused))
+    def versions(self) -> tuple[int, ...]:
+        return tuple(track.anchor.version for track in self.tracks)
 
     def _opened(self) -> list[int]:
         """Per fragment the version whose round is open, as far as this rank knows; else -1."""
@@ -486,7 +427,7 @@ class TrainerRounds:
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
-                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self._why()})"
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
             )
         if not self.policy.lockstep:
             self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
@@ -513,7 +454,7 @@ class TrainerRounds:
                 why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
         return why or ["the coordinator has not answered the offers yet"]
 
-    def _why(self) -> str:
+    def why(self) -> str:
         why = [*self.published.why, *self.published.transfers.sentences()]
         return "; ".join(why) or "no reason known"
 
@@ -527,7 +468,7 @@ class TrainerRounds:
             behind = not self.policy.lockstep and panel.decided > track.anchor.version
             return not behind and track.offer is not None and track.offer.seq in panel.discarded
 
-    def _agree_and_apply(
+    def agree_and_apply(
         self,
         fragments: list[int],
         flags: list[int] | None = None,
@@ -548,7 +489,7 @@ class TrainerRounds:
             newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
             discarded = track.offer is not None and track.offer.seq in dead[fragment]
             values += [newest, -oldest, int(discarded)]
-        agreed: list[int] = values if self.policy.ranks == 1 else (yield AgreeMin(values))
+        agreed = yield from agree(self.policy.ranks, values)
         count = len(flags or [])
         for position, fragment in enumerate(fragments):
             version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
@@ -561,8 +502,7 @@ class TrainerRounds:
         return agreed[:count]
 
     def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
-        """The element-wise minimum over the ranks of this rack."""
-        return values if self.policy.ranks == 1 else (yield AgreeMin(values))
+        return agree(self.policy.ranks, values)
 
     def _discard(self, fragment: int, bad: str) -> Doing:
         """End an own offer that was not merged. Raises Diverged where the weights are no numbers

@@ -15,13 +15,12 @@ from mend.coordination.machines import Machines, Parts, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Doing, Wait
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
 from mend.engine.rank_factory import RankFactory
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_end import POLL_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
@@ -218,7 +217,7 @@ class ReplayTrainer(Trainer):
         self._stand()
 
     def _load_copied(self) -> Generator[Any, Any, Received | None]:
-        state, copied = self.training_state, self._copies
+        state, copied = self.states.state, self._copies
         if state is None:
             return None
         yield from self._load_mirrored(state)
@@ -248,7 +247,7 @@ class ReplayTrainer(Trainer):
         files = self._states.of_mirrors()
         for given in self._mirrors:
             if (given.donor, given.step) == (self.member.rack, self.step):
-                state = require(self.training_state, "a script that registers has a state")
+                state = require(self.states.state, "a script that registers has a state")
                 data_B = state.rack_state(self.step)
                 self._keep(files, given, data_B, "what it has registered with scope rack")
 
@@ -270,8 +269,8 @@ class ReplayTrainer(Trainer):
     def give_state(self) -> None:
         """Write the state that another life begins with. Raises ReplayDiffers if it differs from
         the tape."""
-        self.state_due, given = None, self._gives.pop(0)
-        state = require(self.training_state, "a script that gave a state has one")
+        self.states.due, given = None, self._gives.pop(0)
+        state = require(self.states.state, "a script that gave a state has one")
         what = "what it trains with besides the weights (optimizer, registered objects)"
         self._keep(self._states, given, state.take(self.step), what)
         if self._gives and self._gives[0].step == self.step:
@@ -300,7 +299,7 @@ class ReplayTrainer(Trainer):
         while self._batches and self._batches[0][0] <= self.step:
             self.batch_pct = self._batches.pop(0)[1]
         if self._gives and self._gives[0].step == self.step:
-            self.state_due = self.member
+            self.states.due = self.member
         due = self._next
         return due.step <= self.step if due is not None else not self._ends or self._merged()
 
@@ -368,7 +367,7 @@ class ReplayTrainer(Trainer):
             if not waited:
                 raise GaveUp(
                     f"replay: {self._title} waited {limit_ns / SECOND:g} s (give_up_s) "
-                    f"for: {what} ({self._why()})"
+                    f"for: {what} ({self.why()})"
                 )
 
     # -------------------------------------------------------------- the end

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
-from mend.engine.fragment_state import OpenOffer
+from mend.engine.fragment_state import POLL_NS, OpenOffer
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_end import POLL_NS
 from mend.engine.trainer_rounds import ASLEEP_NS
 from mend.engine.vectors import first_unsound
 from mend.events import kinds

@@ -16,12 +16,12 @@ from mend.coordination.ladder import taken_of
 from mend.coordination.machines import Parts
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
+from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.fragment_state import AgreeMin, Doing, Share, Spread, Wait
+from mend.engine.fragment_state import POLL_NS, AgreeMin, Doing, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
-from mend.engine.trainer_end import POLL_NS
 from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
 from mend.events.base import LoggedEvent, log_text
 from mend.fragment.moments import Moment
@@ -368,6 +368,9 @@ class Training:
         self._writing: Doing | None = None
         """What the thread that writes it is at."""
         trainer.life.writing = self
+        self._barrier = CheckpointBarrier(
+            trainer, post=process.on_loop(rank.tell), note=process.note, now_ns=process.now_ns
+        )
         self.cut_of = ("", 0)
         """Lineage and number of the checkpoint that it makes."""
         self._taken = 0
@@ -461,7 +464,7 @@ class Training:
     def _cut(self) -> Doing:
         """Make a checkpoint without its files. A failure does not stop the script."""
         try:
-            mark = yield from self.trainer.cut("cut", CUT_NS)
+            mark = yield from self._barrier.cut("cut", CUT_NS)
             self.cut_of = (mark.lineage, mark.number)
             self._watch("cut", self)
             writing = self._write(mark)
@@ -475,10 +478,10 @@ class Training:
 
     def _write(self, mark: Mark) -> Doing:
         offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
-        yield from self.trainer.cut_encoded(mark, offers, CUT_NS)
+        yield from self._barrier.await_encoded(mark, offers, CUT_NS)
         if self.scenario.cut_writes_ns:
             yield Wait(lambda: False, self.scenario.cut_writes_ns)
-        yield from self.trainer.cut_written(mark, CUT_NS)
+        yield from self._barrier.await_written(mark, CUT_NS)
         self._watch("written", self)
 
     def _write_on(self, answer: object) -> None:

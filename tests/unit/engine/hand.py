@@ -15,6 +15,7 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, Share
 from mend.coordination.events import Event
 from mend.coordination.schedule import Calendar, schedule_of
+from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import (
     AgreeMin,
@@ -101,8 +102,14 @@ class Hand:
             numerics=self.numerics,
             side=side,
         )
+        self.barrier = CheckpointBarrier(
+            self.trainer,
+            post=self.events.append,
+            note=lambda kind, fields: self.notes.append((kind, fields)),
+            now_ns=lambda: self.now_ns,
+        )
         self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
-        self.trainer.give = lambda *given: self.given.append(given)
+        self.trainer.states.give = lambda *given: self.given.append(given)
 
     def _own(self, offer: OpenOffer) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard

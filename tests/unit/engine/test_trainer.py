@@ -26,10 +26,10 @@ from mend.coordination.events import (
     Wanting,
 )
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Doing, Wait
 from mend.engine.pulls import LOOK_NS
-from mend.engine.trainer import MIRROR_NS
-from mend.engine.trainer_end import LEAVE_NS, POLL_NS, SAY_NS
+from mend.engine.state_exchange import MIRROR_NS
+from mend.engine.trainer_end import LEAVE_NS, SAY_NS
 from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -175,7 +175,7 @@ def joiner(momentum: float = 0.9, **options: Any) -> tuple[Hand, torch.optim.Opt
     begin(hand)
     hand.published.founders = frozenset({THEIRS})
     optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.5, momentum=momentum)
-    hand.trainer.training_state = state_of(hand, optimizer)
+    hand.trainer.states.state = state_of(hand, optimizer)
     return hand, optimizer
 
 
@@ -239,8 +239,8 @@ def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: s
         hand.during = lambda: hand.published.receive(told)
     hand.run(hand.trainer.begin(9 * SECOND))
     assert dict(hand.notes)["state-fresh"]["reason"] == reason
-    assert hand.trainer.training_state is not None
-    assert hand.trainer.training_state.account == f"fresh: {reason}"
+    assert hand.trainer.states.state is not None
+    assert hand.trainer.states.state.account == f"fresh: {reason}"
     assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (0, 0.5)
 
 
@@ -248,7 +248,7 @@ def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
     hand, _ = joiner(ranks=2)
     hand.during = lambda: hand.published.receive(given(9))
     hand.agree = lambda values: (
-        [0] if values == [1] and hand.trainer.training_state.copied else values
+        [0] if values == [1] and hand.trainer.states.state.copied else values
     )
     with pytest.raises(StateRefused, match="another rank of this rack cannot take"):
         hand.run(hand.trainer.begin(9 * SECOND))
@@ -380,10 +380,10 @@ def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_a
     doings, notes, states = list[Doing](), list[dict[str, Any]](), list[TrainingState]()
     for rank in (0, 1):
         hand, _ = joiner(ranks=2, rank=rank)
-        hand.trainer.mirrors = Way(hand, kept[rank], lost[rank])
+        hand.trainer.states.mirrors = Way(hand, kept[rank], lost[rank])
         state = TrainingState([], {}, lambda event: notes.append(flat(event)))
         states.append(state)
-        doings.append(hand.trainer._load_mirror(state))
+        doings.append(hand.trainer.states._load_mirror(state))
     together(*doings)
     loaded = [note["step"] for note in notes if note["kind"] == "mirror-loaded"]
     assert loaded == ([] if step is None else [step] * 2)
@@ -423,8 +423,8 @@ def test_the_mirror_that_the_ranks_agreed_on_is_waited_for_and_no_other_one_is_t
 ) -> None:
     """A late one of another step left the ranks of a rack at different places in the data."""
     hand, _ = joiner(ranks=2)
-    hand.trainer.mirrors = SlowWay(hand, waits)
-    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    hand.trainer.states.mirrors = SlowWay(hand, waits)
+    hand.run(hand.trainer.states._load_mirror(state_of(hand)))
     assert [note["step"] for _, note in hand.noted("mirror-loaded")] == [56]
     assert [event.step for event in hand.posted(RackStateLoaded)] == [56]
 
@@ -436,10 +436,10 @@ def test_a_rack_that_does_not_say_what_it_keeps_is_not_waited_for_beyond_the_lim
     """What another one keeps is taken; if there is nothing, the reason names who was silent."""
     hand, _ = joiner()
     way = Way(hand, kept, [])
-    hand.trainer.mirrors = way
+    hand.trainer.states.mirrors = way
     way.unheard = (2, 3)
     state = state_of(hand)
-    hand.run(hand.trainer._load_mirror(state))
+    hand.run(hand.trainer.states._load_mirror(state))
     assert hand.waits[0] == MIRROR_NS
     assert [note["step"] for _, note in hand.noted("mirror-loaded")] == step
     if not step:
@@ -452,9 +452,9 @@ def test_a_rack_that_does_not_say_what_it_keeps_is_not_waited_for_beyond_the_lim
 
 def test_the_failure_of_a_rank_ends_its_wait_for_a_mirror() -> None:
     hand, _ = joiner()
-    hand.trainer.mirrors = SlowWay(hand, 9)
+    hand.trainer.states.mirrors = SlowWay(hand, 9)
     hand.published.fail(JobLost("the bytes are gone"))
-    hand.run(hand.trainer._load_mirror(state_of(hand)))
+    hand.run(hand.trainer.states._load_mirror(state_of(hand)))
     assert hand.noted("mirror-loaded") == []
 
 
@@ -753,7 +753,7 @@ def test_a_snapshot_says_at_once_that_a_checkpoint_was_made_without_this_rack() 
     alone = Mark(1, "one", "ab" * 32, (1,))
     for found in (alone, replace(alone, written=True)):
         with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
-            run_with(hand, hand.trainer.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
+            run_with(hand, hand.barrier.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
         hand.published.mark = None
     assert hand.now_ns == began_ns, "it waited until the time was over"
 
@@ -766,7 +766,7 @@ def test_a_rack_that_has_what_was_decided_before_a_checkpoint_takes_part_behind_
     anchor = hand.numerics.adopt(torch.ones(4), 4, 1)
     come = snapshot(hand, merged(1), OURS)
     run_with(
-        hand, hand.trainer.cut("one", 60 * SECOND), come, lambda: hand.published.publish(0, anchor)
+        hand, hand.barrier.cut("one", 60 * SECOND), come, lambda: hand.published.publish(0, anchor)
     )
     assert hand.track().anchor.version == 1
 
@@ -780,7 +780,7 @@ def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once()
     with pytest.raises(
         CheckpointError, match="'one' was not made: later decisions overtook this rack"
     ):
-        run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
+        run_with(hand, hand.barrier.cut("one", 60 * SECOND), come)
     assert hand.now_ns == began_ns
     assert hand.posted(Cutting)[-1] == Cutting(""), "the others need not wait for it"
 
@@ -790,11 +790,11 @@ def test_a_snapshot_says_that_all_have_written() -> None:
     begin(hand)
     written = replace(OURS, written=True)
     come = snapshot(hand, merged(1), OURS, merged(2), written)
-    run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), come)
+    run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), come)
     missing = replace(written, racks=(0,))
     hand.published.written = None
     with pytest.raises(CheckpointError, match="incomplete: racks 1 have not written it"):
-        run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), snapshot(hand, OURS, missing))
+        run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), snapshot(hand, OURS, missing))
 
 
 @pytest.mark.parametrize("by", ["snapshot", "record"])
@@ -806,7 +806,7 @@ def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_comp
     began_ns, second = hand.now_ns, Mark(2, "two", "ab" * 32, (1,))
     come = snapshot(hand, OURS, second) if by == "snapshot" else lambda: hand.published.told(second)
     with pytest.raises(CheckpointError, match="may be incomplete: the next one was begun"):
-        run_with(hand, hand.trainer.cut_written(OURS, 60 * SECOND), come)
+        run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), come)
     assert hand.now_ns == began_ns
 
 
@@ -824,7 +824,7 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
     with pytest.raises(
         CheckpointError, match="'one' was not made: later decisions overtook this rack"
     ):
-        run_with(hand, hand.trainer.cut("one", 60 * SECOND), overtaken)
+        run_with(hand, hand.barrier.cut("one", 60 * SECOND), overtaken)
     assert hand.now_ns == began_ns
     assert hand.track().anchor.version == 0
 
@@ -835,7 +835,7 @@ def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
     begin(hand)
     hand.published.why = ("checkpoint: rack 0 in 'one', rack 1 in 'two'",)
     with pytest.raises(CheckpointError, match="rack 1 in 'two'"):
-        hand.run(hand.trainer.cut("one", 12 * SECOND))
+        hand.run(hand.barrier.cut("one", 12 * SECOND))
     said = [fields for _, fields in hand.noted("waiting")]
     assert [each["seconds"] for each in said] == [5, 10]
     assert all("rack 1 in 'two'" in each["for"] for each in said)
@@ -851,5 +851,5 @@ def test_what_is_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
         for version in (1, 2):
             hand.published.publish(0, hand.numerics.adopt(torch.ones(4), 4, version))
 
-    run_with(hand, hand.trainer.cut("one", 60 * SECOND), come)
+    run_with(hand, hand.barrier.cut("one", 60 * SECOND), come)
     assert hand.track().anchor.version == 1

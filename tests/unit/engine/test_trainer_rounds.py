@@ -887,7 +887,7 @@ def test_what_is_of_scope_rack_is_mirrored_once_per_step_that_captures() -> None
     last capture of the run has none, as nobody returns to it."""
     hand, served = Hand(fragments=2), Served()
     state = TrainingState([], {}, lambda *_: None, mirrored=True)
-    hand.trainer.training_state, hand.trainer.mirrors = state, served
+    hand.trainer.states.state, hand.trainer.states.mirrors = state, served
     hand.step(4)
     captured = {offer.capture_step for offer in hand.offers}
     assert captured == {2, 4}
@@ -909,7 +909,7 @@ def test_what_is_of_scope_rack_is_mirrored_once_per_step_that_captures() -> None
 def donor(**options: Any) -> Hand:
     hand = Hand(polls=2, **options)
     optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.5)
-    hand.trainer.training_state = TrainingState([optimizer], {}, lambda *_: None)
+    hand.trainer.states.state = TrainingState([optimizer], {}, lambda *_: None)
     return hand
 
 
@@ -964,13 +964,13 @@ def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool
         agreed.append(values)
         return values if same else [value - 1 for value in values]
 
-    hand.trainer.replicas = Replicas(first, minimum)
+    hand.trainer.states.replicas = Replicas(first, minimum)
     hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     ((_, _, given),) = hand.given
-    assert hand.trainer.training_state is not None
-    whole = hand.trainer.training_state.take(2)
+    assert hand.trainer.states.state is not None
+    whole = hand.trainer.states.state.take(2)
     if first or not same:
         assert isinstance(given, Tensor)
         assert torch.equal(given, whole)
@@ -983,8 +983,8 @@ def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool
 def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
     """Else the other ranks would wait for it."""
     hand, agreed = donor(ranks=2), list[list[int]]()
-    hand.trainer.training_state = TrainingState([Wrapper()], {}, lambda *_: None)
-    hand.trainer.replicas = Replicas(False, lambda values: agreed.append(values) or values)
+    hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
+    hand.trainer.states.replicas = Replicas(False, lambda values: agreed.append(values) or values)
     hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
@@ -1017,7 +1017,7 @@ def test_ranks_of_a_donor_copy_behind_one_step() -> None:
 
 def test_a_donor_that_cannot_says_why() -> None:
     hand = donor()
-    hand.trainer.training_state = TrainingState([Wrapper()], {}, lambda *_: None)
+    hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
     hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
@@ -1033,8 +1033,8 @@ def test_an_error_of_a_state_dict_is_a_refusal_and_the_donor_trains_on(error: Ex
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     hand = donor()
-    assert hand.trainer.training_state is not None
-    hand.trainer.training_state._registered["mine"] = (Broken(), "job")
+    assert hand.trainer.states.state is not None
+    hand.trainer.states.state._registered["mine"] = (Broken(), "job")
     hand.published.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
@@ -1055,7 +1055,7 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     """The first touch of fresh memory took four times as long as the copying: it is the worker's.
     The ranks copy once the memory is there, and a rank that has none ready may copy no less."""
     hand, asked = donor(), list[int]()
-    hand.trainer.reserve = asked.append
+    hand.trainer.states.reserve = asked.append
     hand.published.ask((THEIRS,))
     hand.step(4)
     hand.trainer.give_state()
@@ -1065,8 +1065,8 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     hand.trainer.give_state()
     ((_, step, data_B),) = hand.given
     assert isinstance(data_B, Tensor)
-    assert hand.trainer.training_state is not None
-    assert torch.equal(data_B, hand.trainer.training_state.take(step))
+    assert hand.trainer.states.state is not None
+    assert torch.equal(data_B, hand.trainer.states.state.take(step))
     assert data_B.data_ptr() == room_B.data_ptr()
     assert hand.published.room_B is None, "the copy alone keeps it alive"
     hand.published.free(THEIRS)
@@ -1074,7 +1074,7 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     hand.published.make_room(torch.zeros(2, dtype=torch.uint8))  # the state has grown since
     hand.step(2)
     hand.trainer.give_state()
-    assert torch.equal(hand.given[1][2], hand.trainer.training_state.take(10))
+    assert torch.equal(hand.given[1][2], hand.trainer.states.state.take(10))
 
 
 def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
@@ -1089,9 +1089,9 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     hand, reserved = donor(ranks=2), list[int]()
-    assert hand.trainer.training_state is not None
-    hand.trainer.training_state._registered["averages"] = (Averages(), "job")
-    hand.trainer.reserve = reserved.append
+    assert hand.trainer.states.state is not None
+    hand.trainer.states.state._registered["averages"] = (Averages(), "job")
+    hand.trainer.states.reserve = reserved.append
     hand.published.ask((THEIRS,))
     hand.agree = lambda values: [*values[:2], 0, 0, -1, *values[5:]]  # the other has not heard
     hand.step(2)
@@ -1112,7 +1112,7 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
 
 def test_memory_for_a_copy_that_nobody_wants_any_more_is_freed() -> None:
     hand = donor()
-    hand.trainer.reserve = lambda size: hand.published.make_room(torch.zeros(size))
+    hand.trainer.states.reserve = lambda size: hand.published.make_room(torch.zeros(size))
     hand.published.ask((THEIRS,))
     hand.step(2)
     assert hand.published.room_B is not None

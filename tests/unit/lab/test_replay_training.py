@@ -130,7 +130,7 @@ def given(digest: str = digest_of_state(STATE)) -> GivenState:
 
 def twin(folder: Path, script: ReplayScript) -> tuple[Following, TwinState]:
     hand, state = Following(folder, script), TwinState()
-    hand.trainer.training_state = state  # type: ignore[assignment]
+    hand.trainer.states.state = state  # type: ignore[assignment]
     return hand, state
 
 
@@ -189,7 +189,7 @@ def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_ano
     for batches in (9, 8):
         script = msgspec.structs.replace(script_of(CAPTURE), mirrors=(mirror_of(9),))
         hand = Following(tmp_path, script)
-        hand.trainer.training_state = own_state(batches)
+        hand.trainer.states.state = own_state(batches)
         if batches == 9:
             hand.step(4)
             continue
@@ -200,7 +200,7 @@ def test_a_former_life_keeps_what_a_later_one_begins_with_and_tells_if_it_is_ano
     later = Following(tmp_path, msgspec.structs.replace(script, parts=(part,)))
     later.published.publish(0, later.track().anchor)
     place, state = Place(0), TrainingState([], {}, lambda *_: None, mirrored=True)
-    later.trainer.training_state = state
+    later.trainer.states.state = state
     later.run(later.trainer.begin(GIVE_UP_NS))
     state.register("place", place, "rack")
     assert place.batches == 9
@@ -220,7 +220,7 @@ def test_a_donor_keeps_its_state_before_it_stops(tmp_path: Path) -> None:
     hand, _ = twin(tmp_path, script)
     hand.during = lambda: finish(hand)
     hand.step(6)
-    assert hand.trainer.state_due is not None
+    assert hand.trainer.states.due is not None
     hand.trainer.give_state()
     assert StateFiles(tmp_path).read(given(), 0).tolist() == STATE.tolist()
     with pytest.raises(SystemExit):

@@ -46,6 +46,7 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.numerics import Numerics
 from mend.engine.published_state import PublishedState
+from mend.engine.store import Payload
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog
@@ -152,7 +153,7 @@ class Stand:
         weights = (0.5 ** (count - 1), *(0.5**m for m in range(1, count)))
         self.rank.merged.clear()
         effect = ev.Merge(0, 1, 1, self.members, weights, verify=False)
-        self.io_loop.call(lambda: self.rank._perform(effect, self.rank.rank_machine))
+        self.io_loop.call(lambda: self.rank._queue.perform(effect, self.rank.rank_machine))
 
 
 def _rank(args: RackArgs) -> None:
@@ -179,7 +180,7 @@ def _rank(args: RackArgs) -> None:
     args.pipe.send(spans)
     args.pipe.recv()
     stand.io_loop.close()
-    stand.rank.numerics.close()
+    stand.rank.store.rules[0].numerics.close()
 
 
 def _stand(options: Any) -> Stand:
@@ -201,7 +202,7 @@ def _stand(options: Any) -> Stand:
     members = tuple((Member(rack, 1), 1) for rack in range(options.members))
     for number, (who, seq) in enumerate(members):
         payload = numerics.codec.encode(noise(numel, 10 + number) * 1e-3)
-        rank.payloads[(who, 0, seq)], rank.checksums[(who, 0, seq)] = payload, ""
+        rank.store.payloads[who, 0, seq] = Payload(payload, "")
     io_loop.call(lambda: io_loop.connect(Peer(0, 0), options.leader))
     io_loop.attach(rank)
     io_loop.call(rank.tick)

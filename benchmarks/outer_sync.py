@@ -176,7 +176,7 @@ class Watch:
         self._wrap(live.trainer, "_move", "apply")
         self._wrap(live.published, "publish", "publish")
         for work in ("encode", "merge"):
-            self._wrap(live.rank.numerics, work, work)
+            self._wrap(live.numerics, work, work)
         self._wrap_fetch(live.rank.host)
         self._wrap_digest()
 

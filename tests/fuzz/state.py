@@ -45,7 +45,7 @@ class State:
         world = World(3)
         training = next(iter(world.trainings.values()))
         self.rank = training.rank
-        self.rank.store.host = Donor(self.rank.host)
+        self.rank.store.host = self.rank.jobs._host = Donor(self.rank.host)
         generator = torch.Generator().manual_seed(seed)
         self.anchors = [self._anchor(numel, generator) for numel in NUMELS]
         self.numerics = Numerics(

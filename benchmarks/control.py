@@ -121,9 +121,9 @@ class World:
         o, member = self.options, Member(number, (1000 + number) << 16)
         policy = Policy(
             racks=o.racks, ranks=o.ranks, fragments=o.fragments,
-            quorum_min_learners=o.racks // 2 + 1,
-            grace_ns=-1, lockstep=False, max_age=4, period_steps=o.period, overlap_steps=8,
-            overlap_ramp=0, stall_max_ns=SECOND, evict_ns=0, restart_attests=True,
+            merge_min_racks=o.racks // 2 + 1,
+            grace_ns=-1, lockstep=False, staleness_max_rounds=4, period_steps=o.period,
+            overlap_steps=8, overlap_ramp=0, stall_max_ns=SECOND, evict_ns=0, restart_attests=True,
         )  # fmt: skip
         lanes = tuple(Address(f"rack{number}", 20_000 + rank) for rank in range(o.ranks))
         seat = Seat(member, f"tcp://rack{number}:17000", lanes)

@@ -204,7 +204,7 @@ class _Bench:
             key_file=self.key,
             simulated_merge_delay_ms=options.delay_ms if kind.late else 0.0,
             start_timeout_s=60.0,
-            give_up_s=60.0,
+            wait_timeout_s=60.0,
         )
         config = dataclasses.replace(config, job_id=f"{name}-{pair}")
         return mend.mend_init(self.model, config, self.optimizer if self.trains else None)

@@ -270,14 +270,11 @@ class Bench:
             **self._payload(),
             simulated_merge_delay_ms=float(cell.delay_ms),
             start_timeout_s=120.0,
-            give_up_s=120.0,
+            wait_timeout_s=120.0,
         )
 
     def _payload(self) -> dict[str, Any]:
-        payload, where = self.options.payload, self.options.encode_on
-        if payload in ("float32", "bfloat16"):
-            return {"payload_dtype": payload, "encode_on": where}
-        return {"outer_step_compression_mode": payload, "encode_on": where}
+        return {"codec": self.options.payload, "encode_on": self.options.encode_on}
 
     def _facts(self) -> dict[str, Any]:
         options = {k: v for k, v in vars(self.options).items() if k != "out"}

@@ -7,7 +7,7 @@ them is ended with SIGKILL, in every repeat at another moment between two merges
 turns:
 
 two          two racks and a witness, all settings as they are by default
-two-evicting the same with evict_s 2: a silent rack loses its seat as soon as it counts as dead
+two-evicting the same with seat_timeout_s 2: a rack loses its seat as soon as it counts as dead
 three        three racks without a witness, default settings
 
 `measured` is the median, over the repeats of the first case named, of the seconds from the kill to
@@ -36,7 +36,7 @@ GOAL_TEXT = f"merging again within {GOAL_S:g} s, 1 s after the time-out, as set 
 GOAL = Goal(GOAL_TEXT, GOAL_S, "s")
 CASES: dict[str, tuple[int, bool, dict[str, Any]]] = {
     "two": (2, True, {}),
-    "two-evicting": (2, True, {"evict_s": 2.0}),
+    "two-evicting": (2, True, {"seat_timeout_s": 2.0}),
     "three": (3, False, {}),
 }
 """name -> (racks, with a witness, settings)."""

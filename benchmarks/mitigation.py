@@ -18,7 +18,7 @@ and with a grace window of 30 s. What is done:
     not waited for  "act", and the script does not ask: rounds stop waiting for rack 2 (rung 3)
     local_batch     "act", and the script asks: rack 2 takes fewer micro-batches (rung 2)
     oracle          nothing, but the script of rack 2 takes 8 / factor of them from that step on;
-                    of a slow link: rounds do not wait for rack 2 (expected_learner_ids)
+                    of a slow link: rounds do not wait for rack 2 (expected_racks)
 
 Tokens (micro-batches of all racks) and rounds per second, in percent of those before the onset: of
 the whole time after it, in which the rack has to be found, and of the last third. No rack can do
@@ -59,7 +59,7 @@ CLONE_NEWNET = 0x40000000
 BUSY = "import os; os.sched_setaffinity(0, {cores})\nwhile os.getppid() == {parent}: pass"
 
 JOBS: dict[str, dict[str, Any]] = {
-    "lockstep": {"lockstep": True, "give_up_s": GIVE_UP_S},
+    "lockstep": {"lockstep": True, "wait_timeout_s": GIVE_UP_S},
     "grace 30 s": {"grace_window_ms": GRACE_MS},
 }
 ARMS = ("nothing", "not waited for", "local_batch", "oracle")
@@ -276,7 +276,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     rounds = {"fragments": FRAGMENTS, "sync_period_steps": PERIOD, "overlap_steps": OVERLAP}
     action = "act" if options.arm in ("not waited for", "local_batch") else "validate"
     known = options.cause == "link" and options.arm == "oracle"
-    expected = {"expected_learner_ids": ("0", "1")} if known else {}
+    expected = {"expected_racks": (0, 1)} if known else {}
     return {**rounds, **JOBS[options.job], "failslow_action": action, **expected}
 
 

@@ -17,7 +17,7 @@ diloco              textbook synchronous DiLoCo, a plain loop in one process tha
 mend-blocking       mend, a process per rack: 4 fragments, training waits for each exchange, tau 0
 mend-concurrent     mend as it comes: 4 fragments, merges come tau = min(8, H/4) steps later
 diloco-textbook     diloco with outer lr 0.7 and Nesterov momentum 0.9, as published
-page-...            mend-concurrent with one setting changed (tau, alignment, fragments, H), run
+page-...            mend-concurrent with one setting changed (tau, apply_mode, fragments, H), run
                     by mend_lab.reference: the same rule in one process
 diloco-long         diloco with 2 H, to compare page-long with
 

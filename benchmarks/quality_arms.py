@@ -68,7 +68,7 @@ class Arm:
     fragments: int = 4
     overlap_steps: int | None = None
     """tau; None: mend's default, min(8, H / 4). Of `page` and `mend` only."""
-    alignment: str = "carry"
+    apply_mode: str = "carry"
     periods: int = 1
     """This arm's H in those of the plan."""
 
@@ -86,8 +86,8 @@ ARMS = {
     "page-tau-2": Arm(kind="page", says="with tau 2", overlap_steps=2),
     "page-tau-4": Arm(kind="page", says="with tau 4", overlap_steps=4),
     "page-tau-16": Arm(kind="page", says="with tau 16", overlap_steps=16),
-    "page-overwrite": Arm(kind="page", says="with overwrite", alignment="overwrite"),
-    "page-blend": Arm(kind="page", says="with blend 0.5", alignment="blend"),
+    "page-overwrite": Arm(kind="page", says="with overwrite", apply_mode="overwrite"),
+    "page-blend": Arm(kind="page", says="with blend 0.5", apply_mode="blend"),
     "page-one-fragment": Arm(kind="page", says="with one fragment", fragments=1),
     "page-long": Arm(kind="page", says="with 2 H", periods=2),
     "diloco-long": Arm(kind="diloco", says="diloco with 2 H", periods=2),
@@ -296,8 +296,8 @@ def rack_of_mend(args: RackArgs) -> None:
         concurrent_outer_step=arm.overlap_steps != 0,
         outer_lr=arm.outer_lr,
         outer_optimizer_momentum=arm.momentum,
-        alignment=arm.alignment,
-        quorum_min_learners=cell.racks,
+        apply_mode=arm.apply_mode,
+        merge_min_racks=cell.racks,
         lockstep=True,  # so that a run repeats
     )
     inner = Inner(cell, [windows_of(cell, corpus, args.rack)])
@@ -363,7 +363,7 @@ def settings_of(arm: Arm, cell: Cell, model: nn.Module) -> reference.Settings:
         ],
         period=period,
         overlap=overlap_of(arm, period),
-        alignment=arm.alignment,
+        apply_mode=arm.apply_mode,
     )
 
 

@@ -27,7 +27,7 @@ from benchmarks.quality_gpu_outer import Arm, parse_arm
 from benchmarks.quality_table import Interval, paired_pct, signed, t_interval
 from mend.codec import codec_named, fragment_codec
 from mend.codec.powersgd import PowerSGD
-from mend.config.settings import codec_of
+from mend.config.settings import CODEC
 from mend.types import Owned, Span
 
 Report = Mapping[str, Any]
@@ -106,7 +106,7 @@ def bits_of(codec: str, size: Size) -> float:
         numel = sum(slot.numel for slot in slots)
         spans = tuple(Span(0, slot.numel) for slot in slots)
         owned = Owned(spans, numel, tuple(slot.shape for slot in slots))
-        found = codec_named(codec_of(codec, "float32"))
+        found = codec_named("float32" if codec == "none" else CODEC.accept(codec))
         if isinstance(found, PowerSGD):
             sent += 8 * statistics.fmean(found.of(owned, 1).size(side) for side in (0, 1))
         else:

@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "below-K: one offer is always enough",
         "consensus.quorum:worthwhile",
-        "quorum_min_learners",
+        "merge_min_racks",
         "1",
         (
             "tests/unit/consensus",
@@ -404,9 +404,10 @@ MUTANTS = (
         ("tests/unit/coordination/test_round.py",),
     ),
     Mutant(
-        "ageless: offers older than max_age are merged",
+        "ageless: offers older than staleness_max_rounds are merged",
         "coordination.round_inputs:inputs_of",
-        "version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)",
+        "version - offer.base <= around.policy.staleness_max_rounds "
+        "and _is_held(offer, around, holders)",
         "_is_held(offer, around, holders)",
         ("tests/unit/coordination/test_coordinator.py",),
     ),

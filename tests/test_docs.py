@@ -32,7 +32,7 @@ COMMANDS = {
 LAB_COMMANDS = typer.main.get_command(lab_app).commands  # type: ignore[attr-defined]
 DEFAULTS = {setting.field: setting.default for setting in describe()}
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-OTHERS = {"SERVICE_HOST", "QUORUM"} | {name.removeprefix("MEND_") for name in RESERVED}
+OTHERS = {"SERVICE_HOST", "MERGE_MIN"} | {name.removeprefix("MEND_") for name in RESERVED}
 """What has a meaning of its own; two examples of names that are refused."""
 
 CODE = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))

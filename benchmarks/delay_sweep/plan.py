@@ -31,7 +31,7 @@ CALIBRATION = -1
 SET_BY_THE_SWEEP = frozenset(
     f"MEND_{name}"
     for name in (
-        "EXCHANGE", "CONCURRENT_OUTER_STEP", "LOCKSTEP", "QUORUM_MIN_LEARNERS",
+        "EXCHANGE", "CONCURRENT_OUTER_STEP", "LOCKSTEP", "MERGE_MIN_RACKS",
         "SYNC_PERIOD_STEPS", "FRAGMENTS", "OVERLAP_STEPS", "SIMULATED_MERGE_DELAY_MS",
         "SIMULATED_MERGE_DELAY_DISTRIBUTION", "SIMULATED_MERGE_DELAY_SEED",
         "OUTER_RAMP_ROUNDS", "OUTER_OPTIMIZER_MOMENTUM",
@@ -206,7 +206,7 @@ def environment(sweep: Sweep, cell: Cell) -> dict[str, str]:
         "MEND_EXCHANGE": str(cell.mode != NONE).lower(),
         "MEND_CONCURRENT_OUTER_STEP": str(cell.mode != BLOCKING).lower(),
         "MEND_LOCKSTEP": "true",
-        "MEND_QUORUM_MIN_LEARNERS": str(sweep.racks),
+        "MEND_MERGE_MIN_RACKS": str(sweep.racks),
         "MEND_SYNC_PERIOD_STEPS": str(sweep.period_steps),
         "MEND_FRAGMENTS": str(sweep.fragments),
         "MEND_OVERLAP_STEPS": str(cell.overlap_steps),

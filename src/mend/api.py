@@ -331,10 +331,10 @@ class Runtime:
         """Write the state of the whole job into `folder`, with all racks at one place of the log.
 
         All ranks of all racks call it, with folders of the same name; whoever comes first waits for
-        the others, up to `timeout_s` (None: give_up_s). `save(path)` is called on every rank of
-        this rack when it stands there: what it writes into that folder (the model, the optimizer,
-        the position in the data) becomes a part of the checkpoint. Returns when all racks have
-        written; their parts are in `folder / f"rack-{rack}"`.
+        the others, up to `timeout_s` (None: wait_timeout_s). `save(path)` is called on every rank
+        of this rack when it stands there: what it writes into that folder (the model, the
+        optimizer, the position in the data) becomes a part of the checkpoint. Returns when all
+        racks have written; their parts are in `folder / f"rack-{rack}"`.
 
         Raises CheckpointError when no complete checkpoint was made, or a former one of
         `async_checkpoint` was not; training may go on then.
@@ -372,7 +372,7 @@ class Runtime:
     ) -> PendingCheckpoint:
         rank = self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
-        limit_s = self.config.give_up_s if timeout_s is None else timeout_s
+        limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
         with self._steps.movement.writing(), self._trainer.clock.untimed():
             return rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
@@ -382,14 +382,14 @@ class Runtime:
         `torch.distributed.checkpoint.save` or `async_save`.
 
         All ranks of all racks call it, after the same step in lockstep; the first one waits for
-        the others, up to give_up_s. It may apply what is decided: copy the model and the optimizer
-        after it. `mend_init` resumes it from a `SavedState`. Raises CheckpointError when the racks
-        do not come together, UsageError with exchange=False and after shutdown.
+        the others, up to wait_timeout_s. It may apply what is decided: copy the model and the
+        optimizer after it. `mend_init` resumes it from a `SavedState`. Raises CheckpointError when
+        the racks do not come together, UsageError with exchange=False and after shutdown.
         """
         rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
         with self._steps.movement.writing(), self._trainer.clock.untimed():
-            return rank.saved_state(int(self.config.give_up_s * SECOND))
+            return rank.saved_state(int(self.config.wait_timeout_s * SECOND))
 
     def __reduce__(self) -> NoReturn:
         # torch.distributed.checkpoint pickles what has no state_dict.
@@ -629,7 +629,7 @@ def _training_state(
 
 
 def _warn_of_codec(config: MendConfig) -> None:
-    costs = cost_of(config.codec, config.alignment)
+    costs = cost_of(config.codec, config.apply_mode)
     if costs and config.exchange and config.racks > 1:
         warnings.warn(costs, stacklevel=3)
 

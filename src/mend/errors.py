@@ -111,9 +111,9 @@ class Evicted(LeftJob):
 
 
 class SeatLost(Evicted):
-    """The other racks went on without this one, which was silent: for longer than evict_s, or a
-    person has retired it, or another process has taken its place. What it had not merged is lost.
-    Uncaught it ends the process with EVICTED_EXIT: started again, the rack joins."""
+    """The other racks went on without this one, which was silent for longer than seat_timeout_s,
+    or a person has retired it, or another process has taken its place. What it had not merged
+    is lost. Uncaught it ends the process with EVICTED_EXIT: started again, the rack joins."""
 
 
 class NotMerged(MendError):

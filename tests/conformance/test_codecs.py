@@ -353,7 +353,7 @@ class Counts:
     exact = False
     feedback = "buffer"
 
-    def of(self, owned: Owned, max_age: int) -> FragmentCodec:
+    def of(self, owned: Owned, staleness_max_rounds: int) -> FragmentCodec:
         return CountsPart(RawFloat32(), owned.numel)
 
 

@@ -39,7 +39,7 @@ def alone(**more: Any) -> mend.MendConfig:
     own: dict[str, Any] = {
         "rack": 0, "racks": 1, "sideband_addr": address, "sideband_peers": (address,),
         "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "lockstep": True,
-        "give_up_s": 60,
+        "wait_timeout_s": 60,
     }  # fmt: skip
     return mend.MendConfig(**{**own, **more})
 
@@ -89,10 +89,10 @@ def bits(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "more",
-    [{}, {"alignment": "blend", "outer_lr": 0.7}, {"alignment": "overwrite"},
-     {"concurrent_outer_step": False}, {"payload_dtype": "bfloat16"},
+    [{}, {"apply_mode": "blend", "outer_lr": 0.7}, {"apply_mode": "overwrite"},
+     {"concurrent_outer_step": False}, {"codec": "bfloat16"},
      {"momentum_sync_period_steps": 4},
-     *({"outer_step_compression_mode": each} for each in CODECS)],
+     *({"codec": each} for each in CODECS)],
     ids=str,
 )  # fmt: skip
 def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
@@ -107,12 +107,12 @@ def test_a_model_on_a_gpu_comes_to_the_bits_of_one_on_the_cpu(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+@pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
 @pytest.mark.parametrize("codec", ["bf16", "int8", "int4", "e3m0", "topk"])
 def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
-    dtype: torch.dtype, alignment: str, codec: str
+    dtype: torch.dtype, apply_mode: str, codec: str
 ) -> None:
-    more = {"alignment": alignment, "outer_step_compression_mode": codec}
+    more = {"apply_mode": apply_mode, "codec": codec}
     host, told = trained(torch.device("cpu"), dtype, **more)
     device, seen = trained(CUDA, dtype, encode_on="device", **more)
     assert told.anchor_digest == seen.anchor_digest
@@ -123,7 +123,7 @@ def test_a_gpu_that_encodes_comes_to_the_bits_of_a_model_on_the_cpu(
 
 
 def test_a_gpu_that_encodes_is_refused_where_it_cannot() -> None:
-    config = alone(outer_step_compression_mode="int4", encode_on="device")
+    config = alone(codec="int4", encode_on="device")
     with pytest.raises(ConfigError, match="needs a model on one GPU; this one is on the CPU"):
         mend.mend_init(model(torch.float32), config=config)
 
@@ -137,8 +137,8 @@ def test_the_benchmark_of_encoding_says_what_a_result_needs() -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
-def test_an_apply_on_the_side_stream_is_realign(named: bool, alignment: Any) -> None:
+@pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
+def test_an_apply_on_the_side_stream_is_realign(named: bool, apply_mode: Any) -> None:
     made = model(torch.float32, width=2500).to(CUDA)
     (layout,) = build_plan(made, 1)
     view = FragmentView(layout, [p for _, p in exchanged_parameters(made)])
@@ -149,9 +149,9 @@ def test_an_apply_on_the_side_stream_is_realign(named: bool, alignment: Any) -> 
     view.read(owned, before_N)
     expected_N = before_N.clone()
     delta = delta_N if named else None
-    realign(expected_N, anchor_N, delta, next_N, alignment, 0.3, expected_N)
+    realign(expected_N, anchor_N, delta, next_N, apply_mode, 0.3, expected_N)
     side = Side(CUDA)
-    side.apply(view, owned, side.upload(1, anchor_N, delta, next_N, alignment), alignment, 0.3)
+    side.apply(view, owned, side.upload(1, anchor_N, delta, next_N, apply_mode), apply_mode, 0.3)
     after_N = torch.empty(owned.numel)
     view.read(owned, after_N)
     assert torch.equal(bits(after_N), bits(expected_N))
@@ -190,7 +190,7 @@ def test_memory_is_what_is_counted(codec: str, kept: int) -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     optimizer = torch.optim.SGD(made.parameters(), lr=1e-3)
-    how = {"outer_step_compression_mode": codec, "encode_on": "device"} if codec else {}
+    how = {"codec": codec, "encode_on": "device"} if codec else {}
     with mend.session(made, alone(**how), optimizer) as runtime:
         for _ in range(STEPS):
             for parameter in made.parameters():

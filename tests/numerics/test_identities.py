@@ -29,7 +29,7 @@ CLOSED = 2e-6  # fp32 rounding of 60 steps, relative to all movement
 class Case:
     racks: int = 2
     overlap: int = 2
-    alignment: str = "carry"
+    apply_mode: str = "carry"
     codec: str = "float32"
     lr: float = 1.0
     momentum: float = 0.0
@@ -85,7 +85,7 @@ class RankMachine:
             return
         used = delta if named or self.case.excluded_as_named else None
         out = torch.empty_like(theta)
-        realign(theta, self.A, used, new, self.case.alignment, 0.5, out)
+        realign(theta, self.A, used, new, self.case.apply_mode, 0.5, out)
         self.put(out)
         self.A = new.clone()
 
@@ -167,8 +167,8 @@ MISTAKES = {
     "the merged delta added to parameters that moved": Case(trap=True),
     "the same with exclusions": Case(racks=3, trap=True, exclude_pct=30),
     "an excluded offer treated as named": Case(racks=3, exclude_pct=30, excluded_as_named=True),
-    "overwrite forgets the overlap": Case(alignment="overwrite"),
-    "blend forgets a part of it": Case(alignment="blend"),
+    "overwrite forgets the overlap": Case(apply_mode="overwrite"),
+    "blend forgets a part of it": Case(apply_mode="blend"),
 }
 
 
@@ -209,7 +209,7 @@ def test_feedback_in_the_weights_keeps_what_was_left_out_and_needs_no_residual(c
 
 
 def test_more_overlap_is_more_lost_to_overwrite() -> None:
-    gaps = [worst(Case(racks=1, alignment="overwrite", overlap=overlap)) for overlap in (0, 2, 4)]
+    gaps = [worst(Case(racks=1, apply_mode="overwrite", overlap=overlap)) for overlap in (0, 2, 4)]
     assert gaps[0] < CLOSED < gaps[1] < gaps[2]
 
 
@@ -238,16 +238,16 @@ def test_one_rack_with_carry_is_plain_training(
         assert (theta - alone(STEPS)).abs().max() < 5e-6
 
 
-@pytest.mark.parametrize("alignment", ["overwrite", "blend"])
-def test_one_rack_without_overlap_is_plain_training_under_any_alignment(alignment: str) -> None:
-    settings = Settings(fragments=FRAGMENTS, period=5, overlap=0, alignment=alignment)
+@pytest.mark.parametrize("apply_mode", ["overwrite", "blend"])
+def test_one_rack_without_overlap_is_plain_training_in_any_apply_mode(apply_mode: str) -> None:
+    settings = Settings(fragments=FRAGMENTS, period=5, overlap=0, apply_mode=apply_mode)
     theta = torch.cat(lockstep([rack(3)], settings, STEPS).thetas[0])
     assert (theta - alone(STEPS)).abs().max() < 5e-6
 
 
-@pytest.mark.parametrize("alignment", ["overwrite", "blend"])
-def test_with_overlap_they_are_not(alignment: str) -> None:
-    settings = Settings(fragments=FRAGMENTS, period=5, overlap=3, alignment=alignment)
+@pytest.mark.parametrize("apply_mode", ["overwrite", "blend"])
+def test_with_overlap_they_are_not(apply_mode: str) -> None:
+    settings = Settings(fragments=FRAGMENTS, period=5, overlap=3, apply_mode=apply_mode)
     theta = torch.cat(lockstep([rack(3)], settings, STEPS).thetas[0])
     assert (theta - alone(STEPS)).abs().max() > 1e-3
 
@@ -278,13 +278,13 @@ def test_racks_with_other_data_differ_but_their_anchor_is_one() -> None:
 def test_no_token_is_in_two_rounds() -> None:
     """Tokens of the commits plus what is still open are the tokens trained, for unequal racks and
     both marks."""
-    for alignment in ("carry", "overwrite"):
+    for apply_mode in ("carry", "overwrite"):
         racks = [rack(n, tokens=lambda step, n=n: 3 + 5 * n + step % 2) for n in range(2)]
-        settings = Settings(fragments=FRAGMENTS, period=5, overlap=2, alignment=alignment)
+        settings = Settings(fragments=FRAGMENTS, period=5, overlap=2, apply_mode=apply_mode)
         out = lockstep(racks, settings, 60)
         for n in range(2):
             named = [m for c in out.commits if c.fragment == 2 for m in c.members if m.rack == n]
             trained = sum(3 + 5 * n + step % 2 for step in range(1, 61))
-            assert sum(m.steps for m in named) == (60 if alignment == "carry" else 60 - 2 * 11)
+            assert sum(m.steps for m in named) == (60 if apply_mode == "carry" else 60 - 2 * 11)
             assert sum(m.tokens for m in named) <= trained
-            assert (sum(m.tokens for m in named) == trained) == (alignment == "carry")
+            assert (sum(m.tokens for m in named) == trained) == (apply_mode == "carry")

@@ -43,8 +43,8 @@ VARIANTS = {
     "carry": PLAIN,
     "blocking": replace(PLAIN, overlap=0),
     "long overlap": replace(PLAIN, overlap=5),
-    "overwrite": replace(PLAIN, alignment="overwrite"),
-    "blend, momentum": replace(PLAIN, alignment="blend", alpha=0.3, outer_lr=0.7, momentum=0.9),
+    "overwrite": replace(PLAIN, apply_mode="overwrite"),
+    "blend, momentum": replace(PLAIN, apply_mode="blend", alpha=0.3, outer_lr=0.7, momentum=0.9),
     "bfloat16": replace(PLAIN, payload="bfloat16"),
     "bfloat16, momentum, equal weights": replace(
         PLAIN, payload="bfloat16", outer_lr=0.7, momentum=0.3, token_weighted=False
@@ -59,7 +59,7 @@ VARIANTS = {
     ),
     "ramp": replace(PLAIN, momentum=0.6, ramp=3),
     "ramp, overwrite, bfloat16": replace(
-        PLAIN, alignment="overwrite", payload="bfloat16", outer_lr=0.7, momentum=0.9, ramp=1
+        PLAIN, apply_mode="overwrite", payload="bfloat16", outer_lr=0.7, momentum=0.9, ramp=1
     ),
     "every step": replace(PLAIN, period=1, overlap=0),
     "more fragments than steps": replace(PLAIN, period=2, overlap=1),
@@ -106,7 +106,7 @@ class Live:
         codec = CODECS[settings.payload]()
         rule = MERGES["rda" if settings.radial else "mean"]()
         outer = Nesterov(settings.outer_lr, settings.momentum, settings.ramp)
-        in_weights = keeps_in_weights(codec, settings.alignment)
+        in_weights = keeps_in_weights(codec, settings.apply_mode)
         self.numerics = Numerics(codec, rule, outer, in_weights=in_weights)
         names = [name for name, _ in exchanged_parameters(self.models[0])]
         self.tensors = [
@@ -182,7 +182,7 @@ class Live:
                 self.read(n, p),
                 self.anchors[p][-1],
             )
-            how = self.settings.alignment
+            how = self.settings.apply_mode
             realign(
                 theta, self.applied[n][p].values, delta, new.values, how, self.settings.alpha, theta
             )
@@ -428,7 +428,7 @@ def test_racks_that_start_from_other_parameters_are_refused() -> None:
         lockstep([rack(0), other], PLAIN, 1)
 
 
-@pytest.mark.parametrize("wrong", [{"overlap": 6}, {"overlap": -1}, {"alignment": "mix"}])
+@pytest.mark.parametrize("wrong", [{"overlap": 6}, {"overlap": -1}, {"apply_mode": "mix"}])
 def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(PLAIN, **wrong)

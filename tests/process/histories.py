@@ -301,7 +301,7 @@ class History:
 
     def _move_mark(self, process: Taped, named: ev.Captured) -> None:
         mark = process.marks[named.fragment]
-        discards = process.header.config.get("alignment") == "overwrite"
+        discards = process.header.config.get("apply_mode") == "overwrite"
         if discards:  # what was trained since the capture is dropped, at a count not on the tape
             mark.steps = None
         elif mark.steps is not None:

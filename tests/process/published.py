@@ -40,7 +40,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     config = MendConfig(
-        quorum_min_learners=2,
+        merge_min_racks=2,
         grace_window_ms=2000,
         token_weighted_merge=True,
         sync_period_steps=40,

@@ -31,20 +31,19 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
     made = train.build(model, 0)
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
     plan = build_plan(made, config.get("fragments", 4))
-    compression = config.get("outer_step_compression_mode", "none")
     period = config["sync_period_steps"]
     ramp = config.get("outer_ramp_rounds", RAMPS[config.get("outer_start", "scratch")])
     return Settings(
         fragments=[[index[slot.name] for slot in layout.slots] for layout in plan],
         period=period,
         overlap=config["overlap_steps"],
-        alignment=config.get("alignment", "carry"),
+        apply_mode=config.get("apply_mode", "carry"),
         alpha=config.get("blend_alpha", 0.5),
         outer_lr=config.get("outer_lr", 1.0),
         momentum=config.get("outer_optimizer_momentum", min(0.9, period / (period + 16))),
         ramp=ramp,
         overlap_ramp=ramp,
-        payload=config.get("payload_dtype", "float32") if compression == "none" else compression,
+        payload=config.get("codec", "float32"),
         radial=[i for name, i in index.items() if name not in config.get("merge_mean_names", ())]
         if config.get("merge") == "rda"
         else (),

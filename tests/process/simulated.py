@@ -29,15 +29,15 @@ def config_of(scenario: Scenario, stall_ns: int, evict_ns: int) -> dict[str, Any
         "fragments": scenario.fragments,
         "sync_period_steps": scenario.period_steps,
         "overlap_steps": scenario.overlap_steps,
-        "quorum_min_learners": scenario.k,
-        "max_age": scenario.max_age,
-        "alignment": scenario.alignment,
-        "payload_dtype": scenario.payload,
+        "merge_min_racks": scenario.k,
+        "staleness_max_rounds": scenario.staleness_max_rounds,
+        "apply_mode": scenario.apply_mode,
+        "codec": scenario.payload,
         "outer_lr": 0.7 if scenario.momentum else 1.0,
         "outer_optimizer_momentum": scenario.momentum,
         "outer_ramp_rounds": scenario.ramp,
         "stall_max_s": stall_ns / SECOND,
-        "evict_s": evict_ns / SECOND,
+        "seat_timeout_s": evict_ns / SECOND,
     }
 
 

@@ -172,7 +172,7 @@ def test_a_file_of_the_script_under_a_name_of_mend_s_is_refused(
     ("changes", "said"),
     [
         ({"sync_period_steps": 16}, "sync_period_steps was 8, is 16 here"),
-        ({"payload_dtype": "bfloat16"}, "was float32, is bfloat16 here"),
+        ({"codec": "bfloat16"}, "was float32, is bfloat16 here"),
     ],
 )
 def test_another_plan_is_refused(

@@ -52,8 +52,7 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     fragment 0 has had five rounds, fragment 1 four, and none is in flight. One codec of blocks and
     a sparse one say what travels beside offers; the length of an offer is asked of every codec in
     tests/conformance/test_codecs.py."""
-    mode = "bf16" if codec == "bfloat16" else codec
-    config = {**CONFIG, "outer_step_compression_mode": mode, "lockstep": True}
+    config = {**CONFIG, "codec": codec, "lockstep": True}
     job = jobs()
     told = job.gate("pulled")
     common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
@@ -112,8 +111,7 @@ def low_rank_sizes(rank: int) -> list[tuple[int, int]]:
 
 def test_offers_of_low_rank_are_as_long_as_their_side_says(jobs: Jobs) -> None:
     """Like the test above. Fragment 0 has had versions 0 to 4 as bases, fragment 1 0 to 3."""
-    config = {**CONFIG, "outer_step_compression_mode": "powersgd", "lockstep": True}
-    config["outer_step_compression_rank"] = 2
+    config = {**CONFIG, "codec": "powersgd-2", "lockstep": True}
     job = jobs()
     told = job.gate("pulled")
     common: dict[str, Any] = {"model": "broad", "config": config, "learning_rate": 1e-6}
@@ -135,7 +133,7 @@ def test_offers_of_low_rank_are_as_long_as_their_side_says(jobs: Jobs) -> None:
 
 
 def test_sparse_offers_are_as_long_as_what_changed(jobs: Jobs) -> None:
-    config = {**CONFIG, "outer_step_compression_mode": "sparse", "lockstep": True}
+    config = {**CONFIG, "codec": "sparse", "lockstep": True}
     first, second = jobs().run(steps=24, model="broad", config=config, learning_rate=1e-6)
     assert first.digest == second.digest
     assert first.status["codec"] == "sparse"
@@ -151,7 +149,7 @@ def test_sparse_offers_are_as_long_as_what_changed(jobs: Jobs) -> None:
 def test_three_racks_of_different_speed_hold_the_bits_that_the_reference_finds(
     jobs: Jobs, codec: str
 ) -> None:
-    config = {**CONFIG, "outer_step_compression_mode": codec, "grace_window_ms": 0, "max_age": 8}
+    config = {**CONFIG, "codec": codec, "grace_window_ms": 0, "staleness_max_rounds": 8}
     paces = {rack: {"pace_ms": 3.0 + 4 * rack} for rack in range(3)}
     results = jobs(racks=3).run(steps=50, keep_local=True, config=config, per=paces)
     assert len({result.digest for result in results}) == 1
@@ -173,7 +171,7 @@ def test_three_racks_of_different_speed_hold_the_bits_that_the_reference_finds(
 def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> None:
     """Its last payload may be merged or not; those who live on agree, and go on."""
     job = jobs(racks=3, witness=True)
-    config = {**CONFIG, "outer_step_compression_mode": "int4"}
+    config = {**CONFIG, "codec": "int4"}
     for rack in range(3):
         job.start(rack, steps=STEPS, config=config, pace_ms=10)
     job.event(0, "commit", fragment=1)
@@ -195,7 +193,7 @@ def test_the_death_of_a_rack_leaves_the_others_with_equal_bits(jobs: Jobs) -> No
 def test_racks_train_with_what_their_script_has_registered(jobs: Jobs) -> None:
     """A codec, a merge, and an outer optimizer with two state vectors."""
     job = jobs()
-    own = {"outer_step_compression_mode": "ternary", "outer_optimizer": "fedadam", "outer_lr": 0.01}
+    own = {"codec": "ternary", "outer_optimizer": "fedadam", "outer_lr": 0.01}
     config = {**CONFIG, **own, "merge": "elected"}
     for rack in range(2):
         job.start(rack, script="tests.process.registered", steps=24, config=config)
@@ -213,8 +211,8 @@ def test_racks_train_with_what_their_script_has_registered(jobs: Jobs) -> None:
 
 def test_racks_with_different_codecs_are_refused_by_name(jobs: Jobs) -> None:
     job = jobs()
-    job.start(0, steps=STEPS, config={**CONFIG, "outer_step_compression_mode": "int8"})
-    job.start(1, steps=STEPS, config={**CONFIG, "outer_step_compression_mode": "int4"})
+    job.start(0, steps=STEPS, config={**CONFIG, "codec": "int8"})
+    job.start(1, steps=STEPS, config={**CONFIG, "codec": "int4"})
     refused = job.event(0, "refused")
     assert refused["rack"] == 1
-    assert "outer_step_compression_mode is int4 there and int8 here" in str(refused["detail"])
+    assert "codec is int4 there and int8 here" in str(refused["detail"])

@@ -21,7 +21,9 @@ WHOLE_ENDS = True
 
 
 def test_four_ranks_hold_the_same_bits(jobs: Jobs) -> None:
-    results = jobs(ranks=2).run(steps=STEPS, config={**CONFIG, "lockstep": True, "give_up_s": 60})
+    results = jobs(ranks=2).run(
+        steps=STEPS, config={**CONFIG, "lockstep": True, "wait_timeout_s": 60}
+    )
     first = results[0]
     assert len(results) == 4
     for result in results:

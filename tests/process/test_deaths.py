@@ -66,7 +66,7 @@ def test_the_owner_of_slices_dies_and_others_merge_them(jobs: Jobs) -> None:
     is not. Of the attempt with its slices nothing is used; the next has others as owners, and ends
     with the bits of the reference. So do the rounds behind it."""
     config = {"fragments": 1, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60}
-    config |= {"exchange_plan": "sharded", "payload_dtype": "bfloat16"}
+    config |= {"exchange_plan": "sharded", "codec": "bfloat16"}
     config["grace_window_ms"] = 30_000  # the first round has all four, however late one of them is
     job = jobs(racks=4)
     gate = job.gate()

@@ -16,14 +16,14 @@ CONFIG: dict[str, Any] = {
     "fragments": 3,
     "sync_period_steps": 8,
     "overlap_steps": 2,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 STEPS, CUT = 21, 13
 """At the cut an offer is open, and the fragments merged before owe a residual."""
 
 
 def of(codec: str, encode_on: str = "device") -> dict[str, Any]:
-    return {**CONFIG, "outer_step_compression_mode": codec, "encode_on": encode_on}
+    return {**CONFIG, "codec": codec, "encode_on": encode_on}
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_it_makes_no_difference_where_a_rack_encodes(jobs: Jobs, codec: str, par
 def test_free_racks_that_encode_on_the_device_merge_to_the_same_bits(
     jobs: Jobs, codec: str
 ) -> None:
-    """Offers may be late, and with max_age 0 dropped: what is pending is not owed then."""
-    config = {**of(codec), "lockstep": False, "max_age": 0}
+    """Offers may be late, and with staleness_max_rounds 0 dropped: pending is not owed then."""
+    config = {**of(codec), "lockstep": False, "staleness_max_rounds": 0}
     per = {rack: {"pace_ms": 5.0 + 7 * rack} for rack in range(2)}
     results = jobs().run(
         steps=60, config=config, per=per, device="cuda", optimizer="AdamW", learning_rate=0.01

@@ -87,7 +87,7 @@ def test_tail_that_is_dropped_while_the_others_train_on_is_captured_again(jobs: 
     reason, while the others said `merged` without a word."""
     job = jobs(racks=3)
     go, release, stop = job.gate("go"), job.gate("release"), job.gate("stop")
-    config = {**CONFIG, "max_age": 0, "grace_window_ms": 20, "shutdown_timeout_s": 60}
+    config = {**CONFIG, "staleness_max_rounds": 0, "grace_window_ms": 20, "shutdown_timeout_s": 60}
     for rack in (0, 1):
         at = {"1": [["hold_offers", 2, release]], "12": [["gate", go]], "50": [["gate", stop]]}
         job.start(rack, steps=60, config=config, at=at)
@@ -147,7 +147,7 @@ def test_ctrl_c_in_the_loop(job: Job) -> None:
 
 def test_ctrl_c_while_mend_waits_for_another_rack(job: Job) -> None:
     """In lockstep rack 0 waits for a rack that stands still; Ctrl-C reaches it there."""
-    config = {**CONFIG, "lockstep": True, "give_up_s": 60}
+    config = {**CONFIG, "lockstep": True, "wait_timeout_s": 60}
     waiting = job.start(0, steps=40, config=config)
     job.start(1, steps=40, config=config, at={"2": [["gate", job.gate("never")]]})
     job.event(0, "captured", fragment=0)

@@ -14,7 +14,7 @@ CONFIG: dict[str, Any] = {
     "sync_period_steps": 16,
     "overlap_steps": 4,
     "grace_window_ms": 30_000,
-    "expected_learner_ids": ["rack-0", "rack-1"],
+    "expected_racks": [0, 1],
 }
 
 

@@ -81,7 +81,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) 
 def test_slow_rack_takes_fewer_micro_batches_and_all_again_when_it_is_well(jobs: Jobs) -> None:
     """In lockstep, where the others wait for every step of it; all its ranks take as many."""
     job = jobs(ranks=2)
-    config = {**CONFIG, "lockstep": True, "failslow_action": "act", "give_up_s": 60}
+    config = {**CONFIG, "lockstep": True, "failslow_action": "act", "wait_timeout_s": 60}
     slowed = Slowed(job, 1, 8.0, "input", config=config, micro_batches=8)
     Path(slowed.slow).touch()
     job.event(1, "fail-slow-cause", slow_rack=1, cause="input")

@@ -31,7 +31,7 @@ def losses(result: Result) -> list[float]:
 @pytest.mark.parametrize("lockstep", [False, True], ids=["free", "lockstep"])
 def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool) -> None:
     """Step 8 makes NaN of everything just where fragment 1 is captured; then it is repaired."""
-    config = {**CONFIG, "lockstep": lockstep, "give_up_s": 60}
+    config = {**CONFIG, "lockstep": lockstep, "wait_timeout_s": 60}
     job = jobs()
     gate = job.gate()
     there = job.gate("there")

@@ -16,7 +16,7 @@ CONFIG: dict[str, Any] = {
     "fragments": 3,
     "sync_period_steps": 12,
     "overlap_steps": 3,
-    "max_age": 8,
+    "staleness_max_rounds": 8,
     "simulated_merge_delay_ms": 20,
     "simulated_merge_delay_distribution": "long_tail",
     "simulated_merge_delay_seed": 5,
@@ -39,8 +39,7 @@ RAMPED = {"outer_optimizer_momentum": 0.5, "outer_ramp_rounds": 3}
     "payload", ["float32", "bfloat16", pytest.param("int4", marks=pytest.mark.slow), "topk"]
 )
 def test_a_free_run_can_be_computed_again(jobs: Jobs, payload: str) -> None:
-    name = "payload_dtype" if "float" in payload else "outer_step_compression_mode"
-    config = {**CONFIG, name: payload, **(RAMPED if payload == "bfloat16" else {})}
+    config = {**CONFIG, "codec": payload, **(RAMPED if payload == "bfloat16" else {})}
     slow = {"pace_ms": SLOW_MS, "steps": 70}
     results = jobs(witness=payload == "float32").run(
         steps=110, pace_ms=FAST_MS, keep_local=True, config=config, per={1: slow}
@@ -77,7 +76,7 @@ def test_last_offers_of_unequal_numbers_of_steps_are_computed_again(
     took."""
     config = {
         **CONFIG, "sync_period_steps": 400, "overlap_steps": 0, "grace_window_ms": 60_000.0,
-        "outer_step_compression_mode": payload,
+        "codec": payload,
     }  # fmt: skip
     results = jobs().run(steps=30, pace_ms=FAST_MS, config=config, per={1: {"steps": 10}})
     merges = [[(m["rack"], m["steps"]) for m in c["members"]] for c in results[0].commits]
@@ -105,7 +104,7 @@ def test_the_anchor_that_is_left_behind_is_the_replayed_one(jobs: Jobs) -> None:
 def test_every_update_is_in_exactly_one_place(jobs: Jobs, payload: str) -> None:
     """U + sent + residual + (anchor - theta) = 0, up to the rounding of a few thousand fp32
     sums."""
-    config = {**CONFIG, "outer_step_compression_mode": payload}
+    config = {**CONFIG, "codec": payload}
     job = jobs()
     for rack, pace_ms in enumerate((FAST_MS, SLOW_MS)):
         job.start(rack, script="tests.process.ledger", steps=60, pace_ms=pace_ms, config=config)

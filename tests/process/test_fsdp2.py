@@ -15,7 +15,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "shutdown_timeout_s": 60,
     "lockstep": True,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 STEPS = 20
 

@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
     "sync_period_steps": 8,
     "overlap_steps": 2,
     "lockstep": True,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 
 
@@ -50,7 +50,7 @@ def test_a_slow_rack_on_a_gpu_is_named_with_its_cause(jobs: Jobs) -> None:
 def test_free_racks_on_gpus_merge_compressed_offers_to_the_same_bits(
     jobs: Jobs, codec: str
 ) -> None:
-    config = {**CONFIG, "lockstep": False, "outer_step_compression_mode": codec}
+    config = {**CONFIG, "lockstep": False, "codec": codec}
     per = {rack: {"pace_ms": 5.0 + 3 * rack} for rack in range(2)}
     results = jobs(ranks=2).run(
         steps=60, config=config, per=per, parallel="fsdp2", device="cuda", optimizer="AdamW",

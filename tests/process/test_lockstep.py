@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.3,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 """Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its
 tail."""
@@ -91,7 +91,7 @@ def test_blocking_and_overlapped_are_the_same_run(jobs: Jobs) -> None:
 def test_racks_that_merge_a_slice_each_end_with_the_bits_of_the_reference(jobs: Jobs) -> None:
     """Over real sockets: slices of payloads, merged slices, and nothing of a whole payload. Four
     racks do so by themselves."""
-    sharded = {"payload_dtype": "bfloat16"}
+    sharded = {"codec": "bfloat16"}
     results = jobs(racks=4).run(steps=STEPS, config={**CONFIG, **sharded})
     assert len({result.digest for result in results}) == 1
     assert len({str(result.weights) for result in results}) == 1

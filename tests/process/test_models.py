@@ -19,8 +19,8 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.8,
     "outer_optimizer_momentum": 0.2,
-    "payload_dtype": "bfloat16",
-    "give_up_s": 60,
+    "codec": "bfloat16",
+    "wait_timeout_s": 60,
 }
 
 
@@ -53,7 +53,7 @@ def test_outer_momentum_and_rounding_reach_the_anchors(job: Job) -> None:
     """The two tests above would be blind if these settings did nothing."""
     first, second = job.run(steps=STEPS, config=CONFIG)
     outcome = replayed([first, second], "plain", CONFIG)
-    plainer = replayed([first, second], "plain", {**CONFIG, "payload_dtype": "float32"})
+    plainer = replayed([first, second], "plain", {**CONFIG, "codec": "float32"})
     for versions, others in zip(outcome.anchors, plainer.anchors, strict=True):
         assert versions[-1].state is not None
         assert torch.count_nonzero(versions[-1].state) == versions[-1].values.numel()

@@ -24,7 +24,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 0,
     "momentum_sync_period_steps": K_U,
     "second_moment_sync_period_steps": K_V,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 NUMEL = 6 * 10 + 10 + 10 * 3 + 3
 """Of the model."""
@@ -204,7 +204,7 @@ def test_a_free_run_averages_them_late_keeps_its_books_and_can_be_replayed(jobs:
     config = {
         **CONFIG, "lockstep": False, "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2,
         "momentum_sync_period_steps": 16, "second_moment_sync_period_steps": 24,
-        "simulated_merge_delay_ms": 10, "merge": "rda", "payload_dtype": "bfloat16",
+        "simulated_merge_delay_ms": 10, "merge": "rda", "codec": "bfloat16",
     }  # fmt: skip
     job = jobs(name="recorded")
     told: dict[str, Any] = {"steps": 60, "config": config, "optimizer": "AdamW"}

@@ -40,7 +40,7 @@ def test_smoke_in_real_time_a_rack_with_busy_neighbours_takes_fewer_micro_batche
 ) -> None:
     """It is slow by compute: it shares its core with five of them, so it has a sixth of it."""
     core, job = max(os.sched_getaffinity(0)), jobs()
-    config = {**CONFIG, "lockstep": True, "give_up_s": 60, "failslow_min_samples": 8}
+    config = {**CONFIG, "lockstep": True, "wait_timeout_s": 60, "failslow_min_samples": 8}
     del config["grace_window_ms"]
     config["fragments"], config["sync_period_steps"] = 1, 4
     config["overlap_steps"] = 1

@@ -106,7 +106,7 @@ def test_holder_that_sends_nothing_is_given_up_after_transfer_stall_s(job: Job) 
 
 def test_rack_with_tape_mb_max_0_writes_events_and_no_tape(job: Job, nursery: Nursery) -> None:
     job.unjudged = "one rack keeps no tape"
-    job.run(steps=12, config=CONFIG, per={1: {"config": {**CONFIG, "tape_mb_max": 0}}})
+    job.run(steps=12, config=CONFIG, per={1: {"config": {**CONFIG, "tape_max_mb": 0}}})
     assert {path.name for path in job.events_folder.iterdir()} == {
         "events-rack0-rank0.jsonl",
         "events-rack1-rank0.jsonl",
@@ -122,7 +122,7 @@ def test_tape_that_reaches_tape_mb_max_loses_its_oldest_part_and_the_rest_replay
     monkeypatch.setattr("mend.trace.writer.MB", 20_000)  # a tape of this job is small
     model = train.build("plain", 0)
     optimizer = train.optimizer_of(model)
-    config = alone(tape_mb_max=2, diagnostics_dir=tmp_path)
+    config = alone(tape_max_mb=2, diagnostics_dir=tmp_path)
     mend.mend_init(model, config, optimizer)
 
     def first_is_gone() -> bool:

@@ -216,7 +216,7 @@ def test_racks_that_merge_a_slice_each_are_replayed(jobs: Jobs) -> None:
 def test_racks_of_several_ranks_are_replayed(jobs: Jobs, parallel: str) -> None:
     job = jobs(ranks=2, name="recorded")
     payload = "bf16" if parallel == "ddp" else "powersgd-1"
-    config = {**CONFIG, "outer_step_compression_mode": payload, "merge": "rda"}
+    config = {**CONFIG, "codec": payload, "merge": "rda"}
     per = {1: {"pace_ms": 12}, 0: {"pace_ms": 4}}
     job.run(steps=24, config=config, parallel=parallel, per=per)
     script = read_script([job.events_folder])

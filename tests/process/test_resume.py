@@ -29,11 +29,11 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.6,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 
 
-LOW_RANK = {"outer_step_compression_mode": "powersgd", "outer_step_compression_rank": 1}
+LOW_RANK = {"codec": "powersgd-1"}
 """Its basis is a part of the checkpoint."""
 
 
@@ -45,9 +45,9 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
     ("ranks", "more"),
     [
         (1, {}),
-        (2, {"payload_dtype": "bfloat16", "background": True}),
+        (2, {"codec": "bfloat16", "background": True}),
         pytest.param(2, {"parallel": "fsdp2", **LOW_RANK}, marks=pytest.mark.slow("codec")),
-        pytest.param(1, {"outer_step_compression_mode": "topk"}, marks=pytest.mark.slow),
+        pytest.param(1, {"codec": "topk"}, marks=pytest.mark.slow),
         pytest.param(2, {"parallel": "fsdp2"}, marks=pytest.mark.slow),
         pytest.param(2, LOW_RANK, marks=pytest.mark.slow),
     ],
@@ -92,7 +92,7 @@ def test_a_job_goes_on_with_another_number_of_ranks_per_rack(
 ) -> None:
     """Ranks that read the same data have the gradients of one, to the bit. Anchors, outer momentum,
     residuals and open offers are cut anew, tokens are shared out."""
-    config = CONFIG | {"payload_dtype": "bfloat16", "token_weighted_merge": False}
+    config = CONFIG | {"codec": "bfloat16", "token_weighted_merge": False}
     options: dict[str, Any] = {"steps": STEPS, "config": config, "same_data": True}
     folder = tmp_path / "cut"
     whole = jobs(ranks=then).run(**options, checkpoints={str(CUT): str(folder)})
@@ -133,7 +133,7 @@ def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
 ) -> None:
     """FSDP2 ranks hold rows by the rule of torch.chunk: of 3 rows one of two ranks holds two, and
     the last of four holds nothing. From 2 ranks to 1, and from there to several."""
-    config = CONFIG | {"payload_dtype": "bfloat16", "token_weighted_merge": False}
+    config = CONFIG | {"codec": "bfloat16", "token_weighted_merge": False}
     options: dict[str, Any] = {
         "steps": STEPS, "config": config, "same_data": True, "reshard": True, "parallel": "fsdp2",
         "model": "normed",
@@ -150,7 +150,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(
     jobs: Jobs, tmp_path: Path
 ) -> None:
     """FSDP2 shards, saved by dcp.async_save while training goes on; loaded by dcp.load."""
-    config = CONFIG | {"payload_dtype": "bfloat16"}
+    config = CONFIG | {"codec": "bfloat16"}
     options: dict[str, Any] = {
         "steps": STEPS, "config": config, "parallel": "fsdp2", "dcp": True,
     }  # fmt: skip
@@ -228,9 +228,9 @@ def test_a_checkpoint_that_not_all_racks_have_written_is_never_taken(
 def test_a_rack_that_cannot_write_makes_it_incomplete_for_all_at_once(
     jobs: Jobs, tmp_path: Path, background: bool
 ) -> None:
-    """All train on, and make the next one; rack 0 does not wait give_up_s for it. In the background
-    the next call says so, which makes the next one all the same."""
-    config = CONFIG | {"give_up_s": 600}
+    """All train on, and make the next one; rack 0 does not wait wait_timeout_s for it. In the
+    background the next call says so, which makes the next one all the same."""
+    config = CONFIG | {"wait_timeout_s": 600}
     options: dict[str, Any] = {"steps": STEPS, "config": config, "background": background}
     every = {"cut_every": 6, "cuts": str(tmp_path / "cuts")}
     job = jobs()
@@ -255,7 +255,7 @@ FREE: dict[str, Any] = {
     "overlap_steps": 2,
     "outer_lr": 0.7,
     "outer_optimizer_momentum": 0.6,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
     "shutdown_timeout_s": 60,
 }
 

@@ -72,7 +72,7 @@ def test_a_rack_that_sleeps_while_the_others_end_has_their_bits_or_says_it_has_n
 def test_a_rack_that_lost_its_seat_ends_as_one_to_be_started_again(jobs: Jobs, by: str) -> None:
     """It trained on for ever, merged with nobody, and said that the job was over."""
     job = jobs(witness=True)
-    config = {**CONFIG, **({"evict_s": 5} if by == "silence" else {})}
+    config = {**CONFIG, **({"seat_timeout_s": 5} if by == "silence" else {})}
     options: dict[str, Any] = {"steps": 1_000_000, "config": config, "pace_ms": 5.0}
     for rack in range(2):
         job.start(rack, **options)

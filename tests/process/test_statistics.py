@@ -18,7 +18,8 @@ from tests.process.test_moments import mean_of
 
 H, STEPS = 4, 10
 CONFIG: dict[str, Any] = {
-    "lockstep": True, "fragments": 2, "sync_period_steps": H, "overlap_steps": 0, "give_up_s": 60,
+    "lockstep": True, "fragments": 2, "sync_period_steps": H, "overlap_steps": 0,
+    "wait_timeout_s": 60,
 }  # fmt: skip
 NAMES = ("1.running_mean", "1.running_var")
 STATISTICS = 2

@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
     "fragments": 2,
     "sync_period_steps": 6,
     "overlap_steps": 1,
-    "give_up_s": 60,
+    "wait_timeout_s": 60,
 }
 STEPS = 24
 LOTS = 10

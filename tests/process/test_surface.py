@@ -25,7 +25,7 @@ from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, until
 from tests.process.replayed import in_lockstep
 
-LOCKSTEP: dict[str, Any] = {"lockstep": True, "give_up_s": 60}
+LOCKSTEP: dict[str, Any] = {"lockstep": True, "wait_timeout_s": 60}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 
 
@@ -204,7 +204,7 @@ def test_the_default_type_and_device_of_a_script_are_not_those_of_mend(alone: Co
     for kind, device in ((torch.float32, "cpu"), (torch.bfloat16, "meta")):
         model = train.build("plain", 0)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        config = alone(outer_step_compression_mode="int8", **LOCKSTEP)
+        config = alone(codec="int8", **LOCKSTEP)
         torch.set_default_dtype(kind)
         try:
             with torch.device(device), mend.session(model, config, optimizer):
@@ -377,7 +377,7 @@ def test_status_says_where_the_rack_stands(alone: Configure) -> None:
 def test_what_overwrite_gives_up_has_a_column_of_its_own(alone: Configure) -> None:
     model, optimizer = fresh()
     config = alone(
-        **LOCKSTEP, alignment="overwrite", outer_ramp_rounds=0, outer_optimizer_momentum=0
+        **LOCKSTEP, apply_mode="overwrite", outer_ramp_rounds=0, outer_optimizer_momentum=0
     )
     with mend.session(model, config, optimizer) as runtime:
         for step in range(1, 15):
@@ -413,7 +413,7 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
     open had been merged before anybody drained."""
     job = jobs()
     gate = job.gate()
-    config = {**REFERENCE, "quorum_min_learners": 2, "stall_max_s": 0, "grace_window_ms": 0}
+    config = {**REFERENCE, "merge_min_racks": 2, "stall_max_s": 0, "grace_window_ms": 0}
     job.start(1, steps=4, config=config, at={"1": [["gate", gate]]})
     for name, value in job.environment(0).items():
         if name.startswith("MEND_"):

@@ -60,15 +60,15 @@ def test_without_its_witness_a_job_goes_on_under_a_rack(jobs: Jobs) -> None:
     assert {c["version"] for c in results[0].commits} >= {5, 6}, "rounds went on after it"
 
 
-@pytest.mark.parametrize("evict_s", [3600, 0])
+@pytest.mark.parametrize("seat_timeout_s", [3600, 0])
 def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
-    jobs: Jobs, evict_s: int
+    jobs: Jobs, seat_timeout_s: int
 ) -> None:
     """And without the dead rack, which loses its seat after a while; never where the setting says
     so, however long it is silent."""
     job = jobs(racks=3)
     dead, gate = job.gate("dead"), job.gate()
-    config = {**CONFIG, "evict_s": evict_s}
+    config = {**CONFIG, "seat_timeout_s": seat_timeout_s}
     for rack in range(3):
         at = {"12": [["gate", dead], ["age_silence", 0, 10**6], ["gate", gate]]}
         job.start(rack, steps=48, config=config, pace_ms=2, at=at)
@@ -79,7 +79,7 @@ def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
         lambda: f"one of the others takes over\n{job.stacks()}",
     )
     Path(dead).touch()
-    if evict_s:
+    if seat_timeout_s:
         put_out = job.event(1, "roster", racks=[1, 2])
         assert put_out["reason"] == "rack 0 was not there for too long"
     Path(gate).touch()
@@ -88,7 +88,7 @@ def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
     results = [job.result(rack) for rack in (1, 2)]
     merged_everything(results)
     rosters = [event["racks"] for event in results[0].kinds("roster")]
-    assert ([1, 2] in rosters) == bool(evict_s)
+    assert ([1, 2] in rosters) == bool(seat_timeout_s)
     members = [[m["rack"] for m in commit["members"]] for commit in results[0].commits]
     since = next(i for i, racks in enumerate(members) if 0 not in racks)
     assert [1, 2] in members[since:]
@@ -206,7 +206,7 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
     job = jobs(racks=4)
     stop, late = job.gate("stop"), job.gate("late")
     # Every round has all four, so none follows the one of which a rack lacks the result.
-    config = {**CONFIG, "exchange_plan": "mesh", "quorum_min_learners": 4}
+    config = {**CONFIG, "exchange_plan": "mesh", "merge_min_racks": 4}
     options: dict[str, Any] = {"steps": 48, "config": config, "pace_ms": 2}
     lacks, holds = {2: (1, late), 3: (0, job.gate("never"))}, {2: 0, 3: 1}
     for rack in range(4):

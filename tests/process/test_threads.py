@@ -302,7 +302,7 @@ def trained(alone: Configure, request: pytest.FixtureRequest) -> Iterator[tuple[
     """A step of a job of one rack in lockstep, which merges every other step; and its watcher."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    config = alone(**LOCKSTEP, alignment=request.param)
+    config = alone(**LOCKSTEP, apply_mode=request.param)
     with mend.session(model, config, optimizer) as runtime:
         yield partial(one_step, model, optimizer, runtime), Watcher(runtime)
 
@@ -393,7 +393,7 @@ def test_many_threads_look_while_racks_train(jobs: Jobs, monkeypatch: pytest.Mon
 def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypatch: Any) -> None:
     """This rack waits in lockstep for another one, which stands still, for as long as it takes."""
     job = jobs()
-    config = {**LOCKSTEP, "fragments": 1, "give_up_s": 600}
+    config = {**LOCKSTEP, "fragments": 1, "wait_timeout_s": 600}
     job.start(1, steps=12, config=config, at={"2": [["gate", job.gate()]]})
     for name, value in job.environment(0).items():
         if name.startswith("MEND_"):

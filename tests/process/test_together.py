@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "overlap_steps": 4,
     "grace_window_ms": 60_000,
     "stall_max_s": 5,
-    "max_age": 8,
+    "staleness_max_rounds": 8,
 }
 JOINS = 5
 """Rack 1 pauses before this step until it has heard of the first round, which rack 0 opens."""

@@ -119,7 +119,7 @@ def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
 
 def test_what_a_drain_applies_is_no_uncounted_training(alone: Configure) -> None:
     model, optimizer = fresh()
-    config = alone(fragments=1, sync_period_steps=STEPS, overlap_steps=4, alignment="overwrite")
+    config = alone(fragments=1, sync_period_steps=STEPS, overlap_steps=4, apply_mode="overwrite")
     runtime = mend.mend_init(model, config, optimizer)
     run(model, optimizer)
     runtime.drain(20)
@@ -361,13 +361,13 @@ def test_shutdown_itself_returns_so_that_the_script_can_save(alone: Configure) -
     assert bits(model) == moved
 
 
-@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
-def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, alignment: str) -> None:
+@pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
+def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, apply_mode: str) -> None:
     """To the bit. What was merged while the rack left was applied to them, so that a state dict
     that the script had loaded at the end was neither there nor merged."""
     model, optimizer = fresh()
     half = {"outer_lr": 0.5, "outer_optimizer_momentum": 0.0, "outer_ramp_rounds": 0}
-    mend.mend_init(model, alone(alignment=alignment, **half), optimizer)
+    mend.mend_init(model, alone(apply_mode=apply_mode, **half), optimizer)
     run(model, optimizer, 1, 5)  # the offer of step 4 is open
     for step in range(6, STEPS + 1):
         backward(model, step)

@@ -243,13 +243,13 @@ BUGS = (
          "index < log.last and log.roster_at(index + 1).voters and "
          "(len(log.roster_at(index + 1).voters & {m "
          "for m, last in reached.items() if last > index}) >= "
-         "log.appended.policy.quorum_min_learners)"),
+         "log.appended.policy.merge_min_racks)"),
     ),
     _bug(
         "24b",
         "K results are enough for a commit",
         ("coordination.round:Round._try_commit", "hold(by_digests[digests], inputs.voters)",
-         "len(by_digests[digests]) >= inputs.policy.quorum_min_learners"),
+         "len(by_digests[digests]) >= inputs.policy.merge_min_racks"),
     ),
     _bug(
         "25",

@@ -66,9 +66,9 @@ def test_a_rack_copies_what_it_slept_through_while_another_still_serves_it() -> 
 @pytest.mark.parametrize(
     "options",
     [
-        {"racks": 3, "max_age": 0, "grace_ns": 0},
-        {"racks": 3, "max_age": 0, "grace_ns": 0, "witness": False},
-        pytest.param({"racks": 6, "max_age": 0}, marks=pytest.mark.slow),
+        {"racks": 3, "staleness_max_rounds": 0, "grace_ns": 0},
+        {"racks": 3, "staleness_max_rounds": 0, "grace_ns": 0, "witness": False},
+        pytest.param({"racks": 6, "staleness_max_rounds": 0}, marks=pytest.mark.slow),
     ],
 )
 def test_a_tail_that_was_dropped_is_captured_again(seed: int, options: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def settings_of(scenario: Scenario) -> reference.Settings:
         fragments=[[p] for p in range(scenario.fragments)],  # one tensor each
         period=scenario.period_steps,
         overlap=scenario.overlap_steps,
-        alignment=scenario.alignment,
+        apply_mode=scenario.apply_mode,
         outer_lr=0.7 if scenario.momentum else 1.0,
         momentum=scenario.momentum,
         ramp=scenario.ramp,
@@ -105,10 +105,10 @@ def logged(world: World) -> list[dict[str, Any]]:
 
 
 def bases_in(
-    outcome: reference.Outcome, fragment: int, version: int, max_age: int, rank: int
+    outcome: reference.Outcome, fragment: int, version: int, staleness_max_rounds: int, rank: int
 ) -> torch.Tensor:
     """Of the versions that a merge into the next one may name, as an anchor holds them."""
-    slots, found = (max_age + 2) // 2 * 2, [torch.empty(0)]
+    slots, found = (staleness_max_rounds + 2) // 2 * 2, [torch.empty(0)]
     for slot in range(slots if outcome.low_rank else 0):
         newest = version - (version - slot) % slots
         bases = outcome.low_rank[fragment].bases[newest if newest >= 0 else -(newest % 2)]
@@ -122,7 +122,7 @@ def digest_in(
 ) -> str:
     """Of one rank's part of an anchor of the reference."""
     anchor, ranks = outcome.anchors[fragment][version], scenario.ranks
-    bases = bases_in(outcome, fragment, version, scenario.max_age, rank)
+    bases = bases_in(outcome, fragment, version, scenario.staleness_max_rounds, rank)
     start, stop = owned_span(anchor.values.numel(), ranks, rank)
     parts = [x[start:stop] for x in (anchor.values, anchor.state) if x is not None]
     data, rounds = torch.cat([*parts, bases]), int(anchor.rounds * WHOLE)

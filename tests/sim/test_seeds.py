@@ -69,7 +69,7 @@ def test_the_seeds_cover_what_they_are_for() -> None:
     assert any(not scenario.faults for scenario in drawn)
     assert {scenario.racks for scenario in drawn} == {2, 3, 4}
     assert {scenario.ranks for scenario in drawn} == {1, 2}
-    assert {scenario.alignment for scenario in drawn} == {"carry", "overwrite", "blend"}
+    assert {scenario.apply_mode for scenario in drawn} == {"carry", "overwrite", "blend"}
     assert {scenario.payload for scenario in drawn} == {*CODECS, "powersgd-1"}
     assert {(s.merge, s.ranks) for s in drawn} == {(m, r) for m in ("mean", "rda") for r in (1, 2)}
     assert any(scenario.lockstep for scenario in drawn)
@@ -153,10 +153,16 @@ def test_a_rack_that_slept_through_the_end_is_told_and_ends() -> None:
     assert sleeper.failure is None
 
 
-def test_offers_older_than_max_age_end_though_k_is_never_reached() -> None:
+def test_stale_offers_end_though_k_is_never_reached() -> None:
     """Found by seeds 20 and 182: with nothing fresh to commit they stayed open for ever."""
     world, report = run(
-        calm(racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS), max_age=0, k=1)
+        calm(
+            racks=3,
+            steps=(22, 26, 24),
+            step_ns=(60 * MS, 20 * MS, 90 * MS),
+            staleness_max_rounds=0,
+            k=1,
+        )
     )
     ended = [t.trainer.ledger.missed for t in world.trainings.values()]
     assert any("offer dropped: too old" in m or "declined or too old" in m for m in ended), ended
@@ -221,7 +227,13 @@ def test_without_a_witness_rack_0_goes_on_alone() -> None:
 def test_when_everything_is_too_old_k_does_not_keep_it_open() -> None:
     """All three must be in, and no offer may be one version old: the slow one always is late."""
     world, report = run(
-        calm(racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS), max_age=0, k=3)
+        calm(
+            racks=3,
+            steps=(22, 26, 24),
+            step_ns=(60 * MS, 20 * MS, 90 * MS),
+            staleness_max_rounds=0,
+            k=3,
+        )
     )
     assert report.finished
     assert all(training.failure is None for training in world.trainings.values())

@@ -136,7 +136,7 @@ def soak(minutes: float, folder: Path) -> Soaked:
     nursery = Nursery(folder)
     job = Job(
         nursery, folder, free_ports(5), racks=2, ranks=1, witness=True, name="soak", torchrun=False,
-        settings={"MEND_TAPE_MB_MAX": str(TAPE_MB_MAX)},
+        settings={"MEND_TAPE_MAX_MB": str(TAPE_MB_MAX)},
     )  # fmt: skip
     stop, began_s = folder / "stop", time.monotonic()
     try:

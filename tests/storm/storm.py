@@ -32,14 +32,14 @@ CONFIG: dict[str, Any] = {
     "sync_period_steps": 8,
     "overlap_steps": 2,
     "stall_max_s": 0.1,
-    "evict_s": 20,
+    "seat_timeout_s": 20,
     "outer_ramp_rounds": 200,
     "start_timeout_s": 60,
     "shutdown_timeout_s": 30,
 }
-"""`evict_s` is longer than TCP waits before it sends again behind a cut of HOLD_MS_MAX: a rack that
-lost its seat meanwhile could only be started again. Momentum rises slowly, as the racks merge every
-few steps and would diverge."""
+"""`seat_timeout_s` is longer than TCP waits before it sends again behind a cut of HOLD_MS_MAX: a
+rack that lost its seat meanwhile could only be started again. Momentum rises slowly, as the racks
+merge every few steps and would diverge."""
 PACE_MS = 10.0
 HOLD_MS = (50, 3000)
 """Of a pause, and of a link that is cut, slow or lossy; 2 s is the silence after which a rack is

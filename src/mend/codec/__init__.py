@@ -57,7 +57,7 @@ def cut_numel(codec: Codec | LayoutCodec) -> int:
 
 
 def register(name: str, make: Callable[[], Codec] | Callable[[], LayoutCodec]) -> None:
-    """Let `outer_step_compression_mode` name a codec of yours, in this process. Every rack must do
+    """Let `codec` name a codec of yours, in this process. Every rack must do
     so, under the same name, before its MendConfig is built. Raises ConfigError for a name that
     cannot be, or that is taken."""
     if not _NAME.fullmatch(name):

@@ -103,8 +103,8 @@ class LayoutCodec(Protocol):
     exact: bool
     feedback: Feedback
 
-    def of(self, owned: Owned, max_age: int) -> FragmentCodec:
-        """For these elements. An offer that is merged may be `max_age` versions old."""
+    def of(self, owned: Owned, staleness_max_rounds: int) -> FragmentCodec:
+        """For these elements. A merged offer may be `staleness_max_rounds` versions old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,13 @@ class Either:
         self.codecs.advance(payloads, weights, state_S, version, out_S)
 
 
-def fragment_codec(codec: Codec | LayoutCodec, owned: Owned, max_age: int) -> FragmentCodec:
+def fragment_codec(
+    codec: Codec | LayoutCodec, owned: Owned, staleness_max_rounds: int
+) -> FragmentCodec:
     """The codec of a rank's part of a fragment."""
     made: FragmentCodec
     if isinstance(codec, LayoutCodec):
-        made = codec.of(owned, max_age)
+        made = codec.of(owned, staleness_max_rounds)
     else:
         made = Stateless(codec, owned.numel)
     return Either(made) if codec.feedback == "weights" else made

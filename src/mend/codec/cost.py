@@ -13,17 +13,17 @@ random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds
 (docs/internals/quality.md; a test holds them to benchmarks/results/quality_gpu.md)."""
 
 
-def cost_of(codec: str, alignment: str = "carry") -> str:
+def cost_of(codec: str, apply_mode: str = "carry") -> str:
     """A warning for users; empty for a codec without a measured cost."""
     if codec != "topk" and not codec.startswith("powersgd-"):
         return ""
     known = "topk" if codec == "topk" else "powersgd-4"
-    in_weights = alignment == "carry"
+    in_weights = apply_mode == "carry"
     scratch, warm = COST_PCT[known, in_weights]
-    kept = "" if in_weights else f" with a residual buffer, as with alignment={alignment!r},"
+    kept = "" if in_weights else f" with a residual buffer, as with apply_mode={apply_mode!r},"
     said = f"{kept} raised" if known == codec else f": {known!r}{kept} raised"
     return (
-        f"outer_step_compression_mode={codec!r}{said} the loss by {scratch} % from random weights "
+        f"codec={codec!r}{said} the loss by {scratch} % from random weights "
         f"and {warm} % after a warm start in a run of 48 rounds; 'int4' did not raise it "
         "measurably. Use 'int4' unless the run has many hundred rounds and the link carries "
         "nothing larger (docs/compression.md)"

@@ -128,9 +128,8 @@ def device_encoder(codec: Codec, in_weights: bool = False) -> DeviceEncoder:
 
 
 def no_kernel(codec: str) -> ConfigError:
-    said = "none" if codec == "float32" else codec
-    rule = f"has no kernel for outer_step_compression_mode={said!r}, only for {_NAMES}"
-    return ConfigError("encode_on", "device", rule, "Set that mode to one of them, or use 'host'.")
+    rule = f"has no kernel for codec={codec!r}, only for {_NAMES}"
+    return ConfigError("encode_on", "device", rule, "Set codec to one of them, or use 'host'.")
 
 
 def _programs(numel: int) -> int:

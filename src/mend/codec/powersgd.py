@@ -75,10 +75,10 @@ class PowerSGD:
             raise ConfigError("rank", rank, f"must be 1 to {RANK_MAX}", "4 is the usual one.")
         self.rank, self.name = rank, f"powersgd-{rank}"
 
-    def of(self, owned: Owned, max_age: int) -> LowRank:
+    def of(self, owned: Owned, staleness_max_rounds: int) -> LowRank:
         if self.rank <= _COMPILED_RANK_MAX:
             product_kernels()  # compiled now, and not in the first round
-        return LowRank(self.name, self.rank, owned, max_age)
+        return LowRank(self.name, self.rank, owned, staleness_max_rounds)
 
 
 class Matrix(NamedTuple):
@@ -119,7 +119,7 @@ class LowRank:
 
     varies = True
 
-    def __init__(self, name: str, rank: int, owned: Owned, max_age: int) -> None:
+    def __init__(self, name: str, rank: int, owned: Owned, staleness_max_rounds: int) -> None:
         self.name, self.rank, self.numel = name, rank, owned.numel
         self.matrices: list[Matrix] = []
         self.raws: list[Raw] = []
@@ -130,7 +130,7 @@ class LowRank:
                 self.matrices.append(found)
             elif span.numel:
                 self.raws.append(Raw(begin, span.numel))
-        self.slots = (max_age + 2) // 2 * 2
+        self.slots = (staleness_max_rounds + 2) // 2 * 2
         self._slot_numel = [rank * sum(each.length(s) for each in self.matrices) for s in (0, 1)]
         self.state_numel = self.slots // 2 * sum(self._slot_numel)
         self.payload_bytes = max(self.size(0), self.size(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 REMEDIES = {
     "reducer": "mend merges by itself, in rack order. Remove the fragment provider that needs it.",
     "concurrent": "mend exchanges while training goes on. Remove the orchestrator.",
-    "compression": "set outer_step_compression_mode, or use the codecs in mend.codec.",
+    "compression": "set codec, or use the codecs in mend.codec.",
     "topology": "use mend.rack_mesh, or rack_aware=True.",
     "failslow": "mend finds slow racks (`failslow_action`); `status().slow` names them.",
     "desync_optimizer": "set momentum_sync_period_steps, and give mend_init the optimizer.",

@@ -155,16 +155,11 @@ def _ports(value: Any) -> str:
     return str(value)
 
 
-def rack_of(name: str) -> int:
-    """The rack that `rack-1`, `learner_1` or `1` names. Raises ValueError without a number."""
-    return int(name[len(name.rstrip("0123456789")) :])
-
-
-def _rack_names(value: object) -> tuple[str, ...]:
-    names = _names(value)
-    if len({rack_of(name) for name in names}) < len(names):
-        raise ValueError("two names of one rack")
-    return names
+def _rack_numbers(value: Any) -> tuple[int, ...]:
+    values = map(int, listed(value)) if isinstance(value, str) else value
+    racks = tuple(sorted(map(whole(0, RACKS_MAX - 1).accept, values)))
+    refuse_unless(len(set(racks)) == len(racks))
+    return racks
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -202,5 +197,7 @@ PEERS = Kind(
 PORTS = Kind("lowest-highest within 1-65535, or empty", _ports)
 NAMES = Kind("distinct names", _names, listed)
 FILE = Kind("a file, or none", _path, _written_path)
-RACK_NAMES = Kind("distinct names, each ending in the number of a rack", _rack_names, listed)
+RACK_NUMBERS = Kind(
+    "distinct numbers of racks", _rack_numbers, lambda written: [*map(int, listed(written))]
+)
 FOLDER = Kind("a folder, or none", _path, _written_path)

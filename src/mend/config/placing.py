@@ -50,7 +50,7 @@ def placed(config: MendConfig, members: tuple[int, ...] | None) -> MendConfig:
     if not is_open(config):
         return config
     here = Whereabouts()
-    group = RackGroup(members, config.start_timeout_s + config.give_up_s)
+    group = RackGroup(members, config.start_timeout_s + config.wait_timeout_s)
     places = group.gather(_found(config, here), Found)
     first = places[0]
     if first.error is not None:

@@ -25,13 +25,11 @@ _ONLINE = (
 class Foreign:
     """A setting that only the predecessor has. `default`: its default, which is accepted, as mend
     does then what it stands for. `remedy`: for every other value. `needs`: the switch without which
-    no value of this one has an effect. `becomes`: mend's name for it. `secret`: its value is not
-    shown."""
+    no value of this one has an effect. `secret`: its value is not shown."""
 
     default: object
     remedy: str = ""
     needs: str = ""
-    becomes: str = ""
     secret: bool = False
 
 
@@ -42,7 +40,6 @@ FOREIGN: dict[str, Foreign] = {
     "outer_step_cuda_stream_priority": Foreign(
         0, "mend's copies have a stream of the default priority. Leave it out."
     ),
-    "outer_step_compression_powersgd_rank": Foreign(4, becomes="outer_step_compression_rank"),
     "auto_tune_sync_period": Foreign(False, _LINK),
     "auto_tune_sync_period_warmup_steps": Foreign(50, needs="auto_tune_sync_period"),
     "auto_tune_sync_period_min": Foreign(4, needs="auto_tune_sync_period"),
@@ -81,8 +78,31 @@ UNSET: dict[str, object] = {
     "momentum_sync_period_steps": 512,
     "sideband_addr": "tcp://0.0.0.0:51900",
 }
-"""Settings of both libraries whose default in the predecessor leaves them out here: no roster, no
-exchange of moments (it has a period and exchanges none), and the own entry of sideband_peers."""
+"""Settings whose default in the predecessor leaves them out here: no roster, no exchange of moments
+(it has a period and exchanges none), and the own entry of sideband_peers."""
+
+_MODE, _COLUMNS = "outer_step_compression_mode", "outer_step_compression_powersgd_rank"
+
+BECOMES = {
+    "quorum_min_learners": "merge_min_racks",
+    "expected_learner_ids": "expected_racks",
+    _MODE: "codec",
+    _COLUMNS: "codec",
+}
+"""Settings of the predecessor that have another name here."""
+
+FORMER = {
+    "evict_s": "seat_timeout_s",
+    "give_up_s": "wait_timeout_s",
+    "alignment": "apply_mode",
+    "max_age": "staleness_max_rounds",
+    "tape_mb_max": "tape_max_mb",
+    "payload_dtype": "codec",
+    "outer_step_compression_rank": "codec",
+}
+"""Names that settings of mend had -> the name that they have."""
+
+_CODECS = {"none": "float32", "bf16": "bfloat16", "quant4": "int4"}
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,16 +113,40 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         foreign = FOREIGN.get(name)
         if foreign is None:
             if name not in UNSET or value != UNSET[name]:
-                own[name] = value
-        elif foreign.needs or _is(value, foreign.default):
-            continue  # without effect, as the switch that it needs is off, or refused
-        elif foreign.becomes:
-            own[foreign.becomes] = value
-        else:
+                own |= _renamed(name, value, given)
+        elif not foreign.needs and not _is(value, foreign.default):
             shown = "***" if foreign.secret else value
             rule = "has no meaning here but its default"
             raise ConfigError(name, shown, rule, foreign.remedy)
+        # Else it has no effect: its switch is off, or refused.
     return own
+
+
+def _renamed(name: str, value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting under mend's name, with mend's value."""
+    new = BECOMES.get(name, name)
+    if new != name and new in given:
+        raise ConfigError(name, value, f"is {new} here, which is given, too", "Leave one out.")
+    if name == _MODE and isinstance(value, str):
+        low_rank = f"powersgd-{given.get(_COLUMNS, 4)}"
+        value = low_rank if value == "powersgd" else _CODECS.get(value, value)
+    elif name == _COLUMNS:
+        if given.get(_MODE) != "powersgd" and value != 4:
+            rule = f"has an effect with {_MODE}='powersgd' alone"
+            raise ConfigError(name, value, rule, "Leave it out.")
+        return {}
+    elif name == "expected_learner_ids" and isinstance(value, list | tuple):
+        value = tuple(map(_rack_of, value))
+    return {new: value}
+
+
+def _rack_of(name: str) -> int:
+    """The rack that `rack-1`, `learner_1` or `1` names. Raises ConfigError without a number."""
+    number = str(name)[len(str(name).rstrip("0123456789")) :]
+    if not number:
+        rule = "needs names that end in the number of a rack"
+        raise ConfigError("expected_learner_ids", name, rule, "Set expected_racks.")
+    return int(number)
 
 
 def _is(value: object, default: object) -> bool:
@@ -110,10 +154,15 @@ def _is(value: object, default: object) -> bool:
 
 
 def refuse(name: str, value: object, what_is: str) -> ConfigError | None:
-    """The error of `mend.MendConfig` for a setting of the predecessor; None: it is none."""
+    """The error of `mend.MendConfig` for a setting of the predecessor, or a former name; None: it
+    is neither."""
+    if name in FORMER:
+        return ConfigError(name, value, f"{what_is} a former name", f"Set {FORMER[name]}.")
     foreign = FOREIGN.get(name)
-    if foreign is None:
+    if foreign is None and name not in BECOMES:
         return None
     rule = f"{what_is} a setting of tsugi-mend and none of mend. {WHERE} takes it where it can"
-    remedy = f"Set {foreign.becomes}." if foreign.becomes else foreign.remedy or "Leave it out."
+    if foreign is None:
+        return ConfigError(name, value, rule, f"Set {BECOMES[name]}.")
+    remedy = foreign.remedy or "Leave it out."
     return ConfigError(name, "***" if foreign.secret else value, rule, remedy)

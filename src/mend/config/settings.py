@@ -33,14 +33,24 @@ RAMP_ROUNDS = {"scratch": 10, "warm": 5}
 """outer_start -> rounds of the ramp of momentum and overlap; the runs are in
 benchmarks/results/quality_gpu.md."""
 
-COMPRESSIONS = (
-    "none", "bf16", "int8", "int4", "quant4", "e3m0", "topk", "powersgd", "sparse",
-)  # fmt: skip
-"""Words of outer_step_compression_mode, besides the names of codecs."""
+CODECS = ("float32", "bfloat16", "int8", "int4", "e3m0", "topk", "powersgd", "sparse")
+"""mend's own; powersgd-R sends R columns of each matrix."""
 
-_CODEC_OF = {"bf16": "bfloat16", "quant4": "int4"}
+_SPELLED = {"bf16": "bfloat16", "powersgd": "powersgd-4"}
+"""Short names -> codec."""
 
-RANK_DEFAULT = 4
+
+def _codec(value: Any) -> str:
+    k.refuse_unless(isinstance(value, str))
+    k.refuse_unless(value in CODECS or value in _SPELLED or is_codec(value))
+    return str(_SPELLED.get(value, value))
+
+
+CODEC = k.Kind(
+    f"one of {', '.join(CODECS)}, powersgd-R with R columns of 1 to 64 (without: 4), or the name "
+    "of a registered codec",
+    _codec,
+)
 
 AGE_MAX_OF_BASES = 8
 """Most rounds that an offer of powersgd may be late: an anchor holds the bases of so many."""
@@ -123,9 +133,9 @@ def _decided(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _racks_at_least(values: Mapping[str, Any]) -> int:
-    """The number of racks when no source names it: at least quorum_min_learners, and all racks
+    """The number of racks when no source names it: at least merge_min_racks, and all racks
     whose address is known."""
-    least: int = max(values["racks"], values["quorum_min_learners"])
+    least: int = max(values["racks"], values["merge_min_racks"])
     peers: tuple[str, ...] = values["sideband_peers"]
     if not (peers and values["sideband_addr"]):
         return least
@@ -165,7 +175,7 @@ class MendConfig:
     racks: int = _people(
         2,
         k.whole(1, RACKS_MAX, "racks"),
-        "number of racks in the job; if no source sets it, at least quorum_min_learners",
+        "number of racks in the job; if no source sets it, at least merge_min_racks",
         Scope.JOB,
     )
     job_id: str = _people(
@@ -198,19 +208,15 @@ class MendConfig:
         "trained weights (over 5)",
         Scope.PLAN,
     )
-    quorum_min_learners: int = _people(
+    merge_min_racks: int = _people(
         1, k.whole(1, RACKS_MAX, "racks"), "least number of offers for a merge (K)", Scope.JOB
     )
-    outer_step_compression_mode: str = _people(
-        "none",
-        k.text(
-            f"one of {', '.join(COMPRESSIONS)}, or the name of a registered codec",
-            lambda word: word in COMPRESSIONS or is_codec(word),
-        ),
-        "compression of deltas on the wire; a later round sends the part that it drops "
+    codec: str = _people(
+        "float32",
+        CODEC,
+        "encoding of the deltas on the wire; a later round sends the part that it drops "
         "(compression.md)",
         Scope.PLAN,
-        "codec",
     )
     failslow_action: Literal["detect", "validate", "act", "evict"] = _people(
         "validate",
@@ -273,15 +279,14 @@ class MendConfig:
         "hides it",
         Scope.JOB,
     )
-    expected_learner_ids: tuple[str, ...] = _tuning(
+    expected_racks: tuple[int, ...] = _tuning(
         (),
-        k.RACK_NAMES,
-        "racks that a round waits for, such as rack-0, rack-2: it closes as soon as they are "
-        "in; empty: all live racks",
+        k.RACK_NUMBERS,
+        "racks that a round waits for, such as 0, 2: it closes as soon as they are in; empty: "
+        "all live racks",
         Scope.JOB,
-        "expected_racks",
     )
-    max_age: int = _tuning(
+    staleness_max_rounds: int = _tuning(
         2,
         k.whole(0, 64, "rounds"),
         "number of rounds that an offer may be late and still be merged",
@@ -375,21 +380,6 @@ class MendConfig:
         Scope.PLAN,
         "ramp_rounds",
     )
-    payload_dtype: Literal["float32", "bfloat16"] = _tuning(
-        "float32",
-        k.one_of("float32", "bfloat16"),
-        "type of the numbers in deltas on the wire if outer_step_compression_mode is none",
-        Scope.PLAN,
-        "codec",
-    )
-    outer_step_compression_rank: int = _tuning(
-        RANK_DEFAULT,
-        k.whole(1, 64),
-        "columns that powersgd sends of each matrix; used only if outer_step_compression_mode"
-        " is powersgd",
-        Scope.PLAN,
-        "codec",
-    )
     encode_on: Literal["host", "device"] = _tuning(
         "host",
         k.one_of("host", "device"),
@@ -427,7 +417,7 @@ class MendConfig:
         Scope.JOB,
         "stall_s",
     )
-    evict_s: float = _tuning(
+    seat_timeout_s: float = _tuning(
         600.0,
         k.seconds(),
         "a rack that is silent for this long loses its seat and must join again; 0: never",
@@ -447,7 +437,7 @@ class MendConfig:
         " longer while bytes of the last exchange arrive",
         Scope.RACK,
     )
-    give_up_s: float = _tuning(
+    wait_timeout_s: float = _tuning(
         600.0,
         k.seconds(0.001),
         "last limit of a wait that may be long (lockstep, blocking)",
@@ -516,7 +506,7 @@ class MendConfig:
         "answer `mend top`; it can look at the job and change nothing",
         Scope.RACK,
     )
-    tape_mb_max: int = _tuning(
+    tape_max_mb: int = _tuning(
         1024,
         k.whole(0, unit="mb"),
         "largest size of a rank's tape; the oldest files are deleted, and replay begins at "
@@ -544,7 +534,7 @@ class MendConfig:
         "exchange while training goes on; false: training waits for each exchange",
         Scope.RACK,
     )
-    alignment: Literal["carry", "overwrite", "blend"] = _experiment(
+    apply_mode: Literal["carry", "overwrite", "blend"] = _experiment(
         "carry",
         k.one_of("carry", "overwrite", "blend"),
         "treatment of the steps made since the capture: carry keeps them, overwrite drops "
@@ -552,7 +542,7 @@ class MendConfig:
         Scope.PLAN,
     )
     blend_alpha: float = _experiment(
-        0.5, k.SHARE, "share of the local weights that alignment=blend keeps", Scope.PLAN
+        0.5, k.SHARE, "share of the local weights that apply_mode=blend keeps", Scope.PLAN
     )
     simulated_merge_delay_ms: float = _experiment(
         0.0, k.MILLISECONDS, "mean delay added to every transfer, for experiments", Scope.RACK
@@ -589,13 +579,6 @@ class MendConfig:
         if self.stall_max_s != "adaptive":
             return float(self.stall_max_s)
         return STALL_S if self.tau and self.concurrent_outer_step else STALL_BLOCKING_S
-
-    @property
-    def codec(self) -> str:
-        """Codec of deltas on the wire: a name that mend.codec.codec_named knows."""
-        return codec_of(
-            self.outer_step_compression_mode, self.payload_dtype, self.outer_step_compression_rank
-        )
 
     @property
     def sharded(self) -> bool:
@@ -677,11 +660,6 @@ class MendConfig:
         low, high = map(int, self.data_ports.split("-"))
         return low, high
 
-    @property
-    def expected_racks(self) -> tuple[int, ...]:
-        """The racks that expected_learner_ids names, ascending."""
-        return tuple(sorted(map(k.rack_of, self.expected_learner_ids)))
-
     def in_force(self, name: str) -> Any:
         """The value of a setting: what it follows from where it is not given."""
         declared: Declared = self.__dataclass_fields__[name].metadata[Declared.__name__]
@@ -691,13 +669,6 @@ class MendConfig:
         """(setting, text of its value in force) of this scope; racks compare them at the start."""
         names = (row.field for row in _table(type(self)) if row.declared.scope is scope)
         return tuple((name, text_of(self.in_force(name))) for name in names)
-
-
-def codec_of(compression: str, payload_dtype: str, rank: int = RANK_DEFAULT) -> str:
-    """The codec that these settings choose."""
-    if compression == "powersgd":
-        return f"powersgd-{rank}"
-    return payload_dtype if compression == "none" else _CODEC_OF.get(compression, compression)
 
 
 def describe() -> tuple[Setting, ...]:
@@ -713,7 +684,7 @@ def kinds() -> dict[str, k.Kind]:
 def _refuse_pairs(c: MendConfig) -> None:
     """Raise ConfigError for the first settings that are right alone and wrong together."""
     for conflicts in (
-        _job_conflicts, _compression_conflicts, _security_conflicts, _rack_conflicts,
+        _job_conflicts, _codec_conflicts, _security_conflicts, _rack_conflicts,
         _address_conflicts,
     ):  # fmt: skip
         for field_name, rule, remedy in conflicts(c):
@@ -724,9 +695,9 @@ def _job_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.rack is not None and c.rack >= c.racks:
         rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
         yield "rack", rule, f"Set racks (MEND_RACKS) to {c.rack + 1} or more."
-    if c.quorum_min_learners > c.racks:
+    if c.merge_min_racks > c.racks:
         rule = f"no merge could ever happen, as racks={c.racks}"
-        yield "quorum_min_learners", rule, "Lower quorum_min_learners, or raise racks."
+        yield "merge_min_racks", rule, "Lower merge_min_racks, or raise racks."
     if c.tau >= c.sync_period_steps:
         rule = f"must be less than sync_period_steps={c.sync_period_steps}"
         yield "overlap_steps", rule, f"Use {c.sync_period_steps // 4} or less, or leave it out."
@@ -737,19 +708,10 @@ def _job_conflicts(c: MendConfig) -> Iterator[Conflict]:
             yield MOMENT_PERIODS[order], rule, remedy
 
 
-def _compression_conflicts(c: MendConfig) -> Iterator[Conflict]:
-    mode = c.outer_step_compression_mode
-    if c.codec.startswith("powersgd-") and c.max_age > AGE_MAX_OF_BASES:
+def _codec_conflicts(c: MendConfig) -> Iterator[Conflict]:
+    if c.codec.startswith("powersgd-") and c.staleness_max_rounds > AGE_MAX_OF_BASES:
         rule = f"must be {AGE_MAX_OF_BASES} or less with powersgd, which keeps a basis per round"
-        yield "max_age", rule, "Lower it, or use another compression."
-    columns, in_mode = c.outer_step_compression_rank, mode.removeprefix("powersgd-")
-    if c.is_named("outer_step_compression_rank") and in_mode not in (mode, str(columns)):
-        rule = f"contradicts outer_step_compression_mode={mode!r}"
-        remedy = "Leave it out, or use 'powersgd' as the mode."
-        yield "outer_step_compression_rank", rule, remedy
-    if mode != "none" and c.payload_dtype not in ("float32", c.codec):
-        rule = f"contradicts outer_step_compression_mode={mode!r}"
-        yield "payload_dtype", rule, "Leave one of the two out."
+        yield "staleness_max_rounds", rule, "Lower it, or use another codec."
     if c.encode_on == "device":
         from mend.codec.on_device import ON_DEVICE, no_kernel  # loads torch
 
@@ -773,10 +735,10 @@ def _security_conflicts(c: MendConfig) -> Iterator[Conflict]:
 def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.expected_racks and c.expected_racks[-1] >= c.racks:
         rule = f"the racks are numbered 0 to {c.racks - 1}, as racks={c.racks}"
-        yield "expected_learner_ids", rule, "Name racks of the job, as rack-0."
+        yield "expected_racks", rule, "Name racks of the job."
     if c.expected_racks and c.lockstep:
         rule = "must be empty with lockstep=True, in which a round waits for every rack"
-        yield "expected_learner_ids", rule, "Leave it out, or lockstep."
+        yield "expected_racks", rule, "Leave it out, or lockstep."
     if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):
         yield "exchange_plan", rule, "Use mesh, or auto."
     if c.mirror_rack_state and c.lockstep:

@@ -63,7 +63,7 @@ def from_environment(
     kinds: Mapping[str, Kind], environ: Mapping[str, str] | None = None
 ) -> dict[str, Named]:
     """Parsed, not checked. Raises ConfigError for a text that cannot be parsed and for a name that
-    no setting has: a misspelt MEND_QUORUM would otherwise be a job with the default quorum.
+    no setting has: a misspelt MEND_MERGE_MIN would otherwise be a job with the default.
     `environ` None: of this process."""
     fields = {PREFIX + name.upper(): name for name in kinds}
     settings: dict[str, Named] = {}

@@ -44,10 +44,10 @@ def numerics_of(
     momentum, ramp = config.outer_momentum, config.ramp_rounds
     outer = OUTERS[config.outer_optimizer](config.outer_lr, momentum, ramp)
     pin = CudaPin() if plan.gpu is not None else None
-    in_weights = keeps_in_weights(codec, config.alignment)
+    in_weights = keeps_in_weights(codec, config.apply_mode)
     numerics = Numerics(
-        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores, config.max_age,
-        in_weights,
+        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
+        config.staleness_max_rounds, in_weights,
     )  # fmt: skip
     if config.encode_on == "device":
         numerics.on_device = encoder_on(plan.device, codec, in_weights)
@@ -86,13 +86,13 @@ def settings_of(
         heartbeat_ms=config.sideband_heartbeat_ms,
         start_timeout_ns=int(config.start_timeout_s * SECOND),
         merge_mean_names=config.merge_mean_names,
-        tape_mb_max=config.tape_mb_max,
+        tape_max_mb=config.tape_max_mb,
         config={field.name: getattr(config, field.name) for field in fields(config)},
         step=StepOptions(
             overlapped=config.concurrent_outer_step,
-            alignment=config.alignment,
+            apply_mode=config.apply_mode,
             blend_alpha=config.blend_alpha,
-            give_up_ns=int(config.give_up_s * SECOND),
+            give_up_ns=int(config.wait_timeout_s * SECOND),
             shutdown_ns=int(config.shutdown_timeout_s * SECOND),
             stall_ns=int(config.transfer_stall_s * SECOND)
             + max(HEARD_HEARTBEATS * config.sideband_heartbeat_ms * MS, HEARD_NS_MIN),
@@ -110,13 +110,14 @@ def settings_of(
 def starving(config: MendConfig) -> str:
     """Why the offers of one rack may never be merged, in words; empty: they will be. With two
     racks, the other one waits for the next offer as well."""
-    none_late = config.max_age == 0 and config.grace_window_ms == 0
+    none_late = config.staleness_max_rounds == 0 and config.grace_window_ms == 0
     if config.racks < 3 or config.lockstep or not none_late:
         return ""
     return (
-        f"max_age=0 with grace_window_ms=0 and racks={config.racks}: rounds wait for no rack, and "
-        "an offer that is late by one round is dropped, so a rack may never be merged. Set "
-        "max_age=1 or more, or leave out grace_window_ms"
+        f"staleness_max_rounds=0 with grace_window_ms=0 and racks={config.racks}: "
+        "rounds wait for no rack, and an offer that is late by one round is dropped, so a rack may "
+        "never be merged. Set "
+        "staleness_max_rounds=1 or more, or leave out grace_window_ms"
     )
 
 

@@ -20,9 +20,9 @@ Acceptor = TypeVar("Acceptor", int, Member)
 """By rack where all are of one roster; else by member, as a restarted rack has no vote."""
 
 
-def worthwhile(offers: int, quorum_min_learners: int) -> bool:
+def worthwhile(offers: int, merge_min_racks: int) -> bool:
     """K: a merge needs this many contributions. Never a matter of safety."""
-    return offers >= quorum_min_learners
+    return offers >= merge_min_racks
 
 
 def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:

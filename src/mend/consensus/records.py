@@ -206,11 +206,11 @@ class Policy(Word, frozen=True):
     racks: Annotated[int, Meta(ge=1, le=64), Filled("racks")]
     ranks: Annotated[int, Meta(ge=1, le=1024)]
     fragments: Annotated[int, Meta(ge=1, le=1024), Filled("fragments")]
-    quorum_min_learners: Annotated[Count, Filled("quorum_min_learners")]
+    merge_min_racks: Annotated[Count, Filled("merge_min_racks")]
     grace_ns: Annotated[int, Meta(ge=-1, le=2**62), Filled("grace_window_ms", MS)]
     """Fixed window; -1 = adaptive."""
     lockstep: Annotated[bool, Filled("lockstep")]
-    max_age: Annotated[Count, Filled("max_age")]
+    staleness_max_rounds: Annotated[Count, Filled("staleness_max_rounds")]
     period_steps: Annotated[Count, Filled("sync_period_steps")]
     overlap_steps: Annotated[Count, Filled("overlap_steps")]
     overlap_ramp: Annotated[Count, Filled("outer_ramp_rounds")]
@@ -218,13 +218,13 @@ class Policy(Word, frozen=True):
     stall_max_ns: Annotated[Count, Filled("stall_max_s", SECOND)]
     """Compared, as racks that waited unequally long in the same outage would come out of it at
     different steps."""
-    evict_ns: Annotated[Count, Filled("evict_s", SECOND)]
+    evict_ns: Annotated[Count, Filled("seat_timeout_s", SECOND)]
     """Silence that costs a rack its seat; 0 = never."""
     restart_attests: Annotated[bool, Filled("restart_attests_death")]
     """Whether a rack that is started again proves that its former life is over."""
     token_weighted: Annotated[bool, Filled("token_weighted_merge")] = True
     """Racks weigh by their tokens; else all alike."""
-    expected: Annotated[Racks, Filled("expected_learner_ids")] = ()
+    expected: Annotated[Racks, Filled("expected_racks")] = ()
     """Racks that a round waits for, ascending; empty: for all that are live."""
     moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=3)] = ()
     """The last fragments: those of moments and of running statistics, not of weights."""

@@ -73,7 +73,7 @@ BATCH_CHANGE_MIN_PCT = 10
 
 
 AWAY_NS = 600 * SECOND
-"""How long an evicted rack may be away before it counts as lost, where `evict_s` does not say."""
+"""How long an evicted rack may be away before it counts as lost, if `seat_timeout_s` is 0."""
 
 
 def event_of(before: int, due: Mitigation) -> RackMitigated:
@@ -310,7 +310,7 @@ def _needed(
     left = {voter for voter in log.voters if voter.rack != rack and voter.rack in live}
     if len(left) < VOTERS_LEFT_MIN or not log.may_decide(left):
         return "too few votes would be left"
-    wanted = log.policy.quorum_min_learners if log.policy is not None else 0
+    wanted = log.policy.merge_min_racks if log.policy is not None else 0
     return f"a merge needs {wanted} racks" if len(others) < wanted else ""
 
 

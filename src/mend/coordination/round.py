@@ -145,7 +145,7 @@ class Round:
             return Drop(
                 self.fragment,
                 tuple(Ended(offer.member, offer.seq) for offer in old),
-                "older than max_age",
+                "older than staleness_max_rounds",
             )
         self._without_removed(inputs, now_ns)
         if self.phase is Phase.IDLE and self._opens(inputs):
@@ -255,7 +255,7 @@ class Round:
             inputs.contributors if inputs.policy.lockstep else inputs.contributors & inputs.live
         )
         waiting = _named(inputs, expected) - inside - inputs.declined
-        k = min(inputs.policy.quorum_min_learners, max(1, len(inputs.contributors)))
+        k = min(inputs.policy.merge_min_racks, max(1, len(inputs.contributors)))
         if inputs.policy.lockstep:
             enough = bool(arrived)
         else:
@@ -385,7 +385,9 @@ class Round:
         """Offers that are too old to be merged. They do not count as arrived, so they never
         join."""
         return [
-            offer for offer in inputs.offers if inputs.version - offer.base > inputs.policy.max_age
+            offer
+            for offer in inputs.offers
+            if inputs.version - offer.base > inputs.policy.staleness_max_rounds
         ]
 
     def _commit(self, inputs: RoundInputs, digests: tuple[str, ...]) -> Commit:

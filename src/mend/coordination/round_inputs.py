@@ -89,7 +89,8 @@ def inputs_of(
     arrived = [
         offer
         for offer in open_offers
-        if version - offer.base <= around.policy.max_age and _is_held(offer, around, holders)
+        if version - offer.base <= around.policy.staleness_max_rounds
+        and _is_held(offer, around, holders)
     ]
     declined, results, bad = set(), {}, []
     slices = dict[int, Sliced]()

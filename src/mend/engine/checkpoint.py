@@ -353,7 +353,7 @@ def _read(
 def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> Recut | None:
     """None: as many ranks wrote the checkpoint, or it cannot be recut; then the facts differ."""
     facts = dict(manifest.facts)
-    stateful = facts.get("outer_step_compression_mode", "").startswith("powersgd")
+    stateful = facts.get("codec", "").startswith("powersgd")
     if manifest.ranks == group.ranks or cuttable is None or stateful:
         return None
     placed = {k.removeprefix(PLACED): v for k, v in facts.items() if k.startswith(PLACED)}

@@ -26,7 +26,7 @@ from mend.engine.fragment_state import FragmentState
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.errors import NonFinite
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed, Side, Uploaded
 from mend.kernels import ROW_NUMEL
 
@@ -63,10 +63,10 @@ class CudaStaging:
     """The device's side of a rank: at most one anchor waits there."""
 
     def __init__(
-        self, side: Side, numerics: Numerics, alignment: Alignment, blend_alpha: float
+        self, side: Side, numerics: Numerics, apply_mode: ApplyMode, blend_alpha: float
     ) -> None:
         self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
-        self.alignment, self._alpha = alignment, blend_alpha
+        self.apply_mode, self._alpha = apply_mode, blend_alpha
         self._waiting: tuple[int, Uploaded] | None = None
         self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
         """By fragment: which one is on the device, and its values there."""
@@ -134,7 +134,7 @@ class CudaStaging:
         uploaded = self._taken(fragment, delta_N is not None, new.version)
         if uploaded is None:
             uploaded = self._upload(fragment, track, delta_N, new)
-        self.side.apply(track.view, track.owned, uploaded, self.alignment, self._alpha, out_N)
+        self.side.apply(track.view, track.owned, uploaded, self.apply_mode, self._alpha, out_N)
         if self.encoder is not None:
             self._anchors[fragment] = new, uploaded.next_N
             if delta_N is not None:  # named: it leaves a residual, or nothing
@@ -154,7 +154,7 @@ class CudaStaging:
         self, fragment: int, track: FragmentState, delta_N: Tensor | None, new: Anchor
     ) -> Uploaded:
         old_N = track.anchor.values if self.encoder is None else self._anchor(fragment, track)
-        return self.side.upload(new.version, old_N, delta_N, new.values, self.alignment)
+        return self.side.upload(new.version, old_N, delta_N, new.values, self.apply_mode)
 
 
 def _encoded(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import Cut, ModelPlan
 from mend.fragment.moments import MomentsView
@@ -109,7 +109,7 @@ class StepOptions:
     """The options of steps that a rack decides for itself; the others are in the `Policy`."""
 
     overlapped: bool
-    alignment: Alignment
+    apply_mode: ApplyMode
     blend_alpha: float
     give_up_ns: int
     shutdown_ns: int
@@ -170,8 +170,8 @@ class FragmentState:
     offer: OpenOffer | None = None
     residual_N: Tensor | None = None
     behind_until: int = 0
-    """Step at which it last went on to a version more than `max_age` newer, unmerged: the steps
-    from the mark to there were made while the others merged theirs."""
+    """Step at which it last went on to a version more than `staleness_max_rounds` newer, unmerged:
+    the steps from the mark to there were made while the others merged theirs."""
 
     @property
     def owned(self) -> Owned:
@@ -201,7 +201,7 @@ class FragmentState:
 
 @dataclass
 class Ledger:
-    """Tokens of this rank, summed over fragments: merged, and discarded by the alignment."""
+    """Tokens of this rank, summed over fragments: merged, and discarded by overwrite."""
 
     merged: int = 0
     discarded: int = 0

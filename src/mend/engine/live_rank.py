@@ -311,7 +311,7 @@ class LiveRank:
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
             moments=self._moments,
         )  # fmt: skip
-        tape = begin(settings.diagnostics, settings.tape_mb_max, header, self.recorder.note)
+        tape = begin(settings.diagnostics, settings.tape_max_mb, header, self.recorder.note)
         if tape is not None:
             tape.watch(machines.named())
         return tape

@@ -41,7 +41,7 @@ from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude, sound
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError, ensure, require
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.kernels import HalvesKernel, halves_kernel
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Average, Gram, Made, Measuring, Merge, nothing
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
@@ -119,10 +119,10 @@ def _owned(part: Owned | int) -> Owned:
     return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
 
 
-def keeps_in_weights(codec: Codec | LayoutCodec, alignment: Alignment) -> bool:
+def keeps_in_weights(codec: Codec | LayoutCodec, apply_mode: ApplyMode) -> bool:
     """Whether the error of the codec stays in the rack's weights. It cannot where an apply discards
     a part of the weights, as the error would be lost too."""
-    return codec.feedback == "weights" and alignment == "carry"
+    return codec.feedback == "weights" and apply_mode == "carry"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,10 +189,11 @@ class Numerics:
     """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
     fragment is given as what the rank owns of it, or as its number of elements.
 
-    `max_age`: age in versions up to which an offer may be merged. `pool`: threads that share long
-    jobs; the bits do not depend on their number, as every operation is element-wise and every
-    digest block is within one part. `buffers`: `spare` large vectors are kept from round to round.
-    The training thread uses both. `in_weights`: the error of the codec stays in the rack's weights,
+    `staleness_max_rounds`: age in versions up to which an offer may be merged. `pool`: threads
+    that share long jobs; the bits do not depend on their number, as every operation is
+    element-wise and every digest block is within one part. `buffers`: `spare` large vectors are
+    kept from round to round. The training thread uses both. `in_weights`: the error of the codec
+    stays in the rack's weights,
     and no residual is kept.
     """
 
@@ -205,11 +206,11 @@ class Numerics:
         spare: int = 0,
         pin: Pin | None = None,
         cores: frozenset[int] | None = None,
-        max_age: int = 2,
+        staleness_max_rounds: int = 2,
         in_weights: bool = False,
     ) -> None:
         self.codec, self.rule, self.outer = codec, merge, outer
-        self._max_age, self.in_weights = max_age, in_weights
+        self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
@@ -241,7 +242,7 @@ class Numerics:
         """The codec of a part; the first call compiles its kernels."""
         owned = _owned(part)
         if owned not in self._codecs:
-            codecs = fragment_codec(self.codec, owned, self._max_age)
+            codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
             self._halves_kernel(owned.numel)
             self._codecs.setdefault(owned, codecs)

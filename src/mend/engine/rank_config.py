@@ -51,7 +51,7 @@ class Settings:
     members: tuple[int, ...] | None = None
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()
-    tape_mb_max: int = 0
+    tape_max_mb: int = 0
     """Maximum size of the tape in `diagnostics`; 0: no tape."""
     config: dict[str, object] = field(default_factory=dict)
     """The configuration as given, for the tape's header."""

@@ -162,7 +162,7 @@ def _view(
         fragments=policy.fragments if policy else 0,
         period_steps=policy.period_steps if policy else 0,
         overlap_steps=policy.overlap_steps if policy else 0,
-        quorum_min_learners=policy.quorum_min_learners if policy else 0,
+        merge_min_racks=policy.merge_min_racks if policy else 0,
         lockstep=policy.lockstep if policy else False,
         versions=tuple(log.versions[:SHOWN_MAX]),
         racks=_racks(known)[:SHOWN_MAX],

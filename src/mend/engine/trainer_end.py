@@ -147,10 +147,10 @@ class TrainerEnd(TrainerRounds):
         return bool(minus_left and may)
 
     def _carry_from_here(self) -> None:
-        """From now on an apply keeps everything that the weights hold, whatever the alignment."""
-        self.options = replace(self.options, alignment="carry")
+        """From now on an apply keeps everything that the weights hold, whatever apply_mode says."""
+        self.options = replace(self.options, apply_mode="carry")
         if self.beside is not None:
-            self.beside.alignment = "carry"
+            self.beside.apply_mode = "carry"
 
     def _end(self, keep_local: bool) -> Doing:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""

@@ -146,7 +146,7 @@ class TrainerRounds:
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
         self._budget_ns = policy.stall_max_ns
-        blend = options.alignment, options.blend_alpha
+        blend = options.apply_mode, options.blend_alpha
         self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
         if resumed is not None:
             self._go_on_after(resumed[0])
@@ -426,7 +426,7 @@ class TrainerRounds:
         self.stall_ns_total += self.stall_ns_last
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
-                f"step {self.step}: no decision on fragment {waiting[0]} within give_up_s="
+                f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
                 f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
             )
         if not self.policy.lockstep:
@@ -554,7 +554,10 @@ class TrainerRounds:
         elif delta_N is not None and offer is not None:
             yield from self._average(track, track.moments, fragment, offer, anchor)
         ended = 0
-        if fate != "named" and anchor.version - track.anchor.version > self.policy.max_age:
+        if (
+            fate != "named"
+            and anchor.version - track.anchor.version > self.policy.staleness_max_rounds
+        ):
             track.behind_until = self.step
         if offer is not None and fate:
             ended, track.offer = offer.seq, None
@@ -611,10 +614,10 @@ class TrainerRounds:
         yield from self._write(track, fragment, live_N)
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
-        alignment, alpha = self.options.alignment, self.options.blend_alpha
+        apply_mode, alpha = self.options.apply_mode, self.options.blend_alpha
         for theta_n, place in pieces:
             delta_n = delta_N[place] if delta_N is not None else None
-            realign(theta_n, old_N[place], delta_n, new_N[place], alignment, alpha, theta_n)
+            realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
     def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Doing:
         if track.shared:
@@ -640,7 +643,7 @@ class TrainerRounds:
         weights = track.moments is None
         if weights:
             self.ledger.merged += offer.tokens
-        if weights and self.options.alignment == "overwrite":
+        if weights and self.options.apply_mode == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:

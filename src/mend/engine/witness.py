@@ -134,7 +134,7 @@ def run(
     heartbeat_ms: int = 100,
     on_progress: Callable[[str], None] | None = None,
     diagnostics_dir: Path | None = None,
-    tape_mb_max: int = 0,
+    tape_max_mb: int = 0,
     observe: bool = True,
     keys: tuple[bytes, ...] = (),
     protection: str = "loopback",
@@ -154,7 +154,7 @@ def run(
     io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
-    tape = begin(diagnostics_dir, tape_mb_max, header_of(job_id, parts), recorder.note)
+    tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
     witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
     if tape is not None:
         tape.watch(witness.machines)

@@ -654,7 +654,7 @@ class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
 
     says = "{of_the_last}"
     remedy = (
-        "a longer overlap_steps or grace_window_ms, payload_dtype='bfloat16', or lockstep=True; "
+        "a longer overlap_steps or grace_window_ms, codec='bfloat16', or lockstep=True; "
         "see docs/tuning.md, Are the racks merged together"
     )
     of_the_last: str
@@ -1221,7 +1221,7 @@ class RackEvicted(RackMitigated, frozen=True, tag="slow-rack-evicted"):
 
 class EvictedRackLost(RackMitigated, frozen=True, tag="evicted-rack-lost"):
     """An evicted rack has [not come back](failslow.md#eviction) for
-    `evict_s`: the job stops waiting for it. It may still join."""
+    `seat_timeout_s`: the job stops waiting for it. It may still join."""
 
     says = "rack {slow_rack} is lost: {reason}"
     remedy = "see docs/failslow.md, Eviction"

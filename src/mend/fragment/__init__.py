@@ -1,13 +1,13 @@
 """fragment: the only room that touches the model. Plans, views and the arithmetic of applying an
 anchor."""
 
-from mend.fragment.apply import Alignment, realign
+from mend.fragment.apply import ApplyMode, realign
 from mend.fragment.ledger import VectorLedger
 from mend.fragment.plan import build_plan, exchanged_parameters, plan_facts, tied_names, unwrap
 from mend.fragment.view import FragmentView
 
 __all__ = [
-    "Alignment",
+    "ApplyMode",
     "FragmentView",
     "VectorLedger",
     "build_plan",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mend.errors import ConfigError, ensure
 
-Alignment = Literal["carry", "overwrite", "blend"]
+ApplyMode = Literal["carry", "overwrite", "blend"]
 _BLOCK = 1 << 18
 """Elements per torch call and thread: scratch that stays in its cache."""
 
@@ -23,7 +23,7 @@ def realign(
     anchor_N: Tensor,
     delta_N: Tensor | None,
     next_N: Tensor,
-    alignment: Alignment,
+    apply_mode: ApplyMode,
     alpha: float,
     out_N: Tensor,
 ) -> None:
@@ -39,15 +39,18 @@ def realign(
       overwrite   next
       blend       next + alpha * (theta - next)
     """
-    if alignment not in get_args(Alignment):
+    if apply_mode not in get_args(ApplyMode):
         raise ConfigError(
-            "alignment", alignment, f"must be one of {get_args(Alignment)}", "carry loses nothing."
+            "apply_mode",
+            apply_mode,
+            f"must be one of {get_args(ApplyMode)}",
+            "carry loses nothing.",
         )
     numel = out_N.numel()
     given = (theta_N, anchor_N, next_N) if delta_N is None else (theta_N, anchor_N, next_N, delta_N)
     numels = [vector_N.numel() for vector_N in given]
     ensure(set(numels) == {numel}, "vectors of different length", numels=numels, out=numel)
-    if delta_N is not None and alignment == "overwrite":
+    if delta_N is not None and apply_mode == "overwrite":
         out_N.copy_(next_N)
         return
     size = _BLOCK * torch.get_num_threads()
@@ -57,7 +60,7 @@ def realign(
         drift = scratch_n[: part.stop - part.start]
         if delta_N is None:
             torch.sub(theta_N[part], anchor_N[part], out=drift)
-        elif alignment == "carry":
+        elif apply_mode == "carry":
             torch.sub(anchor_N[part], delta_N[part], out=drift)
             torch.sub(theta_N[part], drift, out=drift)
         else:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.fragment.shards import local_of
 from mend.fragment.view import FragmentView
 from mend.types import Owned
@@ -150,7 +150,7 @@ class Side:
         anchor_N: Tensor,
         delta_N: Tensor | None,
         next_N: Tensor,
-        alignment: Alignment,
+        apply_mode: ApplyMode,
     ) -> Uploaded:
         """Start bringing a new anchor to the device. Arguments as those of `realign`, pinned."""
         named = delta_N is not None
@@ -158,7 +158,7 @@ class Side:
             base_N = None
             there_N = torch.empty(next_N.numel(), dtype=torch.float32, device=self.device)
             sources: tuple[Tensor, ...] = (anchor_N, next_N)
-            if not named or alignment == "carry":
+            if not named or apply_mode == "carry":
                 base_N = torch.empty_like(there_N).copy_(anchor_N, non_blocking=True)
             if delta_N is not None and base_N is not None:
                 base_N.sub_(there_N.copy_(delta_N, non_blocking=True))
@@ -176,7 +176,7 @@ class Side:
         view: FragmentView,
         owned: Owned,
         new: Uploaded,
-        alignment: Alignment,
+        apply_mode: ApplyMode,
         alpha: float,
         out_N: Tensor | None = None,
     ) -> None:
@@ -193,7 +193,7 @@ class Side:
                     place = slice(outer.start + start, outer.start + stop)
                     in_place = out_N is None and theta_n.dtype == torch.float32
                     moved_n = theta_n if in_place else theta_n.to(torch.float32, copy=True)
-                    _move(moved_n, new, place, alignment, alpha)
+                    _move(moved_n, new, place, apply_mode, alpha)
                     if not in_place:
                         (theta_n if out_N is None else out_N[place]).copy_(moved_n)
                 if not plain and out_N is None:
@@ -236,13 +236,15 @@ class Side:
         self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
 
 
-def _move(theta_n: Tensor, new: Uploaded, place: slice, alignment: Alignment, alpha: float) -> None:
+def _move(
+    theta_n: Tensor, new: Uploaded, place: slice, apply_mode: ApplyMode, alpha: float
+) -> None:
     """`realign` on the device, in place: the same operations, each rounded to fp32. A sum of two
     has the same bits in either order."""
     next_n = new.next_N[place]
     if new.base_N is not None:
         theta_n.sub_(new.base_N[place]).add_(next_n)
-    elif alignment == "overwrite":
+    elif apply_mode == "overwrite":
         theta_n.copy_(next_n)
     else:
         theta_n.sub_(next_n).mul_(alpha).add_(next_n)

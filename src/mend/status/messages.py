@@ -156,7 +156,7 @@ class JobStatus(Word, frozen=True, tag=2):
     fragments: U16
     period_steps: Count
     overlap_steps: Count
-    quorum_min_learners: Count
+    merge_min_racks: Count
     lockstep: bool
     versions: Annotated[tuple[Count, ...], Meta(max_length=SHOWN_MAX)]
     """Decided, per fragment."""

@@ -16,7 +16,7 @@ class TokenLedger:
     open: float
     """Trained since the last merged capture: still in this rack's weights, in the next offer."""
     discarded: float
-    """Given up by alignment overwrite; 0 under carry."""
+    """Given up by apply_mode overwrite; 0 under carry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Status:
     outer_momentum: float = 0.0
     """Momentum of the newest commit's outer step."""
     codec: str = "float32"
-    """Codec of offers, from outer_step_compression_mode or payload_dtype."""
+    """Codec of offers."""
     payload_bytes: int = 0
     """Bytes of all offers of weights that this rank has encoded; each is sent to every other
     rack."""

@@ -32,9 +32,8 @@ def coordinate(
             sideband_addr="",
             sideband_peers=(),
             rack=None,
-            payload_dtype="float32",
             # A registered codec or outer optimizer is known to the racks only.
-            outer_step_compression_mode="none",
+            codec="float32",
             encode_on="host",
             outer_optimizer="nesterov",
         )
@@ -60,7 +59,7 @@ def coordinate(
             heartbeat_ms,
             on_progress=lambda line: printer.line(f"{NAME} {line}"),
             diagnostics_dir=Path(folder) if folder else None,
-            tape_mb_max=config.tape_mb_max,
+            tape_max_mb=config.tape_max_mb,
             observe=config.observe,
             keys=keys,
             protection=protection_of(config, bind),

@@ -52,7 +52,7 @@ SAYS = {
 
 
 def recipes(
-    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp", codec: str = "none"
+    *, quick: bool, steps: int | None, out: Path, parallel: str = "ddp", codec: str = "float32"
 ) -> dict[str, Recipe]:
     """The four runs, equal but for the exchange; the delay comes when a step has been timed."""
     from mend.tools.demo_train import Recipe
@@ -94,9 +94,9 @@ def calibrated_delay_ms(ranks: report.Ranks, overlap_steps: int) -> float:
 def check_codec(codec: str) -> None:
     """Refuse a wrong one before anything runs. Raises ConfigError."""
     try:
-        MendConfig(outer_step_compression_mode=codec)
+        MendConfig(codec=codec)
     except ConfigError as wrong:
-        if wrong.field != "outer_step_compression_mode":
+        if wrong.field != "codec":
             raise
         raise ConfigError("--codec", codec, wrong.rule, "Change --codec.") from wrong
 
@@ -109,7 +109,7 @@ def demo(
     nproc_per_rack: int,
     parallel: Literal["ddp", "fsdp2"],
     out: Path,
-    codec: str = "none",
+    codec: str = "float32",
 ) -> int:
     """Run everything; returns the exit status. Raises MendError when a run fails."""
     console = Console()
@@ -228,7 +228,7 @@ def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
 def _title(settings: dict[str, Any]) -> str:
     ranks = settings["nproc_per_rack"]
     inside = f" x {ranks} ranks ({settings['parallel']})" if ranks > 1 else ""
-    codec = f", {settings['codec']} payloads" if settings["codec"] != "none" else ""
+    codec = f", {settings['codec']} payloads" if settings["codec"] != "float32" else ""
     return f"2 racks{inside}{codec}, {settings['delay_ms']} ms delay ({settings['delay_origin']})"
 
 

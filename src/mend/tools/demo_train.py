@@ -52,7 +52,7 @@ class Recipe:
     lockstep: bool = True
     delay_ms: float = 0.0
     delay_distribution: str = "constant"
-    codec: str = "none"
+    codec: str = "float32"
 
 
 def mend_settings(recipe: Recipe) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def mend_settings(recipe: Recipe) -> dict[str, Any]:
         "outer_optimizer_momentum": 0.0,
         "concurrent_outer_step": recipe.concurrent,
         "lockstep": recipe.lockstep,
-        "outer_step_compression_mode": recipe.codec,
-        "quorum_min_learners": recipe.quorum,
+        "codec": recipe.codec,
+        "merge_min_racks": recipe.quorum,
         "simulated_merge_delay_ms": recipe.delay_ms,
         "simulated_merge_delay_distribution": recipe.delay_distribution,
         "simulated_merge_delay_seed": recipe.seed,

@@ -190,8 +190,7 @@ def base_config(racks: int) -> MendConfig:
         fragments=FRAGMENTS[0],
         sync_period_steps=PERIOD_FIRST,
         overlap_steps=None,
-        payload_dtype="float32",
-        outer_step_compression_mode="none",
+        codec="float32",
         encode_on="host",
         simulated_merge_delay_ms=0.0,
     )
@@ -217,7 +216,7 @@ def choice_of(
     settings: dict[str, Any] = {  # of several types, which MendConfig checks
         "sync_period_steps": period,
         "fragments": fragments,
-        "payload_dtype" if payload in DTYPES else "outer_step_compression_mode": payload,
+        "codec": payload,
         "exchange_plan": "mesh",
     }
     with warnings.catch_warnings():
@@ -248,7 +247,7 @@ def _choice(asked: Asked, config: MendConfig, exchange: Exchange, longest: Excha
     device_bytes = round(DEVICE_PARTS * part * FP32) if asked.device == "cuda" else 0
     encoding_bytes = 0
     if asked.device == "cuda" and config.codec in ON_DEVICE:
-        stay = 1 if keeps_in_weights(codec_named(config.codec), config.alignment) else 2
+        stay = 1 if keeps_in_weights(codec_named(config.codec), config.apply_mode) else 2
         encoding_bytes = round((stay * asked.params / asked.ranks + ENCODING_PARTS * part) * FP32)
     return Choice(
         config, exchange, longest, asked.step_ms, copy_ms, memory, device_bytes, encoding_bytes,

@@ -129,15 +129,13 @@ def plan_command(
 def settings(chosen: Choice) -> dict[str, str | float]:
     """Return the settings of the choice, for all racks alike."""
     config = chosen.config
-    compression = config.outer_step_compression_mode
-    payload = {"payload_dtype": config.payload_dtype}
     return {
         "racks": config.racks,
         "sync_period_steps": config.sync_period_steps,
         "fragments": config.fragments,
         "overlap_steps": config.tau,
         **({} if config.exchange_plan == "auto" else {"exchange_plan": config.exchange_plan}),
-        **(payload if compression == "none" else {"outer_step_compression_mode": compression}),
+        "codec": config.codec,
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
         **{name: getattr(config, name) for name in TIME_OUTS},
     }

@@ -25,8 +25,8 @@ def retire_command(
     that is [bold]started again[/bold] proves that its former process is gone, and needs no command.
     Use retire when the machine of a rack is lost. Then
 
-    - with a quorum: the rack loses its seat at once, not only after evict_s. If it had been evicted
-    for being slow, the job stops waiting for it, and may evict another;
+    - with a quorum: the rack loses its seat at once, not only after seat_timeout_s. If it had been
+    evicted for being slow, the job stops waiting for it, and may evict another;
 
     - without a quorum: once every missing rack is started again or retired, the remaining racks
     continue from the newest versions that any of them holds;

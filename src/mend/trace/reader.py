@@ -113,7 +113,7 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
         if not inside:
             raise TapeError(
                 f"{path}: no tape in there; was the job given a diagnostics_dir? Set "
-                "MEND_DIAGNOSTICS_DIR, and tape_mb_max above 0, and run it again"
+                "MEND_DIAGNOSTICS_DIR, and tape_max_mb above 0, and run it again"
             )
         for each in inside:
             first = _files_of(each)[0]

@@ -81,7 +81,7 @@ def read_script(paths: Sequence[Path]) -> ReplayScript:
             continue
         if tape.header.segment:
             raise TapeError(
-                f"{tape.path}: its beginning was deleted, as tape_mb_max says. Training is "
+                f"{tape.path}: its beginning was deleted, as tape_max_mb says. Training is "
                 "replayed from its first step only; `mend replay` replays the "
                 "decisions that are left"
             )

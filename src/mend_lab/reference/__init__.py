@@ -37,7 +37,7 @@ class Settings:
     period: int  # H: each fragment is captured once per H steps
     overlap: int  # tau < H: what is captured at step s is applied at s + tau
     overlap_ramp: int = 0  # c > 0: tau rises with the versions, see `tau`
-    alignment: str = "carry"  # or "overwrite", "blend"
+    apply_mode: str = "carry"  # or "overwrite", "blend"
     alpha: float = 0.5  # blend only: the part of the rack's own deviation that it keeps
     outer_lr: float = 1.0
     momentum: float = 0.0
@@ -50,14 +50,14 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < self.period:
             raise ValueError(f"overlap={self.overlap} must be in [0, period={self.period})")
-        if self.alignment not in ("carry", "overwrite", "blend"):
-            raise ValueError(f"alignment={self.alignment!r} is none of carry, overwrite, blend")
+        if self.apply_mode not in ("carry", "overwrite", "blend"):
+            raise ValueError(f"apply_mode={self.apply_mode!r} is none of carry, overwrite, blend")
 
     @property
     def in_weights(self) -> bool:
         """Whether what a payload cannot carry stays in the rack's weights, and not in e."""
         extreme = self.payload == "topk" or rank_of(self.payload) > 0
-        return extreme and self.alignment == "carry"
+        return extreme and self.apply_mode == "carry"
 
     def tau(self, version: int) -> int:
         """Of a capture on this version: tau v / (0.9 (v + c)), rounded, from 1 to tau."""
@@ -234,10 +234,10 @@ def aligned(
     """The parameters under the new anchor. `delta`: this rack's offer if it is in it, else None."""
     if delta is None:
         return new + (theta - old)  # nothing of ours was merged: carry all of it
-    if settings.alignment == "carry":
+    if settings.apply_mode == "carry":
         captured = old - delta
         return new + (theta - captured)  # carry what was learnt since
-    if settings.alignment == "overwrite":
+    if settings.apply_mode == "overwrite":
         return new.clone()
     return new + (theta - new) * fp32(settings.alpha)
 
@@ -379,7 +379,7 @@ class _Learner:
         _store(self.rack, self.settings.fragments[fragment], theta)
         if named:
             part.residual = named.pend
-            part.mark = self.totals if self.settings.alignment == "overwrite" else named.totals
+            part.mark = self.totals if self.settings.apply_mode == "overwrite" else named.totals
             part.offer = None
         elif any(me in commit.dropped for commit in passed):
             part.offer = None  # as if never sent: residual and mark stay

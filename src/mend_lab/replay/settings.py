@@ -41,8 +41,8 @@ OWN = (
 
 PINNED: Mapping[str, object] = {
     "witness_addr": "",
-    "tape_mb_max": 0,
-    "evict_s": 0.0,
+    "tape_max_mb": 0,
+    "seat_timeout_s": 0.0,
     "simulated_merge_delay_ms": 0.0,
 }
 """Rack 0 coordinates, no rack is evicted, nothing is delayed on purpose; no tape of a replay."""

@@ -142,7 +142,7 @@ class ReplayFactory(RankFactory):
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
         then, now = dict(self._script.facts), dict(facts)
-        free = {"mend version", "torch version", "encrypt_payloads", "evict_s"}
+        free = {"mend version", "torch version", "encrypt_payloads", "seat_timeout_s"}
         for name in [*then, *now]:
             if name not in free and then.get(name) != now.get(name):
                 was, is_ = then.get(name, "absent"), now.get(name, "absent")
@@ -252,7 +252,7 @@ class ReplayTrainer(Trainer):
                 self._keep(files, given, data_B, "what it has registered with scope rack")
 
     def _await_state(self, files: StateFiles, copied: GivenState) -> Doing:
-        """Wait for a file of another process, at most give_up_s after the last decided round."""
+        """Wait for a file of another process, at most wait_timeout_s after the last round."""
         commits, since_ns = self.published.commits, self._now_ns()
         while not files.has(copied, self._rank):
             if self.published.failure is not None:
@@ -262,7 +262,7 @@ class ReplayTrainer(Trainer):
             if self._now_ns() - since_ns > self.options.give_up_ns:
                 raise GaveUp(
                     f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
-                    f"(give_up_s) for the state of rack {copied.rack} at step {copied.step}"
+                    f"(wait_timeout_s) for the state of rack {copied.rack} at step {copied.step}"
                 )
             yield Wait(lambda: files.has(copied, self._rank), POLL_NS)
 
@@ -352,7 +352,7 @@ class ReplayTrainer(Trainer):
         track.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Doing:
-        """Wait for `ready`, at most give_up_s after the last decided round. Raises GaveUp."""
+        """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
         published, limit_ns = self.published, self.options.give_up_ns
         while True:
             commits = published.commits
@@ -366,7 +366,7 @@ class ReplayTrainer(Trainer):
                 return
             if not waited:
                 raise GaveUp(
-                    f"replay: {self._title} waited {limit_ns / SECOND:g} s (give_up_s) "
+                    f"replay: {self._title} waited {limit_ns / SECOND:g} s (wait_timeout_s) "
                     f"for: {what} ({self.why()})"
                 )
 

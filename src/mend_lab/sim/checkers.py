@@ -312,7 +312,7 @@ class Checkers:
 
     def _check_vectors(self, watched: Watched) -> None:
         """I2, for carry: every update is in a merged offer, in e, or still in theta."""
-        if self.scenario.alignment != "carry" or any(
+        if self.scenario.apply_mode != "carry" or any(
             rack == watched.me.rack for rack, _ in self.scenario.non_finite
         ):
             return

@@ -17,13 +17,13 @@ from typing import Any
 from mend.codec import codec_named, cut_numel
 from mend.consensus.log import RECORDS_KEPT
 from mend.coordination.round import SLICED_MIN
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.types import MS, SECOND
 from mend_lab.sim.faults import SPOILT
 from mend_lab.sim.scenario import FOR_EVER, SHUTDOWN_NS, WITNESS_TARGET, Fault, Scenario
 from mend_lab.sim.scripted_faults import PATIENCE_NS, scripted, together
 
-ALIGNMENTS: tuple[Alignment, ...] = ("carry", "carry", "carry", "overwrite", "blend")
+APPLY_MODES: tuple[ApplyMode, ...] = ("carry", "carry", "carry", "overwrite", "blend")
 
 MESSAGES = ("Hello", "Report", "Report", "Orders", "Orders", "Prepare", "Vote")
 """A fault may begin right after the n-th message of such a name."""
@@ -175,11 +175,11 @@ def _workload(seed: int, rng: random.Random) -> Scenario:
         grace_ns=rng.choice((-1, -1, 0, 50 * MS, 400 * MS)),
         lockstep=lockstep,
         overlapped=rng.random() < 0.8,
-        alignment=rng.choice(ALIGNMENTS),
+        apply_mode=rng.choice(APPLY_MODES),
         payload=_payload(seed, rng.choice(("float32", "float32", LOSSY[seed // 2 % len(LOSSY)]))),
         momentum=rng.choice((0.0, 0.0, 0.5)),
         ramp=(0, 1, 3)[seed % 3],
-        max_age=rng.choice((0, 1, 2, 2)),
+        staleness_max_rounds=rng.choice((0, 1, 2, 2)),
         delay_ns=rng.choice((1, 5, 40)) * MS,
         jitter_ns=0 if calm_net else rng.choice((0, 2, 60)) * MS,
         loss=0.0 if calm_net else rng.choice((0.0, 0.0, 0.02, 0.2)),

@@ -12,7 +12,7 @@ from typing import Any
 from mend.consensus.log import RECORDS_KEPT
 from mend.consensus.weights import WHOLE
 from mend.errors import ConfigError
-from mend.fragment.apply import Alignment
+from mend.fragment.apply import ApplyMode
 from mend.types import MS, SECOND
 
 WITNESS_TARGET = 99
@@ -66,12 +66,12 @@ class Scenario:
     """Racks that a round waits for; empty: all that are live."""
     lockstep: bool = False
     overlapped: bool = True
-    alignment: Alignment = "carry"
+    apply_mode: ApplyMode = "carry"
     payload: str = "float32"
     momentum: float = 0.0
     ramp: int = 0
     """Rounds of the momentum's ramp; 0: none."""
-    max_age: int = 2
+    staleness_max_rounds: int = 2
     delay_ns: int = 5 * MS
     jitter_ns: int = 0
     loss: float = 0.0

@@ -66,7 +66,7 @@ def job(seed: int, rng: random.Random, voters: tuple[int, bool], seconds: float)
         grace_ns=rng.choice((-1, 0, 0, 50 * MS)),
         delay_ns=rng.choice((5, 20, 40)) * MS,
         overlapped=rng.random() < 0.8,
-        max_age=rng.choice((1, 2, 2)),
+        staleness_max_rounds=rng.choice((1, 2, 2)),
     )
 
 

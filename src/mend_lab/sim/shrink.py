@@ -105,9 +105,9 @@ def _calmer(scenario: Scenario) -> Iterator[Scenario]:
     plain: dict[str, object] = {
         "ranks": 1, "fragments": 1, "loss": 0.0, "duplicate": 0.0, "jitter_ns": 0, "byte_ns": 0,
         "non_finite": (), "merge": "mean", "payload": "float32", "momentum": 0.0,
-        "ramp": 0, "overlap_ramp": 0, "alignment": "carry", "numel": 3, "overlapped": True,
+        "ramp": 0, "overlap_ramp": 0, "apply_mode": "carry", "numel": 3, "overlapped": True,
         "lockstep": False, "pauses": (), "cut_step": 0, "cut_writes_ns": 0, "first": 0,
-        "delay_ns": 5 * MS, "grace_ns": -1, "max_age": 2, "k": 1,
+        "delay_ns": 5 * MS, "grace_ns": -1, "staleness_max_rounds": 2, "k": 1,
         "step_ns": (50 * MS,) * scenario.racks, "quiet_ns": 0, "gone": False, "moments": (),
         "sharded": False, "carries": False, "rotates": False,
     }  # fmt: skip

@@ -31,7 +31,8 @@ def setup(scenario: Scenario) -> str:
     lines = [
         f"Seed {s.seed}. {s.racks} racks, {ranks}, {witness}; P = {s.fragments} fragments, "
         f"H = {s.period_steps} steps, tau = {s.overlap_steps}{rise}, {closing}, "
-        f"max_age = {s.max_age}; {s.alignment}, {s.merge}, {s.payload}{overlap}.",
+        f"staleness_max_rounds = {s.staleness_max_rounds}; {s.apply_mode}, {s.merge}, "
+        f"{s.payload}{overlap}.",
         f"The racks train {_each(s.steps)} steps of {_each([ns // MS for ns in s.step_ns])} ms. "
         f"A frame takes {s.delay_ns // MS} to {(s.delay_ns + s.jitter_ns) // MS} ms; "
         f"{100 * s.loss:.0f} % are lost, {100 * s.duplicate:.0f} % doubled.",

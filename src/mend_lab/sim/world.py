@@ -406,8 +406,8 @@ class World(Writer):
             codec,
             MERGES[scenario.merge](),
             outer,
-            max_age=scenario.max_age,
-            in_weights=keeps_in_weights(codec, scenario.alignment),
+            staleness_max_rounds=scenario.staleness_max_rounds,
+            in_weights=keeps_in_weights(codec, scenario.apply_mode),
         )
 
     def _rank_options(self) -> RankOptions:
@@ -424,7 +424,7 @@ class World(Writer):
             s.k,
             s.grace_ns,
             s.lockstep,
-            s.max_age,
+            s.staleness_max_rounds,
             s.period_steps,
             s.overlap_steps,
             s.overlap_ramp,
@@ -535,5 +535,5 @@ class World(Writer):
 
 def _step_options(scenario: Scenario) -> StepOptions:
     shutdown_ns = scenario.shutdown_ns
-    overlapped, alignment = scenario.overlapped, scenario.alignment
-    return StepOptions(overlapped, alignment, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)
+    overlapped, apply_mode = scenario.overlapped, scenario.apply_mode
+    return StepOptions(overlapped, apply_mode, 0.5, GIVE_UP_NS, shutdown_ns, BYTES_NS)

@@ -82,12 +82,12 @@ def test_wrong_arguments_are_named(more: dict[str, Any], field: str) -> None:
 
 def test_settings_of_the_shell_count_and_places_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep gone on with under other settings would mix two kinds of figures."""
-    monkeypatch.setenv("MEND_PAYLOAD_DTYPE", "bfloat16")
+    monkeypatch.setenv("MEND_CODEC", "bfloat16")
     monkeypatch.setenv("MEND_RACK", "1")
     monkeypatch.setenv("MEND_FRAGMENTS", "64")
     sweep = asked(env=("B=2",))
-    assert sweep.env == {"MEND_PAYLOAD_DTYPE": "bfloat16", "B": "2"}
-    monkeypatch.delenv("MEND_PAYLOAD_DTYPE")
+    assert sweep.env == {"MEND_CODEC": "bfloat16", "B": "2"}
+    monkeypatch.delenv("MEND_CODEC")
     assert asked(env=("B=2",)).hash() != sweep.hash()
 
 

@@ -85,7 +85,7 @@ def test_a_cell_is_made_by_settings_that_mend_itself_accepts(
         assert (config.exchange, config.lockstep) == (mode != NONE, True)
         assert config.concurrent_outer_step == (mode != BLOCKING)
         assert (config.sync_period_steps, config.fragments, config.tau) == (20, 2, 5)
-        assert (config.racks, config.quorum_min_learners) == (2, 2)
+        assert (config.racks, config.merge_min_racks) == (2, 2)
         assert config.simulated_merge_delay_ms == 62.5
         assert config.simulated_merge_delay_distribution == "bimodal"
         assert config.simulated_merge_delay_seed == 4

@@ -25,8 +25,8 @@ def test_the_figures_are_those_of_the_runs(codec: str, in_weights: bool) -> None
         row = rf"^\| `merge:mu=.9:ramp={ramp}:{name}` .* \+([\d.]+) \[[^|]*\|$"
         rows = re.findall(row, runs.split("\n## ")[0], re.M)
         assert [round(float(row)) for row in rows] == [wanted]
-        alignments = ("carry",) if in_weights else ("overwrite", "blend")
-        assert all(f"{wanted} %" in cost_of(codec, each) for each in alignments)
+        modes = ("carry",) if in_weights else ("overwrite", "blend")
+        assert all(f"{wanted} %" in cost_of(codec, each) for each in modes)
 
 
 def test_it_is_said_of_all_that_leave_most_out_and_of_no_other() -> None:

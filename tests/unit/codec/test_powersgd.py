@@ -181,8 +181,14 @@ def merged(numerics: Numerics, part: Owned, rounds: int) -> tuple[Anchor, str]:
     return anchor, seen.hexdigest() + anchor.digest
 
 
-def numerics_of(threads: int = 1, max_age: int = 1) -> Numerics:
-    return Numerics(PowerSGD(RANK), Average(), Nesterov(0.7, 0.5), threads, max_age=max_age)
+def numerics_of(threads: int = 1, staleness_max_rounds: int = 1) -> Numerics:
+    return Numerics(
+        PowerSGD(RANK),
+        Average(),
+        Nesterov(0.7, 0.5),
+        threads,
+        staleness_max_rounds=staleness_max_rounds,
+    )
 
 
 _ELSEWHERE = """
@@ -259,7 +265,7 @@ def test_an_offer_with_another_basis_is_not_merged_and_its_rack_is_named(
 
 
 def test_an_offer_older_than_may_be_merged_has_no_basis_any_more() -> None:
-    numerics, part = numerics_of(max_age=1), owned()
+    numerics, part = numerics_of(staleness_max_rounds=1), owned()
     anchor = numerics.genesis(noise(part.numel, 1), part)
     old = numerics.encode(noise(part.numel, 2), None, None, anchor.codec).payload
     for version in (1, 2):

@@ -8,15 +8,14 @@ import pytest
 
 import mend
 from mend import compat
-from mend.config.predecessor import FOREIGN, translated
+from mend.config import describe
+from mend.config.predecessor import BECOMES, FOREIGN, FORMER, translated
 from mend.errors import ConfigError
 
 AT = "tcp://127.0.0.1:7"
 SHARED: list[tuple[str, Any, Any]] = [
-    ("quorum_min_learners", 4, 2),
     ("grace_window_ms", 2000, 300),
     ("token_weighted_merge", True, False),
-    ("expected_learner_ids", None, ("rack-0", "rack-1")),
     ("outer_optimizer_momentum", 0.9, 0.5),
     ("sync_period_steps", 128, 64),
     ("momentum_sync_period_steps", 512, 256),
@@ -24,7 +23,6 @@ SHARED: list[tuple[str, Any, Any]] = [
     ("concurrent_outer_step", True, False),
     ("simulated_merge_delay_ms", 0, 20),
     ("simulated_merge_delay_distribution", "constant", "bimodal"),
-    ("outer_step_compression_mode", "none", "int8"),
     ("failslow_window_steps", 50, 40),
     ("failslow_zscore_threshold", 3.0, 4.0),
     ("failslow_min_samples", 10, 12),
@@ -36,7 +34,7 @@ SHARED: list[tuple[str, Any, Any]] = [
 ]
 """name, default there, another value: settings that mend has."""
 
-LEFT_OUT = {"expected_learner_ids", "momentum_sync_period_steps", "sideband_addr"}
+LEFT_OUT = {"momentum_sync_period_steps", "sideband_addr"}
 """Of these the default there stands for what mend does where nothing is said."""
 
 REFUSED: list[tuple[str, Any, Any, str]] = [
@@ -77,13 +75,20 @@ OFF: list[tuple[str, Any, Any]] = [
 ]
 """Settings of a tuner that is off, or refused: no value has an effect."""
 
-RENAMED = ("outer_step_compression_powersgd_rank", 4, 8)
+RENAMED: list[tuple[str, Any, Any, dict[str, Any]]] = [
+    ("quorum_min_learners", 4, 2, {"merge_min_racks": 2}),
+    ("expected_learner_ids", None, ("rack-1", "learner_0"), {"expected_racks": (0, 1)}),
+    ("outer_step_compression_mode", "none", "bf16", {"codec": "bfloat16"}),
+    ("outer_step_compression_powersgd_rank", 4, 4, {}),
+]
+"""name, default there, another value, what that is here."""
 
 
 def test_the_table_has_all_51_settings() -> None:
-    names = [row[0] for row in (*SHARED, *REFUSED, *OFF, RENAMED)]
+    names = [row[0] for row in (*SHARED, *REFUSED, *OFF, *RENAMED)]
     assert len(names) == len(set(names)) == 51
-    assert set(FOREIGN) == {row[0] for row in (*REFUSED, *OFF, RENAMED)}
+    assert set(FOREIGN) == {row[0] for row in (*REFUSED, *OFF)}
+    assert set(BECOMES) == {row[0] for row in RENAMED}
 
 
 @pytest.mark.parametrize(("name", "default", "other"), SHARED)
@@ -127,17 +132,56 @@ def test_a_setting_without_effect_is_accepted(name: str, default: Any, other: An
             compat.MendConfig(**given)
 
 
-def test_a_renamed_setting_becomes_mends_own() -> None:
-    name, default, other = RENAMED
-    assert compat.MendConfig(**{name: default}) == mend.MendConfig()
-    mode = {"outer_step_compression_mode": "powersgd"}
-    assert compat.MendConfig(**mode, **{name: other}).codec == "powersgd-8"
+@pytest.mark.parametrize(("name", "default", "other", "own"), RENAMED)
+def test_renamed_setting_becomes_mends_own(
+    name: str, default: Any, other: Any, own: dict[str, Any]
+) -> None:
+    assert compat.MendConfig(racks=4, **{name: other}) == mend.MendConfig(racks=4, **own)
+    if name == "quorum_min_learners":
+        assert compat.MendConfig(**{name: default}).racks == 4
+    else:
+        assert compat.MendConfig(**{name: default}) == mend.MendConfig()
+
+
+def test_low_rank_of_the_predecessor_is_part_of_the_codec() -> None:
+    mode, rank = "outer_step_compression_mode", "outer_step_compression_powersgd_rank"
+    assert compat.MendConfig(**{mode: "powersgd", rank: 8}).codec == "powersgd-8"
+    assert compat.MendConfig(**{rank: 8, mode: "powersgd"}).codec == "powersgd-8"
+    assert compat.MendConfig(**{mode: "powersgd"}).codec == "powersgd-4"
+    assert compat.MendConfig(**{mode: "quant4"}).codec == "int4"
+    with pytest.raises(ConfigError, match=f"^{rank}=8: has an effect with {mode}='powersgd' alone"):
+        compat.MendConfig(**{rank: 8})
+
+
+@pytest.mark.parametrize("given", [("powersgd", 4), 7, {"rack": 1}])
+def test_value_of_the_wrong_type_is_refused_not_a_crash(given: Any) -> None:
+    for name in ("outer_step_compression_mode", "expected_learner_ids", "quorum_min_learners"):
+        with pytest.raises(ConfigError):
+            compat.MendConfig(racks=2, **{name: given})
+
+
+def test_both_names_of_one_setting_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^quorum_min_learners=2: is merge_min_racks here"):
+        compat.MendConfig(quorum_min_learners=2, merge_min_racks=2)
+
+
+@pytest.mark.parametrize("name", [*BECOMES, *FORMER])
+def test_other_name_of_a_setting_is_refused_with_the_right_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = {**BECOMES, **FORMER}[name]
+    assert new in {row.field for row in describe()}
+    with pytest.raises(ConfigError, match=rf"^{name}=2: the argument {name} is .*\. Set {new}\."):
+        mend.MendConfig(**{name: 2})
+    monkeypatch.setenv(f"MEND_{name.upper()}", "2")
+    with pytest.raises(ConfigError, match=rf"^MEND_{name.upper()}='2': .* Set {new}\."):
+        mend.MendConfig()
 
 
 def test_a_config_of_all_defaults_is_accepted_without_a_word() -> None:
-    rows = (*SHARED, *((n, d, o) for n, d, o, _ in REFUSED), *OFF, RENAMED)
+    rows = (*SHARED, *((n, d, o) for n, d, o, _ in (*REFUSED, *RENAMED)), *OFF)
     taken = compat.MendConfig(**{name: default for name, default, _ in rows})
-    assert taken.quorum_min_learners == taken.racks == 4
+    assert taken.merge_min_racks == taken.racks == 4
     assert taken.momentum_sync_period_steps is None
 
 

@@ -26,7 +26,7 @@ def test_auto_shards_where_it_is_less_as_merged_slices_travel_as_fp32(
     codec: str, racks: int
 ) -> None:
     """A payload of b bytes per element: b + 4 < racks * b."""
-    plan = {"exchange_plan": "auto", "outer_step_compression_mode": codec}
+    plan = {"exchange_plan": "auto", "codec": codec}
     assert sharded(racks=racks, **plan)
     assert not sharded(racks=racks - 1, **plan)
 
@@ -36,8 +36,8 @@ def test_auto_shards_where_it_is_less_as_merged_slices_travel_as_fp32(
     [
         ({"racks": 2}, "needs 3 racks or more; racks is 2. Use mesh"),
         ({"racks": 4, "merge": "rda"}, "cannot be with merge='rda'"),
-        ({"racks": 4, "outer_step_compression_mode": "topk"}, "cannot be with payloads of topk"),
-        ({"racks": 4, "outer_step_compression_mode": "powersgd"}, "powersgd-4"),
+        ({"racks": 4, "codec": "topk"}, "cannot be with payloads of topk"),
+        ({"racks": 4, "codec": "powersgd"}, "powersgd-4"),
     ],
 )
 def test_what_cannot_be_merged_slice_by_slice_is_refused_or_a_mesh(

@@ -191,7 +191,7 @@ def test_a_list_that_has_this_machine_and_not_all_racks_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves out another"):
         place(config(1), machine(1))
     with pytest.raises(ConfigError, match="leaves out another"):
-        place(config(1, 2, quorum_min_learners=3), machine(1))
+        place(config(1, 2, merge_min_racks=3), machine(1))
 
 
 def test_a_port_that_nobody_knows_is_refused() -> None:

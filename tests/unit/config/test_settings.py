@@ -21,10 +21,9 @@ from mend.config import MendConfig, describe, settings
 from mend.config import kinds as k
 from mend.config.declared import Group, Scope
 from mend.config.registered import OWN_MERGES
-from mend.config.settings import COMPRESSIONS
 from mend.config.wiring import numerics_of
 from mend.errors import ConfigError, MendError
-from mend.fragment import Alignment
+from mend.fragment import ApplyMode
 from mend.fragment.model_plan import ModelPlan
 from mend.merge import MERGES
 from mend.outer import OUTERS, Nesterov
@@ -44,7 +43,7 @@ def test_the_defaults_are_two_racks_of_this_machine() -> None:
 
 def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
     config = MendConfig(
-        quorum_min_learners=4,
+        merge_min_racks=4,
         grace_window_ms=2000,
         token_weighted_merge=True,
         sync_period_steps=128,
@@ -122,10 +121,10 @@ WRONG: list[tuple[str, Any]] = [
     *(("overlap_steps", value) for value in (-1, 128, 1000, "8")),
     *(("concurrent_outer_step", value) for value in (1, 0, "true", None)),
     *(("exchange", value) for value in (1, 0, "false", None)),
-    *(("quorum_min_learners", value) for value in (0, 65)),
+    *(("merge_min_racks", value) for value in (0, 65)),
     *(("grace_window_ms", value) for value in (-1, 600_001, "2000", "auto", None, float("nan"))),
     *(("token_weighted_merge", value) for value in (1, "yes")),
-    *(("alignment", value) for value in ("Carry", "", None, 1)),
+    *(("apply_mode", value) for value in ("Carry", "", None, 1)),
     *(("blend_alpha", value) for value in (-0.1, 1.1, "0.5")),
     *(("outer_lr", value) for value in (0, -1, 101, 1e-60, 1e60, float("inf"), float("nan"))),
     *(("outer_optimizer_momentum", value) for value in (1, -0.1, 1 - 1e-12, float("nan"))),
@@ -133,20 +132,19 @@ WRONG: list[tuple[str, Any]] = [
     *(("outer_start", value) for value in ("cold", "Warm", None)),
     *(("merge", value) for value in ("median", None)),
     *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
-    *(("payload_dtype", value) for value in ("fp32", "int8")),
     *(("encode_on", value) for value in ("gpu", None, "device")),  # fp32 is not encoded
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
     *(("exchange_statistics", value) for value in ("on", 1)),
     *(("join_copies_state", value) for value in ("on", 1)),
     *(("mirror_rack_state", value) for value in ("on", 1)),
-    *(("max_age", value) for value in (-1, 65)),
-    *(("tape_mb_max", value) for value in (-1, 0.5)),
+    *(("staleness_max_rounds", value) for value in (-1, 65)),
+    *(("tape_max_mb", value) for value in (-1, 0.5)),
     *(("start_timeout_s", value) for value in (0, -1, 86_401, float("inf"))),
     *(("stall_max_s", value) for value in (-0.1, "1")),
-    *(("evict_s", value) for value in (-1, "600")),
+    *(("seat_timeout_s", value) for value in (-1, "600")),
     *(("restart_attests_death", value) for value in ("yes", 1)),
-    *(("give_up_s", value) for value in (0,)),
+    *(("wait_timeout_s", value) for value in (0,)),
     *(("shutdown_timeout_s", value) for value in (-1,)),
     *(("transfer_stall_s", value) for value in (0,)),
     *(("sideband_addr", value) for value in ("10.0.0.1:5", "tcp://:5", "tcp://*:5", "tcp://a", 5)),
@@ -176,12 +174,8 @@ WRONG: list[tuple[str, Any]] = [
     ("failslow_action", "judge"),
     ("exchange_plan", "ring"),
     *(("rack_aware", value) for value in (2,)),
-    *(("outer_step_compression_mode", value) for value in ("zip", 8, "powersgd-65")),
-    *(("outer_step_compression_rank", value) for value in (0, 65, "four")),
-    *(
-        ("expected_learner_ids", value)
-        for value in (("a1", "a1"), ("a1", "b01"), ("rack",), ("",), (1,), 5)
-    ),
+    *(("codec", value) for value in ("none", "zip", 8, None, "powersgd-65", ["int8"])),
+    *(("expected_racks", value) for value in ((1, 1), ("rack-1",), (-1,), (64,), (True,), 5)),
     *(("sideband_peers", value) for value in (5, None, (5,), ["tcp://a:1", 5], ["b:1", "a:1"])),
     *(("sideband_peers", value) for value in ("0=tcp://a:1,tcp://b:1", "tcp://a:1,1=tcp://b:1")),
     *(
@@ -220,7 +214,10 @@ RIGHT: list[tuple[str, Any, Any]] = [
     ("advertise_host", "10.0.0.7", "10.0.0.7"),
     ("diagnostics_dir", "", None),
     ("diagnostics_dir", Path("a"), Path("a")),
-    ("expected_learner_ids", ["rack-0", "rack-1"], ("rack-0", "rack-1")),
+    ("expected_racks", [1, 0], (0, 1)),
+    ("codec", "bf16", "bfloat16"),
+    ("codec", "powersgd", "powersgd-4"),
+    ("codec", "powersgd-8", "powersgd-8"),
     ("merge_mean_names", "*emb*, head.weight", ("*emb*", "head.weight")),
     ("merge_mean_names", [], ()),
 ]
@@ -235,29 +232,19 @@ def test_a_right_value_is_stored_in_one_form(name: str, value: Any, stored: Any)
 
 def test_the_words_are_those_of_the_code_they_choose() -> None:
     hints = get_type_hints(MendConfig)
-    assert set(get_args(hints["payload_dtype"])) < set(CODECS)
-    modes = {MendConfig(outer_step_compression_mode=word).codec for word in COMPRESSIONS}
-    assert modes == {*CODECS, "powersgd-4"}, "every codec can be chosen"
+    codecs = {MendConfig(codec=word).codec for word in settings.CODECS}
+    ranks = {name for name in CODECS if name.startswith("powersgd-")}
+    assert codecs == {*CODECS} - ranks | {"powersgd-4"}
     assert set(OWN_MERGES) == set(MERGES)
-    assert set(get_args(hints["alignment"])) == set(get_args(Alignment))
+    assert set(get_args(hints["apply_mode"])) == set(get_args(ApplyMode))
     distribution = hints["simulated_merge_delay_distribution"]
     assert set(get_args(distribution)) == set(get_args(Distribution))
-    for name in ("payload_dtype", "alignment", "simulated_merge_delay_distribution"):
+    for name in ("apply_mode", "simulated_merge_delay_distribution"):
         for word in get_args(hints[name]):
             assert getattr(MendConfig(**{name: word}), name) == word
 
 
 # ------------------------------------------------------------------ values together
-
-
-def test_the_codec_is_the_compression_or_else_the_payloads_numbers() -> None:
-    assert MendConfig().codec == "float32"
-    assert MendConfig(payload_dtype="bfloat16").codec == "bfloat16"
-    assert MendConfig(outer_step_compression_mode="quant4").codec == "int4"
-    both = MendConfig(outer_step_compression_mode="bf16", payload_dtype="bfloat16")
-    assert both.codec == "bfloat16"
-    with pytest.raises(ConfigError, match="contradicts outer_step_compression_mode='int8'"):
-        MendConfig(outer_step_compression_mode="int8", payload_dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -335,13 +322,13 @@ def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
 
 
 def test_racks_follow_the_quorum_only_when_nobody_names_them(monkeypatch: Any) -> None:
-    assert MendConfig(quorum_min_learners=1).racks == 2
-    assert MendConfig(quorum_min_learners=5).racks == 5
-    with pytest.raises(ConfigError, match=r"^quorum_min_learners=5: .*racks=3.*raise racks"):
-        MendConfig(quorum_min_learners=5, racks=3)
+    assert MendConfig(merge_min_racks=1).racks == 2
+    assert MendConfig(merge_min_racks=5).racks == 5
+    with pytest.raises(ConfigError, match=r"^merge_min_racks=5: .*racks=3.*raise racks"):
+        MendConfig(merge_min_racks=5, racks=3)
     monkeypatch.setenv("MEND_RACKS", "3")
-    with pytest.raises(ConfigError, match=r"^quorum_min_learners=5: "):
-        MendConfig(quorum_min_learners=5)
+    with pytest.raises(ConfigError, match=r"^merge_min_racks=5: "):
+        MendConfig(merge_min_racks=5)
 
 
 def test_a_rack_beyond_the_racks_is_refused() -> None:
@@ -437,23 +424,22 @@ def test_the_port_range_is_two_numbers() -> None:
 # ------------------------------------------------------------------ what others read
 
 ELSE: dict[str, Any] = {
-    "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "alignment": "blend",
+    "fragments": 5, "sync_period_steps": 64, "overlap_steps": 3, "apply_mode": "blend",
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "outer_start": "warm",
     "outer_ramp_rounds": 4, "merge": "rda", "outer_optimizer": "mine",
     "momentum_sync_period_steps": 384, "second_moment_sync_period_steps": 768,
-    "merge_mean_names": ("head.*",), "payload_dtype": "bfloat16",
-    "outer_step_compression_mode": "int8", "outer_step_compression_rank": 8,
-    "lockstep": True, "exchange_frozen": True, "max_age": 3, "exchange_statistics": False,
+    "merge_mean_names": ("head.*",), "codec": "int8",
+    "lockstep": True, "exchange_frozen": True, "staleness_max_rounds": 3,
+    "exchange_statistics": False,
     "token_weighted_merge": False, "mirror_rack_state": True, "grace_window_ms": 5,
-    "stall_max_s": 0.5, "evict_s": 9, "restart_attests_death": False,
-    "racks": 3, "job_id": "other", "quorum_min_learners": 2, "failslow_action": "detect",
-    "expected_learner_ids": ("rack-0",), "exchange_plan": "sharded", "encrypt_payloads": False,
+    "stall_max_s": 0.5, "seat_timeout_s": 9, "restart_attests_death": False,
+    "racks": 3, "job_id": "other", "merge_min_racks": 2, "failslow_action": "detect",
+    "expected_racks": (0,), "exchange_plan": "sharded", "encrypt_payloads": False,
 }  # fmt: skip
 """Of every setting that must be equal on all racks, another value than the default."""
 
 BESIDE: dict[str, dict[str, Any]] = {
     "outer_ramp_rounds": {"outer_optimizer_momentum": 0.5},  # without, it is warned about
-    "outer_step_compression_rank": {"outer_step_compression_mode": "powersgd"},
     "exchange_plan": {"racks": 3},
 }
 """What such a value needs beside it."""
@@ -537,7 +523,7 @@ def test_the_facts_are_text_of_the_values_in_force() -> None:
 
 
 def test_a_number_has_its_unit_in_the_name() -> None:
-    bare = {"fragments", "racks", "max_age", "tape_mb_max", "quorum_min_learners"}
+    bare = {"fragments", "racks"}
     for row in describe():
         if row.unit and row.field not in bare:
             assert row.field.endswith(f"_{row.unit}"), row.field
@@ -572,13 +558,12 @@ def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
         MendConfig(lockstep=True, mirror_rack_state=True)
 
 
-def test_expected_racks_are_those_whose_numbers_the_names_end_in() -> None:
-    config = MendConfig(racks=4, expected_learner_ids=("rack-3", "learner_0", "1"))
-    assert config.expected_racks == (0, 1, 3)
+def test_expected_racks_are_racks_of_the_job() -> None:
+    assert MendConfig(racks=4, expected_racks=(3, 0, 1)).expected_racks == (0, 1, 3)
     with pytest.raises(ConfigError, match="numbered 0 to 1"):
-        MendConfig(racks=2, expected_learner_ids=("rack-2",))
+        MendConfig(racks=2, expected_racks=(2,))
     with pytest.raises(ConfigError, match="lockstep"):
-        MendConfig(lockstep=True, expected_learner_ids=("rack-0",))
+        MendConfig(lockstep=True, expected_racks=(0,))
 
 
 def test_a_copy_of_a_config_has_named_what_the_first_one_had() -> None:
@@ -600,20 +585,6 @@ def test_the_page_on_configuration_is_the_code() -> None:
     assert with_table(page) == page, "run: python -m tests.configuration_table"
     for setting in describe():
         assert f"| `{setting.field}` |" in page
-
-
-def test_a_rank_in_the_mode_and_another_beside_it_are_refused() -> None:
-    """The one in the mode was taken without a word."""
-    mode = "powersgd-8"
-    refused = (
-        r"^outer_step_compression_rank=2: contradicts outer_step_compression_mode='powersgd-8'"
-    )
-    with pytest.raises(ConfigError, match=refused):
-        MendConfig(outer_step_compression_mode=mode, outer_step_compression_rank=2)
-    for said in ({}, {"outer_step_compression_rank": 8}):
-        assert MendConfig(outer_step_compression_mode=mode, **said).codec == mode
-    with pytest.raises(ConfigError, match="outer_step_compression_rank=4: contradicts"):
-        MendConfig(outer_step_compression_mode=mode, outer_step_compression_rank=4)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,16 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_first_source_that_names_a_setting_decides(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file.write_text("[mend]\nfragments = 3\nmax_age = 3\nlockstep = true\n")
+    file.write_text("[mend]\nfragments = 3\nstaleness_max_rounds = 3\nlockstep = true\n")
     monkeypatch.setenv("MEND_FRAGMENTS", "4")
-    monkeypatch.setenv("MEND_MAX_AGE", "4")
+    monkeypatch.setenv("MEND_STALENESS_MAX_ROUNDS", "4")
     config = MendConfig(fragments=5)
-    assert (config.fragments, config.max_age, config.lockstep, config.racks) == (5, 4, True, 2)
+    assert (config.fragments, config.staleness_max_rounds, config.lockstep, config.racks) == (
+        5,
+        4,
+        True,
+        2,
+    )
 
 
 def test_an_argument_equal_to_the_default_is_still_an_argument(
@@ -70,7 +75,7 @@ TEXTS: list[tuple[str, str, Any]] = [
     *(("token_weighted_merge", text, False) for text in ("false", "0", "no", "off", "No")),
     ("diagnostics_dir", "runs/a", Path("runs/a")),
     ("diagnostics_dir", "none", None),
-    ("expected_learner_ids", "rack-0, 1", ("rack-0", "1")),
+    ("expected_racks", "1, 0", (0, 1)),
     ("sideband_peers", "tcp://a:1,tcp://b:1", ("0=tcp://a:1", "1=tcp://b:1")),
     ("data_ports", "6000-6010", "6000-6010"),
 ]
@@ -118,7 +123,7 @@ def test_an_empty_variable_counts_as_not_set(file: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("variable", "closest"),
     [
-        ("MEND_QUORUM", "MEND_"),
+        ("MEND_MERGE_MIN", "MEND_"),
         ("MEND_FRAGMENT", "MEND_FRAGMENTS"),
         ("MEND_CONFIGS", "MEND_CONFIG"),
     ],
@@ -180,12 +185,10 @@ def test_a_file_may_be_ours_alone_or_have_a_table_for_us(file: Path) -> None:
 
 
 def test_lists_and_tables_of_the_file_are_taken(file: Path) -> None:
-    file.write_text(
-        'sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_learner_ids = ["rack-1"]\n'
-    )
+    file.write_text('sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_racks = [1]\n')
     config = MendConfig()
     assert config.peer_addresses == {0: "tcp://a:1", 1: "tcp://b:1"}
-    assert config.expected_learner_ids == ("rack-1",)
+    assert config.expected_racks == (1,)
     file.write_text('[mend.sideband_peers]\n1 = "tcp://b:1"\n0 = "tcp://a:1"\n')
     assert MendConfig() == MendConfig(sideband_peers=config.sideband_peers)
 
@@ -224,8 +227,8 @@ def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_racks_from_the_file_are_named(file: Path) -> None:
     """Only racks that nobody names follow the quorum."""
-    file.write_text("racks = 2\nquorum_min_learners = 3\n")
-    with pytest.raises(ConfigError, match="quorum_min_learners=3"):
+    file.write_text("racks = 2\nmerge_min_racks = 3\n")
+    with pytest.raises(ConfigError, match="merge_min_racks=3"):
         MendConfig()
 
 
@@ -238,8 +241,8 @@ def test_an_integer_that_python_does_not_print_is_refused(file: Path) -> None:
 
 def test_a_shortened_name_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEND_OUTCOMES, which `mend launch` sets, would be as close."""
-    monkeypatch.setenv("MEND_QUORUM", "2")
-    with pytest.raises(ConfigError, match=r"closest name is MEND_QUORUM_MIN_LEARNERS\.$"):
+    monkeypatch.setenv("MEND_MERGE_MIN", "2")
+    with pytest.raises(ConfigError, match=r"closest name is MEND_MERGE_MIN_RACKS\.$"):
         MendConfig()
 
 

@@ -23,18 +23,18 @@ FOUND_LATER = {"ranks", "moments"}
 OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     "racks": ({"racks": 5}, 5),
     "fragments": ({"fragments": 7}, 7),
-    "quorum_min_learners": ({"quorum_min_learners": 2}, 2),
+    "merge_min_racks": ({"merge_min_racks": 2}, 2),
     "grace_ns": ({"grace_window_ms": 1.5}, 1_500_000),
     "lockstep": ({"lockstep": True}, True),
-    "max_age": ({"max_age": 3}, 3),
+    "staleness_max_rounds": ({"staleness_max_rounds": 3}, 3),
     "period_steps": ({"sync_period_steps": 64}, 64),
     "overlap_steps": ({"overlap_steps": 5}, 5),
     "overlap_ramp": ({"outer_ramp_rounds": 5}, 5),
     "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
-    "evict_ns": ({"evict_s": 0}, 0),
+    "evict_ns": ({"seat_timeout_s": 0}, 0),
     "restart_attests": ({"restart_attests_death": False}, False),
     "token_weighted": ({"token_weighted_merge": False}, False),
-    "expected": ({"expected_learner_ids": ("rack-1", "rack-0")}, (0, 1)),
+    "expected": ({"expected_racks": (1, 0)}, (0, 1)),
     "acts": ({"failslow_action": "act"}, True),
     "evicts": ({"failslow_action": "evict"}, True),
     "sharded": ({"exchange_plan": "sharded", "racks": 3}, True),
@@ -65,8 +65,8 @@ def test_a_refusal_names_the_setting_of_a_policy(name: str) -> None:
     ("changes", "said"),
     [
         ({"grace_window_ms": 0.25}, "grace_window_ms is 0.25 there and adaptive here"),
-        ({"evict_s": 0}, "evict_s is 0 there and 600 here"),
-        ({"expected_learner_ids": ("rack-1",)}, "expected_learner_ids is 1 there and empty"),
+        ({"seat_timeout_s": 0}, "seat_timeout_s is 0 there and 600 here"),
+        ({"expected_racks": (1,)}, "expected_racks is 1 there and empty"),
         ({"failslow_action": "evict"}, "failslow_action is evict there and detect or validate"),
         ({"exchange_plan": "sharded"}, "exchange_plan is sharded there and not sharded here"),
     ],
@@ -100,13 +100,15 @@ def test_every_field_of_the_policy_is_a_setting_that_racks_compare() -> None:
 
 def test_settings_that_may_starve_a_rack_are_warned_of() -> None:
     addresses = tuple(f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
-    options: dict[str, Any] = {"rack": 0, "max_age": 0, "grace_window_ms": 0}
+    options: dict[str, Any] = {"rack": 0, "staleness_max_rounds": 0, "grace_window_ms": 0}
     three = {"racks": 3, "sideband_peers": addresses}
-    with pytest.warns(UserWarning, match=r"max_age=0 with grace_window_ms=0 and racks=3: .*Set "):
+    with pytest.warns(
+        UserWarning, match=r"staleness_max_rounds=0 with grace_window_ms=0 and racks=3: .*Set "
+    ):
         settings_of(MendConfig(**options, **three), None)
     settings_of(MendConfig(**options, racks=2, sideband_peers=addresses[:2]), None)
     settings_of(MendConfig(**options, **three, lockstep=True), None)
-    settings_of(MendConfig(**{**options, "max_age": 1}, **three), None)
+    settings_of(MendConfig(**{**options, "staleness_max_rounds": 1}, **three), None)
 
 
 def test_a_rank_adds_what_it_finds() -> None:

@@ -131,7 +131,7 @@ def test_an_offer_ends_once() -> None:
 
 
 def test_a_drop_ends_offers_without_a_version() -> None:
-    found = folded(genesis(), Drop(0, (Ended(member(1), 3),), "older than max_age"))
+    found = folded(genesis(), Drop(0, (Ended(member(1), 3),), "older than staleness_max_rounds"))
     assert found.versions == [0]
     assert not found.is_open(member(1), 0, 3)
 

@@ -59,7 +59,7 @@ def digest(number: int) -> str:
 def policy(racks: int = 2, ranks: int = 1, fragments: int = 1, **changes: Any) -> Policy:
     """K = 1, a long grace, H = 8, tau = 2."""
     fields: dict[str, Any] = {
-        "quorum_min_learners": 1, "grace_ns": 10 * SECOND, "lockstep": False, "max_age": 2,
+        "merge_min_racks": 1, "grace_ns": 10 * SECOND, "lockstep": False, "staleness_max_rounds": 2,
         "period_steps": 8, "overlap_steps": 2, "overlap_ramp": 0, "stall_max_ns": SECOND,
         "evict_ns": 0, "restart_attests": True,
     }  # fmt: skip

@@ -151,11 +151,11 @@ def test_a_lockstep_job_is_begun_together_or_not_at_all() -> None:
 
 def test_a_newcomer_with_other_settings_is_told_which() -> None:
     door = Door(log_of(genesis(3), roster(1, [0, 1])).appended)
-    fits, effects = door.knock(of(2, life=1, max_age=9))
+    fits, effects = door.knock(of(2, life=1, staleness_max_rounds=9))
     assert not fits
     ((kind, detail),) = refused(effects)
     assert kind == "plan"
-    assert "max_age" in detail
+    assert "staleness_max_rounds" in detail
 
 
 def test_a_newcomer_with_another_plan_is_told_the_difference() -> None:

@@ -111,11 +111,11 @@ def test_a_refused_rack_that_came_right_is_no_reason_to_wait_any_more() -> None:
 def test_the_lowest_rack_is_the_measure_also_when_it_comes_last() -> None:
     job = Job(racks=3)
     job.hello(1)
-    job.hello(2, max_age=9)
-    effects = job.hello(0, max_age=9)
+    job.hello(2, staleness_max_rounds=9)
+    effects = job.hello(0, staleness_max_rounds=9)
     ((kind, detail),) = job.refusals(effects, 1)
     assert kind == "plan"
-    assert detail.startswith("rack 1 differs from rack 0: max_age is")
+    assert detail.startswith("rack 1 differs from rack 0: staleness_max_rounds is")
 
 
 def test_a_long_reason_is_cut_to_what_a_receiver_reads() -> None:
@@ -313,7 +313,7 @@ def test_bytes_at_a_dead_rack_do_not_count() -> None:
 
 
 def test_below_k_nothing_commits_and_it_is_said_why() -> None:
-    job = Job(racks=2, witness=True, quorum_min_learners=2, grace_ns=0).begun()
+    job = Job(racks=2, witness=True, merge_min_racks=2, grace_ns=0).begun()
     job.offered(offer(0))
     for _ in range(100):
         job.tick(HEARTBEAT_NS)
@@ -399,7 +399,7 @@ def test_a_fragment_with_an_undecided_commit_waits() -> None:
 
 
 def test_what_is_too_old_for_anything_is_dropped() -> None:
-    job = Job(max_age=0).begun()
+    job = Job(staleness_max_rounds=0).begun()
     job.committed(offer(0), offer(1))
     job.offered(offer(1, 2, base=0, applied=1))
     record = job.records[-1]
@@ -409,7 +409,7 @@ def test_what_is_too_old_for_anything_is_dropped() -> None:
 
 
 def test_an_offer_that_is_too_old_has_not_arrived() -> None:
-    job = Job(racks=2, witness=True, max_age=0, grace_ns=SECOND // 2).begun()
+    job = Job(racks=2, witness=True, staleness_max_rounds=0, grace_ns=SECOND // 2).begun()
     job.committed(offer(0), offer(1))
     job.offered(offer(0, 2, base=1), offer(1, 2, base=0, applied=1))
     assert job.orders[0].gathers == ()
@@ -581,7 +581,7 @@ def test_who_is_not_done_holds_the_others(missing: dict[str, object]) -> None:
 
 
 def test_an_open_offer_holds_the_end() -> None:
-    job = Job(racks=2, witness=True, quorum_min_learners=2).begun()
+    job = Job(racks=2, witness=True, merge_min_racks=2).begun()
     job.say(0, offers=(offer(0),))
     done(job, 0, 1)
     assert not any(isinstance(record, Roster) for record in job.records)

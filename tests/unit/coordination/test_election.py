@@ -358,7 +358,12 @@ def test_nothing_else_attests_a_death() -> None:
         ("not begun", Candidate(1, []), member(0, life=1), of(0, 1)),
         ("still the same life", attesting(), member(0), of(0, 0)),
         ("in another's name", attesting(), member(0, life=1), of(0, 2)),
-        ("of another job's settings", attesting(), member(0, life=1), of(0, 1, max_age=9)),
+        (
+            "of another job's settings",
+            attesting(),
+            member(0, life=1),
+            of(0, 1, staleness_max_rounds=9),
+        ),
         ("my own rack's", attesting(), member(1, life=1), of(1, 1)),
         ("no rack of this job", attesting(), member(5, life=1), of(5, 1)),
     ):

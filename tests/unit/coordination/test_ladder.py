@@ -404,7 +404,7 @@ def test_nobody_is_evicted_whom_the_others_need() -> None:
     assert spared(evicting(2, witness=True), live=LIVE), "the witness is silent"
     assert spared(evicting(), live=ALL - {0})
     assert spared(evicting(), live=ALL - {1}), "it would not hear of it"
-    assert spared(evicting(quorum_min_learners=3))
+    assert spared(evicting(merge_min_racks=3))
     away = evicting()
     away.take(Mitigation(2, EVICTED, "slow"))
     assert spared(away), "one at a time"

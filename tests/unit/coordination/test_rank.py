@@ -585,7 +585,7 @@ def test_dropped_offers_of_others_are_freed_at_once() -> None:
     rack.fetched(theirs, third)
     effects = rack.told(commit(1, [theirs], dropped=[third]))
     assert of(ev.Free, effects) == [ev.Free(third.member, 0, 1)]
-    effects = rack.told(Drop(0, (Ended(theirs.member, 2),), "older than max_age"))
+    effects = rack.told(Drop(0, (Ended(theirs.member, 2),), "older than staleness_max_rounds"))
     assert of(ev.Free, effects) == [], "it was never here"
 
 
@@ -698,7 +698,7 @@ def test_a_refused_capture_is_forgotten_by_the_training_thread_first() -> None:
 def test_a_dropped_own_offer_is_forgotten_by_the_training_thread_first() -> None:
     rack = Rack().begun()
     mine = rack.captured()
-    effects = rack.told(Drop(0, (Ended(mine.member, mine.seq),), "older than max_age"))
+    effects = rack.told(Drop(0, (Ended(mine.member, mine.seq),), "older than staleness_max_rounds"))
     assert of(ev.DropOffer, effects) == [ev.DropOffer(0, 1)]
     assert of(ev.Free, effects) == []
 

@@ -32,14 +32,15 @@ def new_round() -> Round:
 
 
 def inputs(*offers: Offer, racks: int = 3, arrived: tuple[Offer, ...] | None = None,
-          version: int = 0, k: int = 1, grace_ns: int = GRACE_NS, max_age: int = 2,
+          version: int = 0, k: int = 1, grace_ns: int = GRACE_NS, staleness_max_rounds: int = 2,
           lockstep: bool = False, expected: tuple[int, ...] = ()) -> RoundInputs:  # fmt: skip
     """All racks live and contributing, no witness; every offer has arrived unless it is said."""
     everybody = frozenset(range(racks))
-    fresh = tuple(each for each in offers if version - each.base <= max_age)
+    fresh = tuple(each for each in offers if version - each.base <= staleness_max_rounds)
     return RoundInputs(
         version=version, voters=everybody,
-        policy=policy(racks, quorum_min_learners=k, grace_ns=grace_ns, max_age=max_age,
+        policy=policy(racks, merge_min_racks=k, grace_ns=grace_ns,
+                      staleness_max_rounds=staleness_max_rounds,
                       lockstep=lockstep, expected=expected),
         offers=offers, arrived=fresh if arrived is None else arrived, declined=frozenset(),
         contributors=everybody, live=everybody, held={}, step_ns=50 * MS,
@@ -334,7 +335,7 @@ def test_lockstep_goes_on_without_who_declined() -> None:
 # -------------------------------------------------------------- too old
 
 
-def test_older_than_max_age_is_dropped_by_the_commit() -> None:
+def test_staler_than_the_limit_is_dropped_by_the_commit() -> None:
     old, fresh = offer(1, 4, base=0), offer(0, 2, base=3)
     round_ = new_round()
     commit = round_.advance(
@@ -345,7 +346,7 @@ def test_older_than_max_age_is_dropped_by_the_commit() -> None:
     assert commit.dropped == (Ended(member(1), 4),)
 
 
-def test_exactly_max_age_is_merged() -> None:
+def test_stale_up_to_the_limit_is_merged() -> None:
     aged, fresh = offer(0, base=1), offer(1, base=3)
     round_ = new_round()
     round_.advance(inputs(aged, fresh, racks=2, version=3), 0)
@@ -366,7 +367,9 @@ def test_nothing_but_too_old_offers_is_dropped_at_once() -> None:
     """Found by seeds of the simulator: with nothing to commit they stayed open for ever."""
     round_ = new_round()
     record = round_.advance(inputs(offer(0, 3), offer(2, 5), version=4), 0)
-    assert record == Drop(0, (Ended(member(0), 3), Ended(member(2), 5)), "older than max_age")
+    assert record == Drop(
+        0, (Ended(member(0), 3), Ended(member(2), 5)), "older than staleness_max_rounds"
+    )
     assert round_.phase is Phase.IDLE
 
 

@@ -199,14 +199,14 @@ def test_all_differences_are_named_and_to_the_sender_without_the_right_value() -
     ):
         assert describe(differences(lowest, hello(1, facts=facts))) == (said, noted)
     assert differences(lowest, hello(1, facts=lowest.facts)) == []
-    older = differences(lowest, hello(1, facts=lowest.facts, max_age=7))
-    assert describe(older)[0] == "max_age is 7 there and not here"
+    older = differences(lowest, hello(1, facts=lowest.facts, staleness_max_rounds=7))
+    assert describe(older)[0] == "staleness_max_rounds is 7 there and not here"
 
 
 def test_a_setting_that_is_a_fact_and_in_the_policy_is_named_once() -> None:
-    there = hello(1, facts=(("max_age", "7"),), max_age=7)
-    found = differences(hello(0, facts=(("max_age", "2"),)), there)
-    assert [difference.name for difference in found] == ["max_age"]
+    there = hello(1, facts=(("staleness_max_rounds", "7"),), staleness_max_rounds=7)
+    found = differences(hello(0, facts=(("staleness_max_rounds", "2"),)), there)
+    assert [difference.name for difference in found] == ["staleness_max_rounds"]
 
 
 def test_a_refusal_names_so_many_differences_and_counts_the_rest() -> None:

@@ -80,7 +80,7 @@ class Hand:
         """The element-wise minimum with what the rack's other ranks say."""
         own = {name: options.pop(name) for name in StepOptions.__slots__ if name in options}
         usual: dict[str, Any] = {
-            "overlapped": True, "alignment": "carry", "blend_alpha": 0.5,
+            "overlapped": True, "apply_mode": "carry", "blend_alpha": 0.5,
             "give_up_ns": GIVE_UP_NS, "shutdown_ns": SHUTDOWN_NS, "stall_ns": STALL_NS,
         }  # fmt: skip
         agreed = policy(

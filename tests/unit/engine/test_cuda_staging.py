@@ -47,14 +47,14 @@ def encoder(payload: str, in_weights: bool = False) -> DeviceEncoder:
 
 @given(
     fates=st.lists(Fate, max_size=6),
-    alignment=st.sampled_from(["carry", "overwrite", "blend"]),
+    apply_mode=st.sampled_from(["carry", "overwrite", "blend"]),
     payload=st.sampled_from(ON_DEVICE),
 )
 def test_the_same_offers_and_residuals_by_either_way(
-    fates: list[str], alignment: str, payload: str
+    fates: list[str], apply_mode: str, payload: str
 ) -> None:
     """What is pending is owed once its offer is named, and only then, wherever it lies."""
-    options = {"alignment": alignment, "blend_alpha": 0.3, "payload": payload}
+    options = {"apply_mode": apply_mode, "blend_alpha": 0.3, "payload": payload}
     other, host = life(None, fates, **options)
     hand, device = life(Side(CPU), fates, on_device=encoder(payload), **options)
     for one, two in zip(host, device, strict=True):
@@ -129,10 +129,10 @@ def test_an_offer_that_is_no_number_is_declined_with_its_place() -> None:
 
 @given(
     fates=st.lists(Fate, max_size=6),
-    alignment=st.sampled_from(["carry", "overwrite", "blend"]),
+    apply_mode=st.sampled_from(["carry", "overwrite", "blend"]),
 )
-def test_the_same_bits_by_either_way(fates: list[str], alignment: str) -> None:
-    options = {"alignment": alignment, "blend_alpha": 0.3}
+def test_the_same_bits_by_either_way(fates: list[str], apply_mode: str) -> None:
+    options = {"apply_mode": apply_mode, "blend_alpha": 0.3}
     _, host = life(None, fates, **options)
     hand, device = life(Side(CPU), fates, **options)
     for one, other in zip(host, device, strict=True):

@@ -395,13 +395,13 @@ def test_last_offers_that_hold_what_was_left_out_before_are_not_stretched() -> N
     rule = Average(), Nesterov(1.0, 0.9)
     f = stretch_of([(1, 1), (100, 100)], token_weighted=True, period_steps=128)
     assert 1.9 < f < 2
-    for name, alignment, wanted in (
+    for name, apply_mode, wanted in (
         ("topk", "carry", 1.0),
         ("topk", "blend", f),
         ("int4", "carry", f),
     ):
         codec = codec_named(name)
-        numerics = Numerics(codec, *rule, in_weights=keeps_in_weights(codec, alignment))
+        numerics = Numerics(codec, *rule, in_weights=keeps_in_weights(codec, apply_mode))
         assert numerics.rates(0, WHOLE, 2, closing=True, stretch=f).stretch == wanted
         assert numerics.rates(0, WHOLE, 2, stretch=f).stretch == f
 

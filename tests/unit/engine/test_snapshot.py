@@ -97,7 +97,7 @@ def test_a_witness_tells_whom_the_start_waits_for() -> None:
     assert [rack.rack for rack in found.racks] == [1]
     assert found.racks[0].address == "tcp://rack1:1"
     assert found.missing == (0, 2)
-    assert (found.period_steps, found.overlap_steps, found.quorum_min_learners) == (8, 2, 1)
+    assert (found.period_steps, found.overlap_steps, found.merge_min_racks) == (8, 2, 1)
 
 
 def test_a_coordinator_knows_every_rack_and_what_a_round_waits_for() -> None:

@@ -578,7 +578,7 @@ def test_a_close_captures_nothing_when_there_is_nothing_new() -> None:
 @pytest.mark.parametrize("keep_local", [False, True])
 def test_the_own_weights_are_kept_on_request(keep_local: bool) -> None:
     """With blend they differ from the anchor though everything is merged."""
-    hand = Hand(alignment="blend")
+    hand = Hand(apply_mode="blend")
     hand.during = lambda: merging(hand)
     hand.step(6)
     hand.run(hand.trainer.close(keep_local=keep_local))
@@ -830,7 +830,7 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
 
 
 def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
-    """Racks in checkpoints of different names were silent for give_up_s, ten minutes."""
+    """Racks in checkpoints of different names were silent for wait_timeout_s, ten minutes."""
     hand = Hand()
     begin(hand)
     hand.published.why = ("checkpoint: rack 0 in 'one', rack 1 in 'two'",)

@@ -173,7 +173,7 @@ def test_tokens_are_counted_from_capture_to_capture() -> None:
 
 
 def test_overwrite_gives_up_what_was_learnt_since_and_says_so() -> None:
-    hand = Hand(alignment="overwrite")
+    hand = Hand(apply_mode="overwrite")
     hand.step(4)
     hand.decide(0.75, names=True)
     hand.step(2)
@@ -185,7 +185,7 @@ def test_overwrite_gives_up_what_was_learnt_since_and_says_so() -> None:
 
 
 def test_blend_keeps_a_part_and_offers_all_of_it_again() -> None:
-    hand = Hand(alignment="blend", blend_alpha=0.25)
+    hand = Hand(apply_mode="blend", blend_alpha=0.25)
     hand.step(4)
     hand.decide(0.5, names=True)
     hand.step(2)
@@ -195,9 +195,9 @@ def test_blend_keeps_a_part_and_offers_all_of_it_again() -> None:
     assert [c.tokens for c in hand.posted(Captured)] == [40, 40]
 
 
-@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
-def test_whatever_is_not_named_is_carried(alignment: str) -> None:
-    hand = Hand(alignment=alignment)
+@pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
+def test_whatever_is_not_named_is_carried(apply_mode: str) -> None:
+    hand = Hand(apply_mode=apply_mode)
     hand.step(4)
     hand.decide(0.5)
     hand.step(2)
@@ -810,7 +810,7 @@ def test_a_round_is_joined_when_all_ranks_have_heard_of_it() -> None:
 
 def test_who_has_made_no_step_joins_at_the_next_poll() -> None:
     """Under overwrite the steps count from the apply on."""
-    hand = Hand(polls=1, overlap=1, period=8, alignment="overwrite")
+    hand = Hand(polls=1, overlap=1, period=8, apply_mode="overwrite")
     hand.step(8)
     hand.decide(0.5, names=True)
     hand.opened(1)

@@ -33,19 +33,21 @@ def naive(
     }[how]
 
 
-@pytest.mark.parametrize("alignment", ["carry", "overwrite", "blend"])
+@pytest.mark.parametrize("apply_mode", ["carry", "overwrite", "blend"])
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("numel", [0, 1, 1000, 300_001])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_the_formulas(alignment: str, named: bool, numel: int, in_place: bool) -> None:
+def test_the_formulas(apply_mode: str, named: bool, numel: int, in_place: bool) -> None:
     theta, old, new = (noise(numel, seed) for seed in range(3))
     delta = noise(numel, 3) * 0.01 if named else None
     expected = naive(
-        *(None if x is None else x.numpy().copy() for x in (theta, old, delta, new)), alignment, 0.3
+        *(None if x is None else x.numpy().copy() for x in (theta, old, delta, new)),
+        apply_mode,
+        0.3,
     )
     kept = [x.clone() for x in (old, new)]
     out = theta if in_place else torch.full((numel,), float("nan"))
-    realign(theta, old, delta, new, alignment, 0.3, out)
+    realign(theta, old, delta, new, apply_mode, 0.3, out)
     assert np.array_equal(out.numpy().view(np.int32), expected.view(np.int32))
     assert all(torch.equal(a, b) for a, b in zip((old, new), kept, strict=True))
 
@@ -71,9 +73,9 @@ def test_one_rack_without_overlap_moves_nothing() -> None:
     assert torch.equal(out, theta)
 
 
-def test_an_unknown_alignment_and_vectors_that_do_not_fit() -> None:
+def test_an_unknown_apply_mode_and_vectors_that_do_not_fit() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
-    with pytest.raises(ConfigError, match="alignment"):
+    with pytest.raises(ConfigError, match="apply_mode"):
         realign(one, one, None, one, "mix", 0.5, one)
     with pytest.raises(AssertionError):
         realign(one, two, None, one, "carry", 0.5, one)

@@ -82,13 +82,13 @@ def test_the_next_round_waits_until_all_hold_this_one() -> None:
 
 
 def test_drops_come_again_and_name_this_life() -> None:
-    drop = Drop(0, (Ended(member(0, THEN), 1),), "older than max_age")
+    drop = Drop(0, (Ended(member(0, THEN), 1),), "older than staleness_max_rounds")
     job = scripted(drop, commit(1, [then(1)]))
     job.offered(offer(1))
     assert job.orders[0].gathers == (), "the drop is first"
     job.offered(offer(0), offer(1))
     job.follow()
-    assert decided(job) == [Drop(0, (Ended(member(0), 1),), "older than max_age")]
+    assert decided(job) == [Drop(0, (Ended(member(0), 1),), "older than staleness_max_rounds")]
 
 
 def test_another_result_is_told_and_not_decided() -> None:

@@ -48,7 +48,7 @@ def test_the_tape_wins_over_the_script(script: Path, monkeypatch: pytest.MonkeyP
     assert (config.stall_max_s, config.merge_mean_names) == (2.0, ("*a*",))
     assert config.sideband_addr == "tcp://127.0.0.1:7001", "of this run"
     assert config.diagnostics_dir == script.parent / "events", "never the folder of the tapes"
-    assert (config.witness_addr, config.simulated_merge_delay_ms, config.tape_mb_max) == ("", 0, 0)
+    assert (config.witness_addr, config.simulated_merge_delay_ms, config.tape_max_mb) == ("", 0, 0)
 
 
 def test_a_later_life_is_its_rack_to_the_script_and_its_seat_to_the_job(

@@ -152,7 +152,7 @@ def test_seeds_are_a_count_or_a_span() -> None:
 
 def test_the_users_own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mend.toml"
-    file.write_text("racks = 3\nsync_period_steps = 12\nfragments = 3\nquorum_min_learners = 2\n")
+    file.write_text("racks = 3\nsync_period_steps = 12\nfragments = 3\nmerge_min_racks = 2\n")
     monkeypatch.setenv("MEND_CONFIG", "")
     fixed = simulate_module.fixed_by(file)
     scenario = draw(4, fixed)

@@ -135,7 +135,7 @@ def test_a_port_that_is_taken(
         ({"MEND_RACK": "9"}, "rack=9"),
         ({"MEND_RANKS_PER_RACK": "x"}, "MEND_RANKS_PER_RACK='x'"),
         ({"MEND_RANKS_PER_RACK": "3", "WORLD_SIZE": "8"}, "does not divide 8"),
-        ({"MEND_QUORUM": "2"}, "MEND_QUORUM='2'"),
+        ({"MEND_MERGE_MIN": "2"}, "MEND_MERGE_MIN='2'"),
     ],
 )
 def test_what_would_stop_a_job_is_a_problem(

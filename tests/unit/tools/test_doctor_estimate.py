@@ -60,18 +60,18 @@ def test_momentum_doubles_the_anchors_and_ranks_share_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "alignment", "bytes_each"),
+    ("mode", "apply_mode", "bytes_each"),
     [
         *((mode, "carry", 4) for mode in ("bf16", "int8", "int4", "e3m0")),
-        *((mode, "carry", 0) for mode in ("none", "sparse", "topk", "powersgd")),
+        *((mode, "carry", 0) for mode in ("float32", "sparse", "topk", "powersgd")),
         *((mode, "overwrite", 4) for mode in ("int4", "topk", "powersgd")),
     ],
 )
 def test_a_residual_is_as_long_as_what_a_rank_owns(
-    mode: str, alignment: str, bytes_each: int
+    mode: str, apply_mode: str, bytes_each: int
 ) -> None:
     """It was left out: a fifth of the memory of int4 with outer momentum."""
-    lossy = config(outer_step_compression_mode=mode, alignment=alignment)
+    lossy = config(codec=mode, apply_mode=apply_mode)
     found = est.memory_of(lossy, 1_000_000, 4)
     assert found.residual == 250_000 * bytes_each
     assert found.total - found.residual == est.memory_of(config(), 1_000_000, 4).total
@@ -80,7 +80,7 @@ def test_a_residual_is_as_long_as_what_a_rank_owns(
 
 
 def test_a_residual_on_the_gpu_takes_no_memory_of_the_host() -> None:
-    there = config(outer_step_compression_mode="int4", encode_on="device")
+    there = config(codec="int4", encode_on="device")
     assert est.memory_of(there, 1_000_000, 4) == est.memory_of(config(), 1_000_000, 4)
 
 
@@ -124,7 +124,7 @@ def test_an_exchange_by_hand() -> None:
     assert found.trips_ms == est.ROUND_TRIPS * 50
     assert found.work_ms == pytest.approx(400)
     assert found.total_ms == pytest.approx(3600 + est.ROUND_TRIPS * 50)
-    half = config(payload_dtype="bfloat16", racks=3, simulated_merge_delay_ms=100.0)
+    half = config(codec="bfloat16", racks=3, simulated_merge_delay_ms=100.0)
     more = est.exchange_of(half, 800_000_000, 4, mbit=1000.0, trip_ms=50.0, merge_ns=3.0)
     assert more.bytes == 400_000_000, "half the bytes from twice as many"
     assert more.work_ms == pytest.approx(100)

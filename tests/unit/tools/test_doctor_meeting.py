@@ -24,7 +24,7 @@ from mend.types import MB, MS
 
 OWN = {
     "job_id", "witness_addr", "start_timeout_s", "shutdown_timeout_s", "observe",
-    "diagnostics_dir", "tape_mb_max", "async_tp_enabled",
+    "diagnostics_dir", "tape_max_mb", "async_tp_enabled",
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def config(**given: Any) -> MendConfig:
 
 
 def test_the_job_has_all_settings_of_the_real_one_but_its_own(tmp_path: Path) -> None:
-    real = config(sync_period_steps=64, outer_step_compression_mode="int8", evict_s=9.0)
+    real = config(sync_period_steps=64, codec="int8", seat_timeout_s=9.0)
     probe = probe_config(real, 7.0, tmp_path)
     changed = {f.name for f in fields(real) if getattr(real, f.name) != getattr(probe, f.name)}
     assert changed <= OWN
@@ -108,7 +108,7 @@ def met(ports: list[int], wait_s: float, *given: dict[str, Any]) -> list[Meeting
 def test_racks_exchange_with_the_codec_and_the_moments_of_the_job(
     free_ports: Callable[[int], list[int]],
 ) -> None:
-    both = {"outer_step_compression_mode": "int8", "momentum_sync_period_steps": 256}
+    both = {"codec": "int8", "momentum_sync_period_steps": 256}
     own = {"sideband_heartbeat_ms": 150}
     for meeting in met(free_ports(2), 60.0, both, both | own):
         assert (meeting.failure, meeting.outcome) == ("", "")
@@ -126,11 +126,13 @@ def test_racks_exchange_with_the_codec_and_the_moments_of_the_job(
 def test_racks_with_other_settings_are_refused_and_both_values_are_told(
     free_ports: Callable[[int], list[int]],
 ) -> None:
-    first, second = met(free_ports(2), 5.0, {}, {"overlap_steps": 3, "max_age": 3})
+    first, second = met(free_ports(2), 5.0, {}, {"overlap_steps": 3, "staleness_max_rounds": 3})
     assert second.failure.startswith("PlanMismatch: rack 1 differs from rack 0: overlap_steps is 3")
     assert not second.timed_out
-    assert "max_age is 3 there and not here" in second.failure
+    assert "staleness_max_rounds is 3 there and not here" in second.failure
     assert first.failure.startswith("StartTimeout: ")
     assert first.timed_out
     refused = first.peers[0].refused
-    assert "overlap_steps is 3 there and 8 here; max_age is 3 there and 2 here" in refused
+    assert (
+        "overlap_steps is 3 there and 8 here; staleness_max_rounds is 3 there and 2 here" in refused
+    )

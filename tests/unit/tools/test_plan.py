@@ -208,7 +208,7 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     question = asked(link="10mbit", params=100_000_000, codecs=plan.DTYPES)
     chosen = recommended(choices(question, base_config(2)))
     assert not chosen.fits
-    assert (chosen.config.sync_period_steps, chosen.config.payload_dtype) == (1024, "bfloat16")
+    assert (chosen.config.sync_period_steps, chosen.config.codec) == (1024, "bfloat16")
     told = list(advice(question, chosen))
     # 1600 Mbit in 1024 steps of 0.1 s are 15.625 Mbit/s, over 0.9 and 0.7
     assert "needs a link of 24.8 Mbit/s" in told[2]
@@ -276,8 +276,8 @@ def test_other_settings_of_the_environment_count(monkeypatch: pytest.MonkeyPatch
     usual = one(asked())
     monkeypatch.setenv("MEND_OUTER_OPTIMIZER_MOMENTUM", "0")
     assert 2 * one(asked()).memory.anchors == usual.memory.anchors
-    monkeypatch.setenv("MEND_QUORUM_MIN_LEARNERS", "3")
-    with pytest.raises(ConfigError, match="quorum_min_learners"):
+    monkeypatch.setenv("MEND_MERGE_MIN_RACKS", "3")
+    with pytest.raises(ConfigError, match="merge_min_racks"):
         base_config(2)
 
 
@@ -290,7 +290,7 @@ def test_the_command_shows_settings_outcome_table_and_assumptions() -> None:
     for part in (
         "export MEND_FRAGMENTS=8",
         "export MEND_OVERLAP_STEPS=8",
-        'payload_dtype = "float32"',
+        'codec = "float32"',
         "444 ms for 50 MB, 120 ms for round trips",
         "busy 56% of the time, 500 Mbit/s on average",
         "export MEND_START_TIMEOUT_S=120.0",

@@ -104,7 +104,7 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     rounds = rounds_in_flight(config) * (config.racks + 1 + vectors) * part * FP32
     anchors = vectors + len(config.moment_periods)
     codec = codec_named(config.codec)
-    owes = not codec.exact and not keeps_in_weights(codec, config.alignment)
+    owes = not codec.exact and not keeps_in_weights(codec, config.apply_mode)
     owes = owes and config.encode_on == "host"
     return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds, FP32 * owned * owes)
 

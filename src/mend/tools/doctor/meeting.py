@@ -200,7 +200,7 @@ def probe_config(config: MendConfig, wait_s: float, folder: Path) -> MendConfig:
         shutdown_timeout_s=EXCHANGE_S,
         observe=True,
         diagnostics_dir=folder,
-        tape_mb_max=0,
+        tape_max_mb=0,
         async_tp_enabled=False,
     )
 

@@ -341,7 +341,7 @@ def reasons_panel(facts: RunFacts) -> Panel:
         "Why rounds closed",
         "all-in: every live rack was in, so many of the roster's. rest-in: the live racks that "
         "are not in had nothing to offer. grace-over: enough offers were in, and the grace window "
-        "ended. expected-in: those of expected_learner_ids were in. slow-left: all but slow racks "
+        "ended. expected-in: those of expected_racks were in. slow-left: all but slow racks "
         "that are not waited for. lockstep: all racks, always.",
         lambda axes: _reasons(axes, facts),
         empty="" if facts.rounds else "No round was decided.",

@@ -81,7 +81,7 @@ def rounds_of(folder: Path, newest: Iterable[tuple[int, int, int]], trained_ns: 
     if not tapes:
         found.notes.append(
             "There is no tape that can be read, so the phases of the rounds are not known "
-            "(tape_mb_max=0 writes none)."
+            "(tape_max_mb=0 writes none)."
         )
         return found
     known = list(newest)

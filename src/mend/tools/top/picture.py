@@ -19,7 +19,7 @@ SLOW_RATIO = 1.5
 """A rack whose step takes so many times the median of the racks is called slow."""
 
 TAKEN_OVER = (
-    "epoch", "configured", "fragments", "period_steps", "overlap_steps", "quorum_min_learners",
+    "epoch", "configured", "fragments", "period_steps", "overlap_steps", "merge_min_racks",
     "lockstep", "commits", "versions", "in_flight",
 )  # fmt: skip
 """Fields of a JobStatus that a picture shows as they are."""
@@ -103,7 +103,7 @@ class Picture:
     fragments: int = 0
     period_steps: int = 0
     overlap_steps: int = 0
-    quorum_min_learners: int = 0
+    merge_min_racks: int = 0
     lockstep: bool = False
     commits: int = 0
     versions: tuple[int, ...] = ()

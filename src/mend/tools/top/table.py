@@ -78,7 +78,7 @@ def _head(picture: Picture) -> list[Text]:
     if picture.fragments:
         about.append(
             f"P={picture.fragments} H={picture.period_steps} tau={picture.overlap_steps} "
-            f"K={picture.quorum_min_learners}" + (" lockstep" if picture.lockstep else "")
+            f"K={picture.merge_min_racks}" + (" lockstep" if picture.lockstep else "")
         )
     rounds = f"{picture.commits} rounds committed"
     about.append(f"{rounds}, last: {picture.closed_by}" if picture.closed_by else rounds)

@@ -368,7 +368,7 @@ MUTANTS = (
         ("tests/unit/coordination/test_coordinator.py",),
     ),
     Mutant(
-        "unbelieved: a candidate does not believe decisions of an epoch that is over",
+        "unbelieved: a candidate does not believe decisions of a ballot that is over",
         "consensus.proposer:Proposer._learn",
         "acceptor_state.decided > self.log.decided == acceptor_state.prev and fits",
         "acceptor_state.decided > self.log.decided == acceptor_state.prev and fits and (not "
@@ -383,7 +383,7 @@ MUTANTS = (
         ("tests/unit/consensus/test_acceptor.py",),
     ),
     Mutant(
-        "early-rounds: rounds open before the first record of the epoch is decided",
+        "early-rounds: rounds open before the first record of the ballot is decided",
         "consensus.proposer:Proposer.open",
         "0 < self.opening <= self.log.decided",
         "self.log.decided > 0",
@@ -414,21 +414,21 @@ MUTANTS = (
     Mutant(
         "broken-promise: an Append below the promise is accepted",
         "consensus.acceptor:Acceptor.append",
-        "if epoch < self.promised:\n    return False",
-        "if epoch < self.promised:\n    pass",
+        "if ballot < self.promised:\n    return False",
+        "if ballot < self.promised:\n    pass",
         ("tests/unit/consensus/test_acceptor.py",),
     ),
     Mutant(
-        "old-tail: an old longer end survives the first whole log of an epoch",
+        "old-tail: an old longer end survives the first whole log of a ballot",
         "consensus.acceptor:Acceptor.append",
         "self.log.cut(max(reached, self.log.decided))",
         "pass",
         ("tests/unit/consensus/test_acceptor.py",),
     ),
     Mutant(
-        "old-accepts: what was accepted in an older epoch is counted in this one",
+        "old-accepts: what was accepted in an older ballot is counted in this one",
         "consensus.proposer:Proposer.decide",
-        "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}",
+        "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}",
         "{m: b.last for m, b in self.acceptor_states.items()}",
         ("tests/unit/consensus/test_proposer.py",),
     ),
@@ -440,14 +440,14 @@ MUTANTS = (
         ("tests/unit/consensus/test_proposer.py",),
     ),
     Mutant(
-        "longest-log: a take-over adopts the longest log, of whatever epoch",
+        "longest-log: a take-over adopts the longest log, of whatever ballot",
         "consensus.proposer:Proposer.try_lead",
         "(acceptor_state.accepted, acceptor_state.last)",
         "acceptor_state.last",
         ("tests/unit/consensus/test_proposer.py",),
     ),
     Mutant(
-        "early-rounds: rounds open before the epoch's first record is decided",
+        "early-rounds: rounds open before the ballot's first record is decided",
         "consensus.proposer:Proposer.open",
         "self.leading and 0 < self.opening <= self.log.decided",
         "self.leading",
@@ -456,9 +456,9 @@ MUTANTS = (
     Mutant(
         "restarted-vote: a rack that was started again keeps its vote",
         "consensus.proposer:Proposer.decide",
-        "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}",
+        "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}",
         "{next((v for v in log.appended.voters if v.rack == m.rack), m): b.last for m, b in "
-        "self.acceptor_states.items() if b.accepted == self.epoch}",
+        "self.acceptor_states.items() if b.accepted == self.ballot}",
         ("tests/unit/consensus/test_proposer.py",),
     ),
     Mutant(

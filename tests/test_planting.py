@@ -28,7 +28,7 @@ def test_a_property_and_statements_are_found_too() -> None:
         assert Proposer.__dict__["open"].fget.__code__.co_names != names
     assert Proposer.__dict__["open"].fget.__code__.co_names == names
     refusal = Edit(
-        "consensus.acceptor:Acceptor.append", "if epoch < self.promised:\n    return False", ""
+        "consensus.acceptor:Acceptor.append", "if ballot < self.promised:\n    return False", ""
     )
     assert changes(refusal)
 

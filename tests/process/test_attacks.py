@@ -16,7 +16,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
-from mend.consensus.epochs import NUMBER_MAX, epoch_of
+from mend.consensus.ballots import NUMBER_MAX, ballot_of
 from mend.consensus.records import AcceptorState
 from mend.coordination import wire
 from mend.coordination.messages import (
@@ -160,14 +160,14 @@ def says_hello(rack: int, address: str) -> Hello:
     return replace(said, seat=replace(said.seat, address=address))
 
 
-_ballot = AcceptorState(epoch_of(LAST, 1, 77), 0, 0, 0, 0, "", ())
+_ballot = AcceptorState(ballot_of(LAST, 1, 77), 0, 0, 0, 0, "", ())
 _gone = replace(report(1, 1), gone=True, hurry=True, leaving=True)
 _orders = RankOrders(HUGE, 0, (), (), (), (), (), (), (), (), ("", ""), True)
 forged("1 a refusal", Refusal(5, "taken", "forged"))
 forged("2 a report with the last serial", replace(report(1, 1), serial=HUGE))
 forged("2 a rank's report", RankReport(HUGE, 1, 1, 0, (0,), (), (), (), (), False, False, False))
 forged("2 orders of a leader", _orders, rack=0, life=5)
-forged("3 a ballot of the last epoch", Vote(HUGE, "", _ballot, ()))
+forged("3 a ballot of the last ballot", Vote(HUGE, "", _ballot, ()))
 forged("4 gone, hurry and leaving", _gone)
 _hello = {rack: says_hello(rack, "tcp://127.0.0.1:1") for rack in range(2)}
 forged("5 a hello of rack 0", _hello[0], rack=0)
@@ -251,7 +251,7 @@ def test_without_keys_nobody_is_answered_elsewhere_than_he_is_or_the_settings_sa
     again to that of a candidate. With keys only a member can name one."""
     bare, keyed = target(), target(HERE, OURS)
     stranger, member = dealer(bare.io_loop.address), dealer(keyed.io_loop.address, Peer(1, 0))
-    ask = Prepare(1, epoch_of(2, 1, 77), "c0ffee", 1, ELSEWHERE)
+    ask = Prepare(1, ballot_of(2, 1, 77), "c0ffee", 1, ELSEWHERE)
     for body in (says_hello(1, ELSEWHERE), ask):
         stranger.send(framed(body))
         member.send(framed(body))

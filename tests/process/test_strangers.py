@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.records import AcceptorState
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Orders, Prepare, RankReport, Report, Vote
@@ -62,12 +62,12 @@ def ignored_frames(job: Job) -> list[bytes]:
             part = RankReport(serial, 999, 1, 99, (99, 99), (), (), (), (), True, True, True)
             frames.append(wire.encode(Envelope(job.name, rack, 0, incarnation, part)))
         orders = Orders(
-            2**60, life, epoch_of(9, 0), "", 0, "", (), 99, 99, (), (), (0, 0), (), (), ()
+            2**60, life, ballot_of(9, 0), "", 0, "", (), 99, 99, (), (), (0, 0), (), (), ()
         )
         frames.append(wire.encode(Envelope(job.name, 0, 0, life + 1, orders)))
-        ask = Prepare(2**60, epoch_of(9, 1 - rack), "c0ffee", 1)
+        ask = Prepare(2**60, ballot_of(9, 1 - rack), "c0ffee", 1)
         frames.append(wire.encode(Envelope(job.name, 1 - rack, 0, life, ask)))
-        acceptor_state = AcceptorState(epoch_of(9, 0), epoch_of(9, 0), 99, 99, 99, "", ())
+        acceptor_state = AcceptorState(ballot_of(9, 0), ballot_of(9, 0), 99, 99, 99, "", ())
         vote = Vote(2**60, "c0ffee", acceptor_state, (99, 99))
         frames.append(wire.encode(Envelope(job.name, rack, 0, life, vote)))
         wrong = RankReport(2**60, 999, 1, 99, (99,), (), (), (), (), True, True, True)
@@ -77,7 +77,7 @@ def ignored_frames(job: Job) -> list[bytes]:
 
 def report(serial: int) -> Report:
     """It claims that its rack is done and gone."""
-    acceptor_state = AcceptorState(epoch_of(1, 0), epoch_of(1, 0), 99, 99, 99, "", ())
+    acceptor_state = AcceptorState(ballot_of(1, 0), ballot_of(1, 0), 99, 99, 99, "", ())
     return Report(
         serial, 0, acceptor_state, True, 999, 1, (99, 99), (), (), (), (), (),
         leaving=True, hurry=True, idle=True, gone=True,

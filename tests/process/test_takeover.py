@@ -50,7 +50,7 @@ def test_without_its_witness_a_job_goes_on_under_a_rack(jobs: Jobs) -> None:
     job.witness.kill()
     stands = job.event(0, "stands")
     assert stands["silent_ms"] >= 1900, "a coordinator that only pauses stays the coordinator"
-    assert job.event(0, "takes-over")["epoch"] == 2
+    assert job.event(0, "takes-over")["ballot"] == 2
     Path(gate).touch()
     for rack in range(2):
         job.ended(rack, code=0)

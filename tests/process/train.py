@@ -458,7 +458,7 @@ class Acts:
         self.optimizer.load_state_dict(state)
 
     def evaluate(self) -> None:
-        """As between two epochs: FSDP2 leaves the root's parameters gathered behind it."""
+        """As between two ballots: FSDP2 leaves the root's parameters gathered behind it."""
         with torch.no_grad():
             loss_of(self.wrapped, 0, 0, 0)
 

@@ -37,16 +37,16 @@ BUGS = (
     ),
     _bug(
         "2",
-        "accepts of an older epoch count",
+        "accepts of an older ballot count",
         ("consensus.proposer:Proposer.decide",
-         "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}",
+         "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}",
          "{m: b.last for m, b in self.acceptor_states.items()}"),
     ),
     _bug(
         "3",
-        "a acceptor accepts the log of an epoch below its promise",
+        "a acceptor accepts the log of a ballot below its promise",
         ("consensus.acceptor:Acceptor.append",
-         "if epoch < self.promised:\n"
+         "if ballot < self.promised:\n"
          "    return False", ""),
         ("coordination.acceptor_host:Follower.follow", "self.acceptor.promised", "0"),
     ),
@@ -112,8 +112,8 @@ BUGS = (
     ),
     _bug(
         "11",
-        "attempts of two epochs have the same number",
-        ("consensus.epochs:attempt_of", "epoch << _ATTEMPT_BITS | count", "count"),
+        "attempts of two ballots have the same number",
+        ("consensus.ballots:attempt_of", "ballot << _ATTEMPT_BITS | count", "count"),
     ),
     _bug(
         "11b",
@@ -210,11 +210,11 @@ BUGS = (
     ),
     _bug(
         "21",
-        "decisions of an epoch that is over are not believed by a candidate",
+        "decisions of a ballot that is over are not believed by a candidate",
         ("consensus.proposer:Proposer._learn",
          "acceptor_state.decided > self.log.decided == acceptor_state.prev and fits",
          "acceptor_state.decided > self.log.decided == acceptor_state.prev and fits and "
-         "(acceptor_state.accepted == self.epoch)"),
+         "(acceptor_state.accepted == self.ballot)"),
     ),
     _bug(
         "21b",
@@ -256,30 +256,30 @@ BUGS = (
         "a coordinator counts its own vote for ever and never steps down; its acceptor promises "
         "it to others all the same",
         ("coordination.coordinator:Coordinator.handle",
-         "self.acceptor.promised > self.proposer.epoch", "self.acceptor.promised < 0"),
+         "self.acceptor.promised > self.proposer.ballot", "self.acceptor.promised < 0"),
         ("consensus.proposer:Proposer.decide",
          "reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == "
-         "self.epoch}",
+         "self.ballot}",
          "reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == "
-         "self.epoch}\n"
-         "reached |= {m: log.last for m in self.acceptor_states if m.rack == self.epoch >> 16 & "
+         "self.ballot}\n"
+         "reached |= {m: log.last for m in self.acceptor_states if m.rack == self.ballot >> 16 & "
          "65535}"),
-        ("consensus.proposer:Proposer.hear", "acceptor_state.promised > self.epoch",
-         "acceptor_state.promised > self.epoch and (not self.leading)"),
-        ("coordination.election:Election.heard", "self.proposer.epoch not in (0, orders.epoch)",
-         "self.proposer.standing and self.proposer.epoch != orders.epoch"),
+        ("consensus.proposer:Proposer.hear", "acceptor_state.promised > self.ballot",
+         "acceptor_state.promised > self.ballot and (not self.leading)"),
+        ("coordination.election:Election.heard", "self.proposer.ballot not in (0, orders.ballot)",
+         "self.proposer.standing and self.proposer.ballot != orders.ballot"),
         ("coordination.acceptor_host:Follower.asked",
          "not hears or self.founds or peer == self.coordinator", "True"),
     ),
     _bug(
         "26",
-        "rounds open before the first record of the epoch is decided",
+        "rounds open before the first record of the ballot is decided",
         ("consensus.proposer:Proposer.open", "0 < self.opening <= self.log.decided",
          "self.log.decided > 0"),
     ),
     _bug(
         "27",
-        "an old longer end of a log survives the first append of an epoch",
+        "an old longer end of a log survives the first append of a ballot",
         ("consensus.acceptor:Acceptor.append", "self.log.cut(max(reached, self.log.decided))", ""),
         ("consensus.log:Log.put", "enumerate(records, start=prev + 1)",
          "enumerate((*records, *[self._records[i] for i in range(prev + len(records) + 1, "
@@ -518,7 +518,7 @@ BUGS = (
     _bug(
         "42",
         "a candidate that finds that nobody who is left holds the weights tells nobody",
-        ("coordination.election:Election._ask", "self.proposer.lost", "not self.proposer.epoch"),
+        ("coordination.election:Election._ask", "self.proposer.lost", "not self.proposer.ballot"),
     ),
     _bug(
         "45",
@@ -573,12 +573,12 @@ NOT_HERE = {
     "is always among them, which is 7b.",
     "20, freed on append": "ranks see decided records only; the nearest is 20, freed when the own "
     "result is there.",
-    "21, Decided of a lower epoch": "there is no such message, orders are always those of the "
-    "newest epoch; the nearest are 21 and 21b.",
+    "21, Decided of a lower ballot": "there is no such message, orders are always those of the "
+    "newest ballot; the nearest are 21 and 21b.",
     "25, the own vote alone": "a acceptor that hears its own coordinator promises nothing, so a "
     "leader's own vote is never given to another; 25 takes that rule away as well.",
     "26, an old commit whose bytes are gone comes back": "a gather travels in the same orders as "
-    "the Epoch record, so that a rack which frees an older result for it has accepted the epoch. "
+    "the Ballot record, so that a rack which frees an older result for it has accepted the ballot. "
     "What 26 breaks here is the coordinator itself; `pytest tests/sim/test_explore.py` and "
     "`python -m tests.mutants early-rounds` show the rule alone.",
 }

@@ -51,13 +51,13 @@ def _reborn(world: ModelWorld, state: State, node: int) -> State:
 
 DECIDE, MAY_APPEND = "consensus.proposer:Proposer.decide", "consensus.proposer:Proposer.may_append"
 APPEND, OPEN = "consensus.acceptor:Acceptor.append", "consensus.proposer:Proposer.open"
-COUNT = "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}"
+COUNT = "{m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}"
 PLANTS: dict[str, Plant] = {
     "1-decided-before-accepted": rewritten(DECIDE, "log.decide(index)", "log.decide(log.last)"),
-    "2-accepts-of-an-older-epoch": rewritten(
+    "2-accepts-of-an-older-ballot": rewritten(
         DECIDE, COUNT, "{m: b.last for m, b in self.acceptor_states.items()}"
     ),
-    "3-append-below-promised": rewritten(APPEND, "epoch < self.promised", "epoch < 0"),
+    "3-append-below-promised": rewritten(APPEND, "ballot < self.promised", "ballot < 0"),
     "4-restarted-rack-keeps-its-vote": replaced(ModelWorld, "dead", _reborn),
     "5-asks-only-the-roster-it-knows": rewritten(
         "consensus.proposer:Proposer.try_lead",
@@ -76,9 +76,9 @@ PLANTS: dict[str, Plant] = {
         DECIDE,
         COUNT,
         COUNT
-        + " | {m: log.last for m in self.acceptor_states if m.rack == self.epoch >> 16 & 0xFFFF}",
+        + " | {m: log.last for m in self.acceptor_states if m.rack == self.ballot >> 16 & 0xFFFF}",
     ),
-    "26-no-epoch-record-first": rewritten(
+    "26-no-ballot-record-first": rewritten(
         OPEN, "self.leading and 0 < self.opening <= self.log.decided", "self.leading"
     ),
     "27-an-old-tail-survives": rewritten(

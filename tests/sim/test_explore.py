@@ -36,7 +36,7 @@ COMMIT_OF_THE_WITNESS: tuple[Move, ...] = (
 
 
 def play(world: ModelWorld, moves: tuple[Move, ...]) -> State:
-    """The state behind these moves; orders are those of the newest epoch."""
+    """The state behind these moves; orders are those of the newest ballot."""
     state = world.start()
     for what, who, *nodes in moves:
         found = [
@@ -51,33 +51,33 @@ def play(world: ModelWorld, moves: tuple[Move, ...]) -> State:
 
 
 def test_no_invariant_breaks_in_two_racks() -> None:
-    found = Explorer(Bounds(witness=False, rounds=1, epochs=1, crashes=1)).run()
+    found = Explorer(Bounds(witness=False, rounds=1, ballots=1, crashes=1)).run()
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states > 1000, "a world in which nothing happens is always right"
 
 
 def test_a_job_that_begins_with_a_version_has_the_states_of_one_that_begins_with_none() -> None:
-    bounds = Bounds(witness=False, rounds=1, epochs=1, crashes=0)
+    bounds = Bounds(witness=False, rounds=1, ballots=1, crashes=0)
     usual, found = (Explorer(each).run() for each in (bounds, replace(bounds, first=7)))
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states == usual.progress.states > 100
 
 
 def test_no_invariant_breaks_when_the_witness_is_deposed() -> None:
-    found = Explorer(Bounds(rounds=1, epochs=1, crashes=0)).run()
+    found = Explorer(Bounds(rounds=1, ballots=1, crashes=0)).run()
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states > 1000
 
 
 def test_no_invariant_breaks_when_the_roster_changes() -> None:
-    found = Explorer(Bounds(rounds=0, epochs=1, crashes=0, rosters=1)).run()
+    found = Explorer(Bounds(rounds=0, ballots=1, crashes=0, rosters=1)).run()
     assert (found.broken, found.complete) == ("", True)
     assert found.progress.states > 1000
 
 
 def test_everything_that_should_be_possible_happens() -> None:
     """A commit is decided, a taken-over log is decided, a rack is back and votes."""
-    world = ModelWorld(Bounds(rounds=1, epochs=1, crashes=1, rosters=2))
+    world = ModelWorld(Bounds(rounds=1, ballots=1, crashes=1, rosters=2))
     moves: tuple[Move, ...] = (
         ("crash", RACK_1),
         ("roster", WITNESS, (RACK_1_AGAIN,)),
@@ -120,18 +120,18 @@ class Hunt:
 
 
 HUNTS = {
-    "1-decided-before-accepted": Hunt(Bounds(epochs=1, crashes=0), "agreement"),
-    "2-accepts-of-an-older-epoch": Hunt(
-        Bounds(epochs=2, crashes=0), "agreement", COMMIT_OF_THE_WITNESS
+    "1-decided-before-accepted": Hunt(Bounds(ballots=1, crashes=0), "agreement"),
+    "2-accepts-of-an-older-ballot": Hunt(
+        Bounds(ballots=2, crashes=0), "agreement", COMMIT_OF_THE_WITNESS
     ),
     "3-append-below-promised": Hunt(
-        Bounds(epochs=1, crashes=0), "agreement", COMMIT_OF_THE_WITNESS
+        Bounds(ballots=1, crashes=0), "agreement", COMMIT_OF_THE_WITNESS
     ),
     "4-restarted-rack-keeps-its-vote": Hunt(
-        Bounds(epochs=1, crashes=1), "agreement", COMMIT_OF_THE_WITNESS
+        Bounds(ballots=1, crashes=1), "agreement", COMMIT_OF_THE_WITNESS
     ),
     "5-asks-only-the-roster-it-knows": Hunt(
-        Bounds(rounds=0, epochs=1, crashes=1, rosters=2),
+        Bounds(rounds=0, ballots=1, crashes=1, rosters=2),
         "agreement",
         (
             ("stand", RACK_0),
@@ -142,14 +142,14 @@ HUNTS = {
         ),
     ),
     "6-append-behind-an-undecided-roster": Hunt(
-        Bounds(racks=3, witness=False, epochs=0, rosters=1), "bytes"
+        Bounds(racks=3, witness=False, ballots=0, rosters=1), "bytes"
     ),
-    "7-tie-break-on-both-halves": Hunt(Bounds(witness=False, epochs=1, crashes=0), "agreement"),
-    "8-no-hold-at-commit": Hunt(Bounds(epochs=0), "bytes"),
-    "9-no-hold-at-roster": Hunt(Bounds(racks=3, witness=False, epochs=0, rosters=1), "bytes"),
-    "25-own-vote-counts-for-ever": Hunt(Bounds(epochs=1, crashes=0), "agreement"),
-    "26-no-epoch-record-first": Hunt(
-        Bounds(epochs=2, crashes=1),
+    "7-tie-break-on-both-halves": Hunt(Bounds(witness=False, ballots=1, crashes=0), "agreement"),
+    "8-no-hold-at-commit": Hunt(Bounds(ballots=0), "bytes"),
+    "9-no-hold-at-roster": Hunt(Bounds(racks=3, witness=False, ballots=0, rosters=1), "bytes"),
+    "25-own-vote-counts-for-ever": Hunt(Bounds(ballots=1, crashes=0), "agreement"),
+    "26-no-ballot-record-first": Hunt(
+        Bounds(ballots=2, crashes=1),
         "bytes",
         (
             *COMMIT_OF_THE_WITNESS,
@@ -159,7 +159,7 @@ HUNTS = {
         ),
     ),
     "votes-by-rack": Hunt(
-        Bounds(rounds=0, epochs=1, crashes=1, rosters=1),
+        Bounds(rounds=0, ballots=1, crashes=1, rosters=1),
         "agreement",
         (("stand", RACK_0), ("crash", RACK_1)),
     ),
@@ -177,7 +177,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.broken in found.trace[-1]
 
 
-DEMOTED = Bounds(racks=3, rounds=0, epochs=1, crashes=0, rosters=2, demotions=True, demoted=0)
+DEMOTED = Bounds(racks=3, rounds=0, ballots=1, crashes=0, rosters=2, demotions=True, demoted=0)
 """Three racks and a witness, one of which has just lost its vote: two and the witness are left."""
 
 
@@ -195,11 +195,11 @@ def test_a_bug_is_found_where_one_demotion_follows_another(monkeypatch: pytest.M
     assert found.broken.startswith("agreement: record 3 is decided as roster("), found
 
 
-def test_the_epoch_record_already_cuts_an_old_tail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bug 27 needs a log that goes on the old tail's way; the record that opens an epoch never
+def test_the_ballot_record_already_cuts_an_old_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug 27 needs a log that goes on the old tail's way; the record that opens a ballot never
     does, and what conflicts is cut with all behind it. So it is not found, here or anywhere."""
     PLANTS["27-an-old-tail-survives"](monkeypatch)
-    found = Explorer(Bounds(rounds=1, epochs=1, crashes=0)).run()
+    found = Explorer(Bounds(rounds=1, ballots=1, crashes=0)).run()
     assert (found.broken, found.complete) == ("", True)
 
 
@@ -239,10 +239,10 @@ TWINS: tuple[Move, ...] = (
 )
 
 
-def test_two_lives_of_a_rack_never_lead_the_same_epoch() -> None:
+def test_two_lives_of_a_rack_never_lead_the_same_ballot() -> None:
     """Rack 1 is cut off and started again elsewhere; both lives stand for the same number. The
-    second that wins is promised another epoch, and the first decides nothing any more."""
+    second that wins is promised another ballot, and the first decides nothing any more."""
     both_won = TWINS[: TWINS.index(("win", RACK_1_AGAIN, (RACK_0, WITNESS))) + 1]
-    explorer = Explorer(Bounds(rounds=1, epochs=2, crashes=0, rosters=4, twins=1))
+    explorer = Explorer(Bounds(rounds=1, ballots=2, crashes=0, rosters=4, twins=1))
     found = explorer.run(start=play(explorer.world, both_won), limit=3000)
     assert found.broken == "", "\n".join(found.trace)

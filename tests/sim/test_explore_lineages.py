@@ -65,8 +65,8 @@ HALVES = (
 WRITTEN = (
     *HALVES,
     "rack 2 stands",
-    "rack 1 is asked for epoch 3.2 by rack 2 behind a silence",
-    "rack 2 is asked for epoch 3.2 by rack 2 behind a silence",
+    "rack 1 is asked for ballot 3.2 by rack 2 behind a silence",
+    "rack 2 is asked for ballot 3.2 by rack 2 behind a silence",
     "rack 2 hears what rack 1 has accepted",
     "rack 2 hears what rack 2 has accepted",
 )
@@ -101,7 +101,7 @@ def test_second_death_undoes_the_version_that_only_the_dead_rack_held() -> None:
         "rack 1 gets orders",
         "rack 2 dies",
         "rack 1 stands",
-        "rack 1 is asked for epoch 4.1 by rack 1 behind a silence",
+        "rack 1 is asked for ballot 4.1 by rack 1 behind a silence",
         "rack 1 hears what rack 1 has accepted",
         "rack 1 gets orders",
         "rack 1 hears what rack 1 has accepted",
@@ -132,12 +132,12 @@ def test_a_planted_bug_is_found(
 def test_a_rack_whose_vote_was_taken_goes_on_when_the_only_voter_is_started_again() -> None:
     """What the bounds above are for does happen: rack 1 and the witness begin a lineage."""
     world = ModelWorld(Bounds(witness=True))
-    rack_1 = "rack 1 is asked for epoch 2.1 by rack 1 behind a silence"
+    rack_1 = "rack 1 is asked for ballot 2.1 by rack 1 behind a silence"
     begun = (
         "rack 1 gets orders",
         "rack 1 stands",
         rack_1,
-        "the witness is asked for epoch 2.1 by rack 1 behind a silence",
+        "the witness is asked for ballot 2.1 by rack 1 behind a silence",
         "rack 1 hears what the witness has accepted",
         "rack 1 hears what rack 1 has accepted",
         "rack 1 gets orders",

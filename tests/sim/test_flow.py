@@ -40,7 +40,7 @@ def test_a_slow_joiner_catches_up_and_no_record_is_sent_to_it_over_and_over() ->
         joiner = world.trainings[Peer(2, 0)].process
         if isinstance(body, Orders) and body.to == joiner.member.incarnation:
             first = body.prev + 1
-            sent.update((body.epoch, i) for i in range(first, first + len(body.records)))
+            sent.update((body.ballot, i) for i in range(first, first + len(body.records)))
             answered = world.trainings[Peer(0, 0)].rank.coordinator
             assert answered is not None
             view = answered.views.get(2)

@@ -15,7 +15,7 @@ from tests.sim.test_seeds import SEEDS
 SHOWN: tuple[tuple[str, int, str], ...] = (
     ("1", 0, "I1: Peer(rack=0, rank=0) decided record 2 (Commit)"),
     ("4", 22, "I1: Peer(rack=65535, rank=0) decided record 2 (Roster) with the votes"),
-    ("7", 37, "I1: Peer(rack=1, rank=0) decided record 3 (Epoch) with the votes [1] of [0, 1]"),
+    ("7", 37, "I1: Peer(rack=1, rank=0) decided record 3 (Ballot) with the votes [1] of [0, 1]"),
     ("8", 4, "I4: version 1 of fragment 0 was decided, held by [1]"),
     ("10", 0, "I4: version 1 of fragment 0 was decided, held by []"),
     ("12", 0, "I3: offer 1 of fragment 0 of rack 2 ends in versions 1 and 3"),

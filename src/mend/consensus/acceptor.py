@@ -16,22 +16,22 @@ from mend.consensus.records import AcceptorState, Record, Snapshot
 
 @dataclass
 class Acceptor:
-    """`promised`: takes nothing of a lower epoch. `accepted`: the epoch of its whole log."""
+    """`promised`: takes nothing of a lower ballot. `accepted`: the ballot of its whole log."""
 
     log: Log = field(default_factory=Log)
     promised: int = 0
     accepted: int = 0
 
-    def prepare(self, epoch: int) -> bool:
+    def prepare(self, ballot: int) -> bool:
         """Promise; False if something higher is promised already."""
-        if epoch < self.promised:
+        if ballot < self.promised:
             return False
-        self.promised = epoch
+        self.promised = ballot
         return True
 
     def append(
         self,
-        epoch: int,
+        ballot: int,
         prev: int,
         chain: str,
         records: Sequence[Record],
@@ -39,16 +39,16 @@ class Acceptor:
         decided: int,
         snapshot: Snapshot | None = None,
     ) -> bool:
-        """Take the coordinator's records after `prev`; False for an epoch that is over.
+        """Take the coordinator's records after `prev`; False for a ballot that is over.
 
         Records that reach its `last` are its whole log: everything else here goes. Records that do
         not are of use only as far as they are decided; accepting a piece could lose what was
-        accepted in an older epoch and counted there. `snapshot`: what is decided up to `prev`,
+        accepted in an older ballot and counted there. `snapshot`: what is decided up to `prev`,
         where the coordinator has no records any more that this voter could use.
         """
-        if epoch < self.promised:
+        if ballot < self.promised:
             return False
-        self.promised = epoch
+        self.promised = ballot
         if snapshot is not None and (snapshot.index, snapshot.chain) == (prev, chain):
             self.log.install(snapshot)
         if not self.log.matches(prev, chain):
@@ -59,10 +59,10 @@ class Acceptor:
         if not self.log.put(prev, records):
             return False
         reached = prev + len(records)
-        if whole and self.accepted < epoch:
-            # Only now: within an epoch a log grows, and what is shorter is an old message.
+        if whole and self.accepted < ballot:
+            # Only now: within a ballot a log grows, and what is shorter is an old message.
             self.log.cut(max(reached, self.log.decided))
-            self.accepted = epoch
+            self.accepted = ballot
         self.log.decide(min(decided, reached))
         return True
 

@@ -1,7 +1,7 @@
 """The log of decisions, and the state after its records.
 
 Records count from 1. Decided records are final; after them a replica may hold records that no
-quorum accepted, which a later epoch may cut.
+quorum accepted, which a later ballot may cut.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LogState:
     roster_number: int = 0
     plan: str = ""
     policy: Policy | None = None
-    epoch: int = 0
+    ballot: int = 0
     former: tuple[Member, ...] = ()
     """Members that lost their seats last; a rack comes back under another incarnation only."""
     versions: list[int] = field(default_factory=list)
@@ -229,7 +229,7 @@ class LogState:
         elif isinstance(record, Mitigation):
             self._move(record)
         else:
-            self.epoch = record.epoch
+            self.ballot = record.ballot
 
     def _move(self, record: Mitigation) -> None:
         self._mitigate(mitigations_after(self.mitigations, record))
@@ -283,7 +283,7 @@ class LogState:
 
     def _begin_anew(self, record: Lineage) -> None:
         self._seat(record, frozenset(record.non_voters))
-        self.epoch = record.epoch
+        self.ballot = record.ballot
         self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
         self.work = {key: work for key, work in self.work.items() if key in self.named}
         # Offers stay ended that only an undone commit named: they count as dropped.
@@ -306,7 +306,7 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         roster_number=snapshot.number,
         plan=snapshot.plan,
         policy=snapshot.policy,
-        epoch=snapshot.epoch,
+        ballot=snapshot.ballot,
         former=snapshot.former,
         versions=list(snapshot.versions),
         digests=list(snapshot.digests),
@@ -540,7 +540,7 @@ class Log:
             chain=self.chain(self.decided),
             format=RECORDS_FORMAT,
             lineages=tuple(at for at in self._lineages if at[0] <= self.decided)[-LINEAGES_SENT:],
-            epoch=told.epoch,
+            ballot=told.ballot,
             number=told.roster_number,
             members=tuple(told.seats[rack] for rack in sorted(told.seats)),
             non_voters=tuple(sorted(told.non_voters)),

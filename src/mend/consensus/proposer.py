@@ -1,4 +1,4 @@
-"""The right to append: wins an epoch, carries the log over into it, counts accepts.
+"""The right to append: wins a ballot, carries the log over into it, counts accepts.
 
 Without time and without addresses, like `acceptor`, its counterpart.
 """
@@ -9,17 +9,17 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from mend.consensus.log import UNDECIDED_MAX, Log, LogState, witness_votes
-from mend.consensus.records import AcceptorState, Epoch, Lineage, Record, Roster
+from mend.consensus.records import AcceptorState, Ballot, Lineage, Record, Roster
 from mend.errors import ensure
 from mend.types import WITNESS, Member
 
 
 @dataclass
 class Proposer:
-    """epoch 0: neither stands nor leads. Rounds may open once record `opening` is decided."""
+    """ballot 0: neither stands nor leads. Rounds may open once record `opening` is decided."""
 
     log: Log = field(default_factory=Log)
-    epoch: int = 0
+    ballot: int = 0
     leading: bool = False
     opening: int = 0
     acceptor_states: dict[Member, AcceptorState] = field(default_factory=dict)
@@ -37,27 +37,27 @@ class Proposer:
 
     @property
     def standing(self) -> bool:
-        return self.epoch > 0 and not self.leading
+        return self.ballot > 0 and not self.leading
 
     @property
     def open(self) -> bool:
-        """Whether this epoch's first record is decided: nothing older can come back then."""
+        """Whether this ballot's first record is decided: nothing older can come back then."""
         return self.leading and 0 < self.opening <= self.log.decided
 
-    def found(self, epoch: int) -> None:
-        """An epoch over an empty log, whose first record will be Genesis."""
-        self.log, self.epoch, self.leading, self.opening = Log(self.log.kept), epoch, True, 1
+    def found(self, ballot: int) -> None:
+        """A ballot over an empty log, whose first record will be Genesis."""
+        self.log, self.ballot, self.leading, self.opening = Log(self.log.kept), ballot, True, 1
         self.acceptor_states, self.held = {}, {}
 
-    def stand(self, epoch: int, log: Log) -> None:
+    def stand(self, ballot: int, log: Log) -> None:
         """Ask for promises, beginning from a copy of the own voter's log."""
-        self.log, self.epoch, self.leading, self.opening = log.copy(), epoch, False, 0
+        self.log, self.ballot, self.leading, self.opening = log.copy(), ballot, False, 0
         self.acceptor_states, self.held, self.returned = {}, {}, None
 
     def step_down(self) -> None:
-        """Its log goes with the epoch: a candidate's copy may be of a job that is given up since,
+        """Its log goes with the ballot: a candidate's copy may be of a job that is given up since,
         and the next candidacy begins from the voter's."""
-        self.log, self.epoch, self.leading, self.opening, self.acceptor_states = (
+        self.log, self.ballot, self.leading, self.opening, self.acceptor_states = (
             Log(self.log.kept),
             0,
             False,
@@ -66,8 +66,8 @@ class Proposer:
         )
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
-        """Take a voter's newest state. False: it shows that this epoch is over."""
-        if acceptor_state.promised > self.epoch:
+        """Take a voter's newest state. False: it shows that this ballot is over."""
+        if acceptor_state.promised > self.ballot:
             return False
         self.acceptor_states[member] = acceptor_state
         return True
@@ -91,7 +91,7 @@ class Proposer:
 
     def try_lead(self) -> bool:
         """Take over if the promises suffice: adopt the log that was accepted last, close it with
-        an Epoch record.
+        a Ballot record.
 
         Needs a quorum of promises of every roster that may be in force: that of the decided end,
         and every undecided Roster in the log that would be adopted. Where no quorum can come any
@@ -120,7 +120,7 @@ class Proposer:
         rosters = self._rosters(adopted)
         if not self._enough(promises.keys(), rosters):
             return False
-        opening: Record | None = Epoch(self.epoch)
+        opening: Record | None = Ballot(self.ballot)
         if not all(roster.may_decide(promises.keys()) for roster in rosters):
             opening = self._lineage(promises.keys())
         if opening is None:
@@ -165,7 +165,7 @@ class Proposer:
         if witness and (unanimous or not votes):
             non_voters.add(WITNESS)
         return Lineage(
-            epoch=self.epoch,
+            ballot=self.ballot,
             number=log.roster_number + 1,
             members=seats,
             non_voters=tuple(sorted(non_voters)),
@@ -184,7 +184,7 @@ class Proposer:
         return f"; a person has retired {racks}" if racks else ""
 
     def _has_promised(self, member: Member) -> bool:
-        return self.acceptor_states[member].promised == self.epoch
+        return self.acceptor_states[member].promised == self.ballot
 
     def _complete(self, acceptor_state: AcceptorState) -> bool:
         """Whether it has all records of its voter after those that are decided here."""
@@ -227,7 +227,7 @@ class Proposer:
         )
 
     def append(self, record: Record) -> None:
-        ensure(self.leading, "only a coordinator appends", record=record, epoch=self.epoch)
+        ensure(self.leading, "only a coordinator appends", record=record, ballot=self.ballot)
         self.log.append(record)
 
     def may_decide(self, heard: Set[Member]) -> bool:
@@ -246,7 +246,9 @@ class Proposer:
         if acceptor_state is None:
             return self.log.decided
         same = (
-            acceptor_state.last if acceptor_state.accepted == self.epoch else acceptor_state.decided
+            acceptor_state.last
+            if acceptor_state.accepted == self.ballot
+            else acceptor_state.decided
         )
         return min(same, self.log.last)
 
@@ -254,15 +256,15 @@ class Proposer:
         """Members that have accepted the whole log."""
         last = self.log.last
         acceptor_states = self.acceptor_states.items()
-        return {m for m, b in acceptor_states if b.accepted == self.epoch and b.last == last}
+        return {m for m, b in acceptor_states if b.accepted == self.ballot and b.last == last}
 
     def decide(self) -> list[Record]:
-        """Index i is decided when enough of the roster in force at i accepted it in this epoch,
+        """Index i is decided when enough of the roster in force at i accepted it in this ballot,
         Genesis when all its members did; returns what is newly so."""
         log, index = self.log, self.log.decided
         if index == log.last:
             return []
-        reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.epoch}
+        reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}
         if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
             return []  # all must begin this job, and no other: a majority could begin two
         while index < log.last and log.roster_at(index + 1).may_decide(

@@ -58,14 +58,14 @@ begin at version 0, without checkpoints. 4: racks that leave are never absent. 5
 of a lineage may decide, whatever they hold."""
 
 
-class Word(Struct, frozen=True, array_like=True):
+class WireStruct(Struct, frozen=True, array_like=True):
     """Base of everything that travels inside a message."""
 
 
 # ------------------------------------------------------------------ nouns of the log
 
 
-class Seat(Word, frozen=True):
+class Seat(WireStruct, frozen=True):
     """A member with the addresses of its leader and of its ranks' lanes."""
 
     member: Member
@@ -73,7 +73,7 @@ class Seat(Word, frozen=True):
     lanes: Annotated[tuple[Address, ...], Meta(max_length=1024)]
 
 
-class Offer(Word, frozen=True):
+class Offer(WireStruct, frozen=True):
     """Header of a contribution: one rack's encoded anchor - snapshot of one fragment.
 
     The bytes are pulled.
@@ -106,7 +106,7 @@ def checksums_of(each: Iterable[str]) -> bytes:
     return b"".join([bytes.fromhex(checksum) for checksum in each])
 
 
-class Share(Word, frozen=True):
+class Share(WireStruct, frozen=True):
     """One member of a merge, as the log remembers it."""
 
     member: Member
@@ -138,7 +138,7 @@ def share_of(offer: Offer) -> Share:
     )
 
 
-class Absent(Word, frozen=True):
+class Absent(WireStruct, frozen=True):
     """A rack that is not in a merge and has trained, or trains, beside its members. It weighs as an
     offer of so many tokens and steps. `closing`: it trains no more."""
 
@@ -155,14 +155,14 @@ Rounds = Annotated[tuple[Count, ...], Meta(max_length=1024)]
 """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
 
 
-class Ended(Word, frozen=True):
+class Ended(WireStruct, frozen=True):
     """An offer that will not be merged."""
 
     member: Member
     seq: Count
 
 
-class MomentFragments(Word, frozen=True):
+class MomentFragments(WireStruct, frozen=True):
     """Fragments of one moment of the inner optimizers, or of running statistics, which share a
     period."""
 
@@ -199,7 +199,7 @@ class Filled(NamedTuple):
         return ", ".join(map(str, field)) or "empty" if isinstance(field, tuple) else str(field)
 
 
-class Policy(Word, frozen=True):
+class Policy(WireStruct, frozen=True):
     """What the coordinator must know of the racks' configuration; equal on all of them. A rack
     finds `ranks` and `moments` when it starts; all other fields are settings."""
 
@@ -253,7 +253,7 @@ def filled_fields() -> dict[str, Filled]:
 # ------------------------------------------------------------------ records of the log
 
 
-class Genesis(Word, frozen=True, tag=1):
+class Genesis(WireStruct, frozen=True, tag=1):
     """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
 
     roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
@@ -280,7 +280,7 @@ class Genesis(Word, frozen=True, tag=1):
         return self.versions or (0,) * len(self.digests)
 
 
-class Commit(Word, frozen=True, tag=2):
+class Commit(WireStruct, frozen=True, tag=2):
     """Fragment goes from version - 1 to version. Members ascending; digests per rank."""
 
     fragment: U16
@@ -292,7 +292,7 @@ class Commit(Word, frozen=True, tag=2):
     absent: Absentees = ()
 
 
-class Roster(Word, frozen=True, tag=3):
+class Roster(WireStruct, frozen=True, tag=3):
     """The members from here on. Empty: the job is over, and `non_voters` are the racks that were
     not there then."""
 
@@ -307,7 +307,7 @@ class Roster(Word, frozen=True, tag=3):
     back. What others keep for their return is freed."""
 
 
-class Drop(Word, frozen=True, tag=4):
+class Drop(WireStruct, frozen=True, tag=4):
     """Offers that end without a commit: too old, at a time when nothing else is there to commit,
     or not fit to be merged."""
 
@@ -318,16 +318,16 @@ class Drop(Word, frozen=True, tag=4):
     """Their racks' weights are not worth merging; the racks stop."""
 
 
-class Epoch(Word, frozen=True, tag=5):
-    """A take-over: from here on `epoch` decides (docs/internals/protocol.md, Taking over)."""
+class Ballot(WireStruct, frozen=True, tag=5):
+    """A take-over: from here on `ballot` decides (docs/internals/protocol.md, Taking over)."""
 
-    epoch: Count
+    ballot: Count
 
 
-class Lineage(Word, frozen=True, tag=6):
+class Lineage(WireStruct, frozen=True, tag=6):
     """All other voters are dead: the remaining members go on from the newest versions they hold."""
 
-    epoch: Count
+    ballot: Count
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     non_voters: Racks
@@ -343,7 +343,7 @@ class Lineage(Word, frozen=True, tag=6):
     until a roster says otherwise."""
 
 
-class Mark(Word, frozen=True, tag=7):
+class Mark(WireStruct, frozen=True, tag=7):
     """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
     is decided before it and nothing after it. Once more, `written`, when all of them have."""
 
@@ -365,7 +365,7 @@ EVICTIONS_MAX = 2
 not."""
 
 
-class Mitigation(Word, frozen=True, tag=8):
+class Mitigation(WireStruct, frozen=True, tag=8):
     """What is done about a slow rack from here on, in place of what was done before."""
 
     rack: U16
@@ -375,7 +375,7 @@ class Mitigation(Word, frozen=True, tag=8):
     """Percent of the micro-batches of a step that it takes, where its script asks."""
 
 
-class Last(Word, frozen=True):
+class Last(WireStruct, frozen=True):
     """The highest offers of one member and fragment that were named, and that ended at all."""
 
     member: Member
@@ -391,7 +391,7 @@ class Last(Word, frozen=True):
     """With the three before: of the offer that was named last; 0 steps: none was."""
 
 
-class Snapshot(Word, frozen=True):
+class Snapshot(WireStruct, frozen=True):
     """The state after records 1..index, in place of the records: for a reader that is too late for
     them."""
 
@@ -400,7 +400,7 @@ class Snapshot(Word, frozen=True):
     format: Count
     lineages: Annotated[tuple[tuple[Count, Hex], ...], Meta(max_length=64)]
     """(index, hash) of the records that began the job, or began it anew."""
-    epoch: Count
+    ballot: Count
     number: Count
     """Number of the roster."""
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
@@ -430,12 +430,12 @@ class Snapshot(Word, frozen=True):
     """As in `Lineage`, if no roster followed."""
 
 
-Record = Genesis | Commit | Roster | Drop | Epoch | Lineage | Mark | Mitigation
+Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | Mark | Mitigation
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
-class AcceptorState(Word, frozen=True):
-    """What a voter has promised and accepted. It accepted its whole log in epoch `accepted`.
+class AcceptorState(WireStruct, frozen=True):
+    """What a voter has promised and accepted. It accepted its whole log in ballot `accepted`.
 
     `records` after `prev` only for a candidate, which asks for records that it does not know.
     """

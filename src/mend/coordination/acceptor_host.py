@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import NUMBER_MAX, number_of, owner_of
+from mend.consensus.ballots import NUMBER_MAX, number_of, owner_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import Seat, Snapshot
 from mend.coordination.awake import AwakeClock, Sleep
@@ -31,9 +31,9 @@ class Follower:
     founds: bool = False
     """Whether its newest orders were a founder's, of a job in which nothing is decided."""
     pledged: int = 0
-    """Epoch promised to a candidate, before this voter knew of any decision."""
+    """Ballot promised to a candidate, before this voter knew of any decision."""
     heard: tuple[int, int] = (0, 0)
-    """(epoch, serial) of the newest orders."""
+    """(ballot, serial) of the newest orders."""
 
     def discount(self, slept_ns: int) -> None:
         """This member slept for so long, in which it could hear nobody."""
@@ -44,10 +44,10 @@ class Follower:
 
     def addressed(self, peer: Peer, orders: Orders) -> bool:
         """Whether the orders are for this member, of this job, and from the owner of their
-        epoch."""
+        ballot."""
         log = self.acceptor.log
         for_member = orders.to == self.member.incarnation
-        from_owner = peer == Peer(owner_of(orders.epoch), 0)
+        from_owner = peer == Peer(owner_of(orders.ballot), 0)
         same_job = not log.appended.begun or log.continues(orders.lineage, orders.prev)
         return for_member and from_owner and (same_job or self._strayed(orders))
 
@@ -59,7 +59,7 @@ class Follower:
             if self._outlived(sender, orders):
                 return False
             self.lives_ns = now_ns
-            if not self.acceptor.log.committed.begun and orders.epoch < self.acceptor.promised:
+            if not self.acceptor.log.committed.begun and orders.ballot < self.acceptor.promised:
                 self.acceptor.start_over()
                 self.acceptor.promised = self.pledged
             return True
@@ -100,25 +100,25 @@ class Follower:
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
     ) -> bool:
         """Take the log as far as it is new; whether these are the newest orders. A coordinator
-        whose epoch is over is told so."""
+        whose ballot is over is told so."""
         if not self._joins(Member(peer.rack, incarnation), orders, now_ns):
             return False
-        if orders.epoch < self.acceptor.promised:
+        if orders.ballot < self.acceptor.promised:
             effects.append(Send(peer, self.vote(max(orders.serial, self.heard[1]))))
             return False
         if self._strayed(orders):
             self.acceptor.start_over()
         if incarnation != self.life and not self.acceptor.log.appended.begun:
             self.heard = (0, 0)
-        if orders.epoch > self.heard[0]:
-            self.heard = (orders.epoch, 0)
+        if orders.ballot > self.heard[0]:
+            self.heard = (orders.ballot, 0)
         self.life, self.orders_ns, self.coordinator = incarnation, now_ns, peer
         self.founds = orders.decided == 0
         if orders.serial <= self.heard[1]:
             return False
-        self.heard = (orders.epoch, orders.serial)
+        self.heard = (orders.ballot, orders.serial)
         if not self.acceptor.append(
-            orders.epoch,
+            orders.ballot,
             orders.prev,
             orders.chain,
             orders.records,
@@ -143,8 +143,8 @@ class Follower:
         hears no founder for a while. Who never had a seat in what it has read forgets that for a
         candidate of another lineage, which has a seat for it and cannot begin anew without it.
         """
-        number = number_of(prepare.epoch)
-        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.epoch), 0):
+        number = number_of(prepare.ballot)
+        if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.ballot), 0):
             return None
         strange = not self.acceptor.log.continues(prepare.lineage, prepare.after)
         both_begun = prepare.after > 0 and self.acceptor.log.committed.begun
@@ -158,8 +158,8 @@ class Follower:
         if empty:
             self.lives_ns = now_ns
         may = not hears or self.founds or peer == self.coordinator
-        if may and self.acceptor.prepare(prepare.epoch) and not log.committed.begun:
-            self.pledged = prepare.epoch
+        if may and self.acceptor.prepare(prepare.ballot) and not log.committed.begun:
+            self.pledged = prepare.ballot
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:
@@ -197,7 +197,7 @@ class WitnessFollower:
                     self._connect(self.follower.acceptor.log.appended, effects)
                     effects.append(Send(peer, self.follower.vote(orders.serial)))
             case Heard(peer, _, Orders(snapshot=Snapshot() as snapshot) as orders) if (
-                self.follower.homeless() and peer == Peer(owner_of(orders.epoch), 0)
+                self.follower.homeless() and peer == Peer(owner_of(orders.ballot), 0)
             ):
                 # For its former life: who leads hears by the answer that it was started again.
                 self._connect(state := log_state_of(snapshot), effects)

@@ -1,7 +1,7 @@
 """The coordinator: opens rounds, and appends commits and rosters to the log.
 
 Its state is soft: the next reports restore it, so any voter can take over.
-The witness coordinates first, or else rack 0; later the winner of the newest epoch. It decides by
+The witness coordinates first, or else rack 0; later the winner of the newest ballot. It decides by
 the log and by what the racks report, and never sees a tensor.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import epoch_of, number_of
+from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import AcceptorState, Commit, Drop, Lineage, Offer, Policy
@@ -95,7 +95,7 @@ class Coordinator:
     paces: RackPaces = field(default_factory=RackPaces)
     ladder: Ladder = field(default_factory=Ladder)
     votes: dict[Member, int] = field(default_factory=dict)
-    """By voter the serial of its newest vote in this epoch."""
+    """By voter the serial of its newest vote in this ballot."""
     returned: tuple[Member, int] | None = None
     """The witness in another life than the one that has the seat, and when it was heard."""
     seated: bool = False
@@ -137,12 +137,12 @@ class Coordinator:
             if not effects and self._collects(event, now_ns):
                 return effects
         self.batch_due_ns = None
-        if self.proposer.leading and self.acceptor.promised > self.proposer.epoch:
+        if self.proposer.leading and self.acceptor.promised > self.proposer.ballot:
             # Its own vote has gone to another, who must have the time to win the others'.
             self.election.lost(now_ns, at_once=False)
             self._step_down(effects)
         if self.proposer.leading and not self._hears_quorum(now_ns):
-            effects.append(Note(QuorumLost(number_of(self.proposer.epoch))))
+            effects.append(Note(QuorumLost(number_of(self.proposer.ballot))))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
         self._mind_the_dead(now_ns, effects)
@@ -186,7 +186,7 @@ class Coordinator:
             return False
         self.election.speaks(view.member)
         view.heard_ns = now_ns
-        view.hears(report, self.proposer.epoch)
+        view.hears(report, self.proposer.ballot)
         return True
 
     def _collects(self, event: Heard, now_ns: int) -> bool:
@@ -226,7 +226,7 @@ class Coordinator:
             case Prepare(lineage=name) as prepare if self.acceptor.log.continues(
                 name, prepare.after
             ):
-                self.election.see(number_of(prepare.epoch))
+                self.election.see(number_of(prepare.ballot))
 
     def _on_orders(self, peer: Peer, orders: Orders, now_ns: int, effects: list[Effect]) -> None:
         if self._lives(peer, orders):
@@ -272,7 +272,7 @@ class Coordinator:
         view.heard_ns = now_ns
         if view.report is not None and report.serial <= view.report.serial:
             return
-        view.hears(report, self.proposer.epoch)
+        view.hears(report, self.proposer.ballot)
         view.gone = report.gone
         if report.gone and not self.log.committed.begun:
             del self.views[member.rack], self.admission.hellos[member.rack]
@@ -291,8 +291,8 @@ class Coordinator:
             return
         self.election.shows(member, vote.held)
         view = self.views.get(member.rack)
-        higher = vote.acceptor_state.promised > self.proposer.epoch
-        # A witness in a new life, which tries to begin the job, is asked again in a higher epoch.
+        higher = vote.acceptor_state.promised > self.proposer.ballot
+        # A witness in a new life, which tries to begin the job, is asked again in a higher ballot.
         founds = higher and member.rack == WITNESS
         known = self.proposer.standing and (founds or member in self.proposer.asked())
         if self.proposer.leading:
@@ -305,7 +305,7 @@ class Coordinator:
         if view is not None:
             view.heard_ns = now_ns
             view.flow.hears(
-                vote.serial if vote.acceptor_state.promised == self.proposer.epoch else 0
+                vote.serial if vote.acceptor_state.promised == self.proposer.ballot else 0
             )
         self.proposer.held[member] = vote.held
         self._on_acceptor_state(member, vote.acceptor_state, now_ns, effects)
@@ -314,8 +314,8 @@ class Coordinator:
         """Also of a witness that has just got a seat, and has read nothing yet; and of a voter
         that has forgotten a first record which it did not know to be decided."""
         acceptor_state = vote.acceptor_state
-        new = self.proposer.epoch > 0 and acceptor_state.last == 0
-        log = self.log if self.proposer.epoch else self.acceptor.log
+        new = self.proposer.ballot > 0 and acceptor_state.last == 0
+        log = self.log if self.proposer.ballot else self.acceptor.log
         return (
             new
             or log.continues(vote.lineage, acceptor_state.decided)
@@ -338,14 +338,14 @@ class Coordinator:
     # -------------------------------------------------------------- the beginning
 
     def _found(self, now_ns: int) -> None:
-        """Ask all racks to begin the job, in an epoch of its own; from an empty log.
+        """Ask all racks to begin the job, in a ballot of its own; from an empty log.
 
-        The epoch is the challenge: a rack that reports in it has heard this very question, holds
+        The ballot is the challenge: a rack that reports in it has heard this very question, holds
         nothing of a job that runs, and will not take part in the beginning of another one.
         """
         number = max(self.election.seen, number_of(self.acceptor.promised)) + 1
         self.election.see(number)
-        self.proposer.found(epoch_of(number, *self.member))
+        self.proposer.found(ballot_of(number, *self.member))
         self.votes, self.leads_since_ns = {}, now_ns
         for view in self.views.values():
             view.report = view.sent = None
@@ -427,9 +427,9 @@ class Coordinator:
         return self._homeless() and due_ns is not None and now_ns >= due_ns
 
     def _answered(self, rack: int, now_ns: int) -> bool:
-        """Whether this rack is there, and has promised to begin in this epoch."""
+        """Whether this rack is there, and has promised to begin in this ballot."""
         report = self.views[rack].report
-        promised = report is not None and report.acceptor_state.promised == self.proposer.epoch
+        promised = report is not None and report.acceptor_state.promised == self.proposer.ballot
         return promised and rack in self._live(now_ns)
 
     def _policy(self) -> Policy | None:
@@ -458,7 +458,7 @@ class Coordinator:
         self.offers, self.round_dues, self.votes = {}, [], {}
         self.leads_since_ns, self.returned = now_ns, None
         self._new_rounds(policy.fragments)
-        number = number_of(self.proposer.epoch)
+        number = number_of(self.proposer.ballot)
         effects.append(Note(CoordinatorChosen(number, self.log.last)))
         if isinstance(opening := self.log.record(self.log.last), Lineage):
             lost = tuple([member.rack for member in opening.dead])
@@ -466,7 +466,7 @@ class Coordinator:
 
     def _new_rounds(self, fragments: int) -> None:
         times = Mean(), Mean()
-        self.rounds = [Round(p, *times, self.proposer.epoch) for p in range(fragments)]
+        self.rounds = [Round(p, *times, self.proposer.ballot) for p in range(fragments)]
 
     def _hears_quorum(self, now_ns: int) -> bool:
         """Whether those that were heard in the last two detection times could decide anything.
@@ -483,8 +483,8 @@ class Coordinator:
         )
 
     def _step_down(self, effects: list[Effect]) -> None:
-        """Stop leading or standing: a higher epoch is promised somewhere, or no quorum is heard."""
-        number, led = number_of(self.proposer.epoch), self.proposer.leading
+        """Stop leading or standing: a higher ballot was promised, or no quorum is heard."""
+        number, led = number_of(self.proposer.ballot), self.proposer.leading
         effects.append(Note(CoordinatorDeposed(number) if led else ElectionLeft(number)))
         self.proposer.step_down()
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
@@ -679,7 +679,7 @@ class Coordinator:
         state = Orders(
             serial=0,
             to=0,
-            epoch=self.proposer.epoch,
+            ballot=self.proposer.ballot,
             lineage="",
             prev=0,
             chain="",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import NUMBER_MAX, epoch_of, number_of, owner_of
+from mend.consensus.ballots import NUMBER_MAX, ballot_of, number_of, owner_of
 from mend.consensus.proposer import Proposer
 from mend.coordination.acceptor_host import ways_to_leaders
 from mend.coordination.admission import VISITOR
@@ -42,9 +42,9 @@ class Election:
     detect_ns: int
     heard_ns: int | None = None
     seen: int = 0
-    """Highest number of an epoch that was heard of."""
+    """Highest number of a ballot that was heard of."""
     followed: int = 0
-    """Epoch whose orders were heard last."""
+    """Ballot whose orders were heard last."""
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
     unaware: set[Member] = field(default_factory=set)
@@ -59,18 +59,18 @@ class Election:
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
         """Orders of another coordinator. Whether this member must stop standing or leading."""
-        number = number_of(orders.epoch)
+        number = number_of(orders.ballot)
         if orders.to != self.member.incarnation or number >= NUMBER_MAX:
             return False
         if not self.acceptor.log.continues(orders.lineage, orders.prev):
             return False
         self.see(number)
-        if orders.epoch < self.acceptor.promised:
+        if orders.ballot < self.acceptor.promised:
             return False
-        if orders.epoch != self.proposer.epoch:
-            self.heard_ns, self.followed = now_ns, orders.epoch
-        # Standing for a higher epoch ends as well: not even my own vote is promised to it yet.
-        return self.proposer.epoch not in (0, orders.epoch)
+        if orders.ballot != self.proposer.ballot:
+            self.heard_ns, self.followed = now_ns, orders.ballot
+        # Standing for a higher ballot ends as well: not even my own vote is promised to it yet.
+        return self.proposer.ballot not in (0, orders.ballot)
 
     def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
         """A hello attests that former lives of its rack are over: a launcher starts a rack again
@@ -107,7 +107,7 @@ class Election:
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         known = (log.witness, committed.witness)
         former = {each for each in known if each is not None and each != member}
-        answers = self.proposer.standing and vote.acceptor_state.promised == self.proposer.epoch
+        answers = self.proposer.standing and vote.acceptor_state.promised == self.proposer.ballot
         if member.rack != WITNESS or not former or not answers or log.policy is None:
             return
         if log.policy.restart_attests:
@@ -149,7 +149,7 @@ class Election:
             self.seen = max(self.seen, number)
 
     def lost(self, now_ns: int, *, at_once: bool) -> None:
-        """A higher epoch is promised; to stand again is sensible soon only for who led."""
+        """A higher ballot is promised; to stand again is sensible soon only for who led."""
         self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
 
     def may_stand(self) -> bool:
@@ -195,7 +195,7 @@ class Election:
         due_ns = self.due_ns()
         if not self.proposer.standing and due_ns is not None and now_ns >= due_ns:
             number = max(self.seen, number_of(self.acceptor.promised)) + 1
-            self.proposer.stand(epoch_of(number, *self.member), self.acceptor.log)
+            self.proposer.stand(ballot_of(number, *self.member), self.acceptor.log)
             self.sent.clear()
             silent_ms = (now_ns - self.heard_ns) // 1_000_000
             effects.append(Note(StandsForElection(number, silent_ms)))
@@ -221,7 +221,7 @@ class Election:
         seat = log.appended.seats.get(self.me.rack)
         prepare = Prepare(
             0,
-            self.proposer.epoch,
+            self.proposer.ballot,
             log.lineage_at(log.decided),
             log.decided,
             seat.address if seat is not None else None,

@@ -34,7 +34,7 @@ def _waiting() -> deque[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class ResendPolicy:
     """When everything that is under way is sent once more: after so long without an answer, or,
     where a new lineage is among it, without which the reader does not know that it is spoken to."""
 
@@ -62,8 +62,8 @@ def whole(log: Log, stop: int | None = None) -> Portion:
 
 @dataclass
 class Flow:
-    """To one reader, in one epoch. `upto`: records up to here are there or under way, the newest in
-    the state `serial`."""
+    """To one reader, in one ballot. `upto`: records up to here are there or under way, the newest
+    in the state `serial`."""
 
     upto: int = 0
     serial: int = 0
@@ -88,7 +88,7 @@ class Flow:
         return len(self.waiting) == UNANSWERED_MAX
 
     def next(
-        self, log: Log, known: int, now_ns: int, again: Again, stop: int | None = None
+        self, log: Log, known: int, now_ns: int, again: ResendPolicy, stop: int | None = None
     ) -> Portion:
         """The next records of `log`, up to `stop`, for a reader that has it up to `known`."""
         if self.upto > known and log.reaches(self.upto):

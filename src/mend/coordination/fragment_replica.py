@@ -16,7 +16,7 @@ from mend.coordination.events import (
     PublishAnchor,
 )
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
-from mend.coordination.messages import Gather, Held
+from mend.coordination.messages import Held, MergeProposal
 from mend.coordination.slices import Slices
 from mend.coordination.sums import Sums
 from mend.detector import DetectorOptions
@@ -51,7 +51,7 @@ class FragmentReplica:
     past it."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
-    gather: Gather | None = None
+    gather: MergeProposal | None = None
     merging: tuple[int, int] | None = None
     """(version, attempt) that a worker measures or merges: one at a time."""
     sums: Sums = field(default_factory=Sums)
@@ -79,7 +79,7 @@ class FragmentReplica:
             return False
         return self.lacks(gather)
 
-    def lacks(self, gather: Gather) -> bool:
+    def lacks(self, gather: MergeProposal) -> bool:
         """Whether the result of this attempt is not here."""
         return self.tentative is None or self.tentative.which != gather.which
 

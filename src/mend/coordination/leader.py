@@ -17,7 +17,7 @@ from mend.coordination.acceptor_host import Follower, ways_to_leaders
 from mend.coordination.awake import AwakeClock, Sleep
 from mend.coordination.donors import asked_of, copy_for
 from mend.coordination.events import Effect, Event, Fail, Heard, Note, Send, Summed
-from mend.coordination.flow import Again, Flow, Portion, batch_ns
+from mend.coordination.flow import Flow, Portion, ResendPolicy, batch_ns
 from mend.coordination.messages import (
     LIVES_MAX,
     Challenge,
@@ -111,7 +111,7 @@ class Leader:
         self.sleep = Sleep(clock or AwakeClock(self.options.heartbeat_ns))
         self.ranks_configured = len(self.hello.seat.lanes)
         self.reports = RankReports(self.member, self.ranks_configured, self.hello.policy.fragments)
-        self._again = Again(self.options.detect_ns, self.options.detect_ns)
+        self._again = ResendPolicy(self.options.detect_ns, self.options.detect_ns)
 
     @property
     def log(self) -> Log:

@@ -94,7 +94,7 @@ class Machines:
 
     def receivers(self, body: Message) -> list[Machine]:
         """The machines of a rank's process that a message is for. The coordinator hears first that
-        its epoch is over, then the leader."""
+        its ballot is over, then the leader."""
         receivers: list[Machine | None] = []
         match body:
             case RankOrders():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from mend.consensus.log import Log
-from mend.coordination.flow import Again, Flow, Portion, whole
+from mend.coordination.flow import Flow, Portion, ResendPolicy, whole
 from mend.coordination.messages import OfferId, Orders, Pace, Pulled, Report
 from mend.types import Member
 
@@ -41,13 +41,13 @@ class MemberView:
         self.heard_ns += slept_ns
         self.lively_ns += slept_ns
 
-    def hears(self, report: Report, epoch: int) -> None:
+    def hears(self, report: Report, ballot: int) -> None:
         """Its newest report; most repeat what the one before them held. Which orders have come
-        counts for those of `epoch`."""
+        counts for those of `ballot`."""
         known, self.report = self.report, report
         if known is None or known.got is not report.got:
             self.got = frozenset(report.got)
-        if report.acceptor_state.promised == epoch:
+        if report.acceptor_state.promised == ballot:
             self.flow.hears(report.heard)
 
     def repeats(self, report: Report) -> bool:
@@ -77,7 +77,7 @@ class MemberView:
         due = now_ns >= self.sent_ns + heartbeat_ns
         if self.flow.full and not due:
             return None
-        again = Again(detect_ns, 2 * heartbeat_ns)
+        again = ResendPolicy(detect_ns, 2 * heartbeat_ns)
         if known >= 0:
             portion = self.flow.next(log, known, now_ns, again)
         else:

@@ -46,7 +46,7 @@ from mend.consensus.records import (
     Text,
     Versions,
     Where,
-    Word,
+    WireStruct,
 )
 from mend.types import BUFFERS_MAX, RACKS_MAX, Member
 
@@ -57,7 +57,7 @@ LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 
 
-class State(Word, frozen=True):
+class State(WireStruct, frozen=True):
     """Base of the messages that are a whole state; `serial` orders them."""
 
     serial: Count
@@ -85,7 +85,7 @@ class OfAttempt(Struct, frozen=True):
 # ------------------------------------------------------------------ messages
 
 
-class Resume(Word, frozen=True):
+class Resume(WireStruct, frozen=True):
     """What a rack has read from a checkpoint: equal on all racks that have, to the last field."""
 
     lineage: Hex
@@ -97,7 +97,7 @@ class Resume(Word, frozen=True):
     rounds: Rounds
 
 
-class Cut(Word, frozen=True):
+class Cut(WireStruct, frozen=True):
     """A rack waits in a checkpoint of this number and name, or has `written` its part."""
 
     number: Count
@@ -105,7 +105,7 @@ class Cut(Word, frozen=True):
     written: bool
 
 
-class Hello(Word, frozen=True, tag=10):
+class Hello(WireStruct, frozen=True, tag=10):
     """A rack asks to take part. Its `facts` are compared; the first that differs is named."""
 
     seat: Seat
@@ -125,7 +125,7 @@ class Hello(Word, frozen=True, tag=10):
     """It was given a checkpoint in which it has no part, and begins with a copy."""
 
 
-class Challenge(Word, frozen=True, tag=18):
+class Challenge(WireStruct, frozen=True, tag=18):
     """To a rack that says hello: who has its seat. A hello that does not name that life may have
     waited in a queue since before it, and proves nothing."""
 
@@ -135,14 +135,14 @@ class Challenge(Word, frozen=True, tag=18):
     """`life_of` the member that has the seat; it is sent to any process that says hello."""
 
 
-class Retire(Word, frozen=True, tag=19):
+class Retire(WireStruct, frozen=True, tag=19):
     """A person attests that this life of a rack is over, and that none comes after it soon."""
 
     rack: U16
     life: Count
 
 
-class Refusal(Word, frozen=True, tag=11):
+class Refusal(WireStruct, frozen=True, tag=11):
     """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost; to a life that
     has lost its seat: seat."""
 
@@ -152,10 +152,10 @@ class Refusal(Word, frozen=True, tag=11):
 
 
 class Prepare(State, frozen=True, tag=16):
-    """A candidate asks for the promise to accept nothing of a lower epoch any more, and for the
+    """A candidate asks for the promise to accept nothing of a lower ballot any more, and for the
     records after `after`, up to which it knows that all is decided."""
 
-    epoch: Count
+    ballot: Count
     lineage: Hex
     after: Count
     address: Where | None = None
@@ -171,13 +171,13 @@ class Vote(State, frozen=True, tag=17):
     """What the voter's rack holds on all ranks; empty for the witness."""
 
 
-class OfferId(Word, frozen=True):
+class OfferId(WireStruct, frozen=True):
     member: Member
     fragment: U16
     seq: Count
 
 
-class Bad(Word, frozen=True):
+class Bad(WireStruct, frozen=True):
     """An offer whose bytes are those that its member sent, and must not be merged."""
 
     offer: OfferId
@@ -204,7 +204,7 @@ class Sliced(OfAttempt, frozen=True, array_like=True):
     failed: bool = False
 
 
-class Gather(OfAttempt, frozen=True, array_like=True):
+class MergeProposal(OfAttempt, frozen=True, array_like=True):
     """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
 
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
@@ -218,7 +218,7 @@ class Gather(OfAttempt, frozen=True, array_like=True):
     of anybody's."""
 
 
-class Declined(Word, frozen=True):
+class Declined(WireStruct, frozen=True):
     """A capture that gave no offer (non-finite delta, no tokens), at the version it began from."""
 
     fragment: U16
@@ -226,7 +226,7 @@ class Declined(Word, frozen=True):
     reason: Text
 
 
-class SlowLink(Word, frozen=True):
+class SlowLink(WireStruct, frozen=True):
     """Pulls of a rank from another rack take longer than they did."""
 
     rack: U16
@@ -240,7 +240,7 @@ class SlowLink(Word, frozen=True):
     sure_milli: Count = 0
 
 
-class Pace(Word, frozen=True):
+class Pace(WireStruct, frozen=True):
     """How fast a rank trains, and what its own past says of it. Of a rack: that of its slowest."""
 
     rank: U16 = 0
@@ -274,7 +274,7 @@ SLOW_MAX = 128
 """Verdicts that are told; where there are more, links are left out."""
 
 
-class FailSlow(Word, frozen=True):
+class FailSlow(WireStruct, frozen=True):
     """A verdict in force: a rack is slow in its steps; or, `of_link`, to be pulled from."""
 
     rack: U16
@@ -297,7 +297,7 @@ JOINERS_MAX = 64
 """Racks that join at once."""
 
 
-class Pulled(Word, frozen=True):
+class Pulled(WireStruct, frozen=True):
     """Verified bytes of pulls, which only grow, and the bytes that are still to come. In a report
     `rack` is the rack whose bytes they are, its own for decided versions; in orders the rack that
     pulls."""
@@ -310,7 +310,7 @@ class Pulled(Word, frozen=True):
 Pulls = Annotated[tuple[Pulled, ...], Meta(max_length=RACKS_MAX + 1)]
 
 
-class RankCopy(Word, frozen=True):
+class RankCopy(WireStruct, frozen=True):
     """What one rank has copied of its training state for a rack that joins, after a step; or why
     it cannot (`refused`)."""
 
@@ -321,7 +321,7 @@ class RankCopy(Word, frozen=True):
     refused: Text = ""
 
 
-class StateCopy(Word, frozen=True):
+class StateCopy(WireStruct, frozen=True):
     """What all ranks of a rack have copied, at one step: sizes in bytes and digests per rank."""
 
     to: Member
@@ -332,7 +332,7 @@ class StateCopy(Word, frozen=True):
     refused: Text = ""
 
 
-class Donor(Word, frozen=True):
+class Donor(WireStruct, frozen=True):
     """`donor` is to copy its training state for `to`, which joins."""
 
     to: Member
@@ -366,7 +366,7 @@ class Report(State, frozen=True, tag=12):
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     """Open offers that a rank of this rack has found not fit to be merged."""
     heard: Count = 0
-    """Serial of the newest orders of the epoch that is promised."""
+    """Serial of the newest orders of the ballot that is promised."""
     pace: Pace = Pace()
     cut: Cut | None = None
     """The checkpoint that all its ranks wait in."""
@@ -378,7 +378,7 @@ class Report(State, frozen=True, tag=12):
     pulls: Pulls = ()
 
 
-class Reason(Word, frozen=True):
+class Reason(WireStruct, frozen=True):
     """Why something does not go on, for people."""
 
     text: Text
@@ -398,7 +398,7 @@ class Orders(State, frozen=True, tag=13):
 
     to: Count
     """Incarnation of the receiver: what was meant for its former life is not for this one."""
-    epoch: Count
+    ballot: Count
     lineage: Hex
     prev: Count
     chain: Hex
@@ -407,7 +407,7 @@ class Orders(State, frozen=True, tag=13):
     """Last record of the whole log; `records` may end before it."""
     decided: Count
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
-    gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
+    gathers: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
     settled: Versions
     """Per fragment the version every live rack holds; older payloads and states may be freed."""
     live: Racks
@@ -428,7 +428,7 @@ class Orders(State, frozen=True, tag=13):
     """Bytes of the receiver's offers that other racks have pulled so far."""
 
 
-class Part(Word, frozen=True):
+class Part(WireStruct, frozen=True):
     """One rank's piece of its rack's offer, or why there is none (then checksum is empty)."""
 
     fragment: U16
@@ -490,7 +490,7 @@ class RankOrders(State, frozen=True, tag=15):
     prev: Count
     records: Records
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
-    gathers: Annotated[tuple[Gather, ...], Meta(max_length=1024)]
+    gathers: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
     totals: Annotated[tuple[Total, ...], Meta(max_length=2048)]
     settled: Versions
     live: Racks
@@ -527,7 +527,7 @@ Message = (
 )
 
 
-class Patch(Word, frozen=True, tag=20):
+class Patch(WireStruct, frozen=True, tag=20):
     """What has changed in a state since another one of its stream (streams.py)."""
 
     kind: U16
@@ -538,14 +538,14 @@ class Patch(Word, frozen=True, tag=20):
     """By place in the state."""
 
 
-class Ack(Word, frozen=True):
+class Ack(WireStruct, frozen=True):
     """The newest state of a stream that was read; 0: none, or none any more."""
 
     kind: U16
     number: Count
 
 
-class Envelope(Word, frozen=True):
+class Envelope(WireStruct, frozen=True):
     """What a frame holds."""
 
     job: Annotated[str, Meta(max_length=64)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from mend.consensus.epochs import count_of
+from mend.consensus.ballots import count_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import (
     BAD_MAX,
@@ -35,7 +35,7 @@ from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentR
 from mend.coordination.messages import (
     Bad,
     Cut,
-    Gather,
+    MergeProposal,
     OfferId,
     Part,
     Pulled,
@@ -384,7 +384,7 @@ class RankMachine:
         if self.folded.is_open(*key):
             self.fetch_queue.want(key, offer, mine=offer.member == self.member)
 
-    def _on_gather(self, gather: Gather, effects: list[ev.Effect]) -> None:
+    def _on_gather(self, gather: MergeProposal, effects: list[ev.Effect]) -> None:
         replica = self.replicas[gather.fragment]
         known = replica.gather
         if known and gather.which <= known.which:
@@ -469,14 +469,16 @@ class RankMachine:
         merges = self._merge(commit, gather.attempt, effects)
         return merges or any(map(self.fetch_queue.flying, keys))
 
-    def _merge(self, wanted: Gather | Commit, attempt: int, effects: list[ev.Effect]) -> bool:
+    def _merge(
+        self, wanted: MergeProposal | Commit, attempt: int, effects: list[ev.Effect]
+    ) -> bool:
         """Start the merge, or what it needs first, if every payload is here and nothing else is
         being merged. False: it will not come from here."""
         fragment = wanted.fragment
         replica = self.replicas[fragment]
         names = tuple((each.member, each.seq) for each in wanted.members)
         keys = [(member, fragment, seq) for member, seq in names]
-        sharded = isinstance(wanted, Gather) and wanted.sharded
+        sharded = isinstance(wanted, MergeProposal) and wanted.sharded
         here = (
             replica.slices.whole(wanted.version, attempt)
             if sharded

@@ -10,11 +10,11 @@ from enum import Enum, auto
 
 from msgspec.structs import replace
 
-from mend.consensus.epochs import ATTEMPT_LAST, attempt_of
+from mend.consensus.ballots import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
 from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
-from mend.coordination.messages import Gather, Sliced
+from mend.coordination.messages import MergeProposal, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, WITNESS, Member
 
@@ -89,7 +89,7 @@ class Round:
     fragment: int
     quorum_time: Mean
     sync_time: Mean
-    epoch: int = 0
+    ballot: int = 0
     phase: Phase = Phase.IDLE
     opened_ns: int = 0
     enough_ns: int | None = None
@@ -99,7 +99,7 @@ class Round:
     took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=TOOK_KEPT))
     """Times from the start of an attempt to its commit: equal bytes over the same links."""
     count: int = 0
-    """Number of attempts at this version in this epoch."""
+    """Number of attempts at this version in this ballot."""
     members: tuple[Offer, ...] = ()
     awaited: frozenset[int] = frozenset()
     """Live racks that have no result of the attempt; others have one."""
@@ -123,7 +123,7 @@ class Round:
 
     @property
     def attempt(self) -> int:
-        return attempt_of(self.epoch, self.count)
+        return attempt_of(self.ballot, self.count)
 
     def rests(self, asked: Set[int]) -> bool:
         """Whether nothing is to be done. `asked`: fragments that some rack has offered or
@@ -185,10 +185,10 @@ class Round:
         self.phase, self.count, self.faults, self.unsharded = Phase.IDLE, 0, [], ""
         self.members, self.absent = (), ()
 
-    def gather(self, version: int) -> Gather | None:
+    def gather(self, version: int) -> MergeProposal | None:
         if self.phase is not Phase.GATHER:
             return None
-        return Gather(
+        return MergeProposal(
             self.fragment, version + 1, self.attempt, self.members, self.absent,
             self.sharded, self.merged,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from mend.coordination.events import (
     SliceMerged,
 )
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
-from mend.coordination.messages import SLICES_EACH, Gather, Sliced
+from mend.coordination.messages import SLICES_EACH, MergeProposal, Sliced
 from mend.errors import require
 from mend.events.kinds import FetchFailed, MergeFailed
 from mend.types import SECOND, Member, Peer
@@ -69,7 +69,7 @@ class Pull:
 class Slices:
     """One fragment on one rank: the newest attempt, and merged slices of earlier ones."""
 
-    gather: Gather | None = None
+    gather: MergeProposal | None = None
     """The attempt, if it is a sharded one."""
     stage: Stage = Stage.MERGED
     mine: int = -1
@@ -82,7 +82,7 @@ class Slices:
     kept: dict[Attempt, int] = field(default_factory=dict)
     """Attempts whose slices are here -> when the version was decided; 0: it is not."""
 
-    def begin(self, gather: Gather, me: Member) -> list[FreeSlices]:
+    def begin(self, gather: MergeProposal, me: Member) -> list[FreeSlices]:
         """A new attempt, sharded or not: nothing of the others at this version is of use."""
         freed = self._free([of for of in self.kept if of[0] >= gather.version], gather.fragment)
         if not gather.sharded:
@@ -99,7 +99,7 @@ class Slices:
             self.pulls[offer.member.rack, 0] = Pull()
         return freed
 
-    def news(self, gather: Gather) -> None:
+    def news(self, gather: MergeProposal) -> None:
         """The same attempt again: more may be merged."""
         if self._is_of(*gather.which):
             self.gather = gather

@@ -23,8 +23,8 @@ from mend.consensus.records import Absentees, Offer, Racks
 from mend.coordination.messages import (
     Ack,
     Envelope,
-    Gather,
     Held,
+    MergeProposal,
     Message,
     OfAttempt,
     OfferId,
@@ -54,8 +54,8 @@ _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
 
 
-class _Gather(OfAttempt, frozen=True, array_like=True):
-    """A `Gather` in a patch: members that are open offers of the same state by their places."""
+class _MergeProposal(OfAttempt, frozen=True, array_like=True):
+    """A `MergeProposal` in a patch: members that are open offers of the same state are places."""
 
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
@@ -65,7 +65,7 @@ class _Gather(OfAttempt, frozen=True, array_like=True):
 
 _ITEMS: dict[str, Any] = {
     "offers": Annotated[tuple[_Place | Offer, ...], _MANY],
-    "gathers": Annotated[tuple[_Place | _Gather, ...], _MANY],
+    "gathers": Annotated[tuple[_Place | _MergeProposal, ...], _MANY],
     "got": Annotated[tuple[_Place | OfferId, ...], _MANY],
     "held": Annotated[tuple[_Place | Held, ...], _MANY],
 }
@@ -152,22 +152,22 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
             if equal is None:
                 equal = {each: at for at, each in enumerate(old)}
             place = equal.get(item)
-        if place is None and isinstance(item, Gather):
+        if place is None and isinstance(item, MergeProposal):
             item = _with_places(item, offers)
         items.append(item if place is None else place)
     return items
 
 
-def _with_places(gather: Gather, offers: tuple[Offer, ...]) -> _Gather:
+def _with_places(gather: MergeProposal, offers: tuple[Offer, ...]) -> _MergeProposal:
     """Its members are open offers mostly, which have a checksum per rank."""
     places = {id(offer): place for place, offer in enumerate(offers)}
     members = tuple(places.get(id(offer), offer) for offer in gather.members)
-    return _Gather(**asdict(gather) | {"members": members})
+    return _MergeProposal(**asdict(gather) | {"members": members})
 
 
-def _with_offers(gather: _Gather, offers: tuple[Offer, ...]) -> Gather:
+def _with_offers(gather: _MergeProposal, offers: tuple[Offer, ...]) -> MergeProposal:
     members = tuple(offers[item] if isinstance(item, int) else item for item in gather.members)
-    return Gather(**asdict(gather) | {"members": members})
+    return MergeProposal(**asdict(gather) | {"members": members})
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
@@ -184,7 +184,7 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
             if known[place].name == "gathers":
                 offers = values[_OFFERS[kind]]
                 value = tuple(
-                    _with_offers(item, offers) if isinstance(item, _Gather) else item
+                    _with_offers(item, offers) if isinstance(item, _MergeProposal) else item
                     for item in value
                 )
             values[place] = value

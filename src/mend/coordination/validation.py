@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mend.consensus.epochs import count_of
+from mend.consensus.ballots import count_of
 from mend.consensus.records import (
     CHECKSUM_BYTES,
     RECORDS_FORMAT,
@@ -29,8 +29,8 @@ from mend.consensus.records import (
 )
 from mend.coordination.messages import (
     Declined,
-    Gather,
     Hello,
+    MergeProposal,
     OfAttempt,
     OfferId,
     Orders,
@@ -264,17 +264,17 @@ def _copies_misfit(copies: Iterable[StateCopy], ranks: int) -> str:
     return ""
 
 
-def _gathers_misfit(gathers: Iterable[Gather], fragments: int, ranks: int) -> str:
+def _gathers_misfit(gathers: Iterable[MergeProposal], fragments: int, ranks: int) -> str:
     for gather in gathers:
         if gather.fragment >= fragments or count_of(gather.attempt) < 1 or not gather.members:
-            return f"a Gather of fragment {gather.fragment}, attempt {gather.attempt}"
+            return f"a MergeProposal of fragment {gather.fragment}, attempt {gather.attempt}"
         if misfit := _offers_misfit(gather.members, fragments, ranks):
             return misfit
         if any(offer.fragment != gather.fragment for offer in gather.members):
-            return "a Gather of offers of several fragments"
+            return "a MergeProposal of offers of several fragments"
         racks = [offer.member.rack for offer in gather.members]
         if racks != sorted(set(racks)):
-            return f"a Gather of racks {racks}, which do not ascend"
+            return f"a MergeProposal of racks {racks}, which do not ascend"
     return ""
 
 

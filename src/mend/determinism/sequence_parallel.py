@@ -120,7 +120,7 @@ class _Split(torch.autograd.Function):
         return all_gather(grad, ctx.group, TOKENS), None
 
 
-class _Gather(torch.autograd.Function):
+class _MergeProposal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -139,7 +139,7 @@ def _split_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _gather_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     _refuse(x)
-    output: Tensor = _Gather.apply(x, group)  # type: ignore[no-untyped-call]
+    output: Tensor = _MergeProposal.apply(x, group)  # type: ignore[no-untyped-call]
     return output
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mend.consensus.records import Mark
 from mend.coordination.events import Cutting, Event
-from mend.engine.fragment_state import POLL_NS, Doing, OpenOffer, Wait
+from mend.engine.fragment_state import POLL_NS, OpenOffer, Requests, Wait
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import CheckpointError, require
@@ -56,7 +56,7 @@ class CheckpointBarrier:
             raise
         return mark
 
-    def await_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Doing:
+    def await_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Requests:
         """Wait until the offers that were open at the cut are encoded: their tensors then hold what
         was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
         deadline_ns = self._now_ns() + limit_ns
@@ -72,7 +72,7 @@ class CheckpointBarrier:
                 f"{finite.index(0)} holds no finite numbers"
             )
 
-    def await_written(self, mark: Mark, limit_ns: int) -> Doing:
+    def await_written(self, mark: Mark, limit_ns: int) -> Requests:
         """Say that this rank has written its part, and wait until all racks have. Any thread.
         Raises CheckpointError when a rack cannot write, or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
@@ -131,7 +131,7 @@ class CheckpointBarrier:
         deadline_ns: int,
         name: str,
         caps: Sequence[int] | None = None,
-    ) -> Doing:
+    ) -> Requests:
         """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
         fragments = list(range(len(self._trainer.tracks))) if caps is not None else []
         begun_ns = said_ns = self._now_ns()

@@ -22,10 +22,10 @@ from mend.coordination.events import Cutting, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
 from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.checkpoint_files import begin_part, complete_part
-from mend.engine.fragment_state import AgreeMin, Doing, Request, Wait, drive
+from mend.engine.fragment_state import AgreeMin, Request, Requests, Wait, drive
 from mend.engine.rack import RackGroup
 from mend.engine.saved_state import saved_state
-from mend.engine.threads import OWN, Hands
+from mend.engine.threads import OWN, DaemonExecutor
 from mend.engine.trainer import Trainer
 from mend.errors import CheckpointError, InvariantError, MendError, require
 from mend.events.base import Emit
@@ -133,7 +133,7 @@ class CheckpointWriter:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
         self._live, self._post, self._note, self._now_ns = live, post, note, now_ns
         self._barrier = CheckpointBarrier(trainer, post=post, note=note, now_ns=now_ns)
-        self._hands = Hands(1, f"{OWN}checkpoint", lambda: None)
+        self._hands = DaemonExecutor(1, f"{OWN}checkpoint", lambda: None)
         self._beside: RackGroup | None = None
         """The collectives of the writing thread; made when first needed."""
         self._pending: PendingCheckpoint | None = None
@@ -247,7 +247,7 @@ class CheckpointWriter:
         if self._group.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
 
-    def _follow(self, group: RackGroup, doing: Doing) -> None:
+    def _follow(self, group: RackGroup, doing: Requests) -> None:
         """Drive a generator that only waits and agrees, on this thread."""
 
         def answer(request: Request) -> object:

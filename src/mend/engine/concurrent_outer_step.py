@@ -17,7 +17,7 @@ from mend.coordination.messages import Hello, Message, RankOrders
 from mend.engine.effects import EventQueue, Handlers
 from mend.engine.equal_offers import EqualOffers
 from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import Foreigners, HostInterface, OtherJobs
+from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.jobs import Jobs
 from mend.engine.merging import Merging, Slicing
 from mend.engine.micro_benchmark import probe, serve_probes
@@ -102,7 +102,7 @@ class ConcurrentOuterStep:
         self._twin = ""
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
-        self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
+        self._foreigners, self._other_jobs = VersionMismatches(host), OtherJobs(host)
 
     # -------------------------------------------------------------- in
 

@@ -12,9 +12,9 @@ import torch
 
 from mend.coordination.ladder import taken_of
 from mend.engine import signals
-from mend.engine.movement import Movement
 from mend.engine.outcome import Outcome
 from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
+from mend.engine.uncounted_writes import UncountedWrites
 from mend.errors import UsageError
 from mend.events.kinds import OptimizerFound
 from mend.fragment.model_plan import ModelPlan
@@ -55,7 +55,7 @@ class CountedSteps:
         """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
         """Whether the model holds the anchor, see `Runtime.anchor_weights`."""
-        self.movement = Movement(plan.module, parameters, rank.recorder.note)
+        self.movement = UncountedWrites(plan.module, parameters, rank.recorder.note)
         self.movement.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mend.consensus.records import EVICTED
 from mend.coordination.events import Started
-from mend.engine.fragment_state import Doing
+from mend.engine.fragment_state import Requests
 from mend.engine.outcome import Outcome
 from mend.engine.trainer import Trainer
 from mend.errors import EVICTED_EXIT, Evicted, GaveUp, SeatLost
@@ -39,7 +39,7 @@ def startup_ns() -> int:
 class EvictableTrainer(Trainer):
     """A trainer that leaves the job when the log evicts its rack."""
 
-    def work(self) -> Doing:
+    def work(self) -> Requests:
         """As `Trainer.work`. Raises Evicted on all ranks of an evicted rack, once its work is
         merged and it has left; and SeatLost on those of a rack that the job goes on without."""
         yield from super().work()
@@ -61,7 +61,7 @@ class EvictableTrainer(Trainer):
         self.published.fail(error)
         return error
 
-    def _leave_evicted(self) -> Doing:
+    def _leave_evicted(self) -> Requests:
         """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time
         and would be lost: then train on."""
         reason = self.life.ends

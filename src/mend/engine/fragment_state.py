@@ -62,7 +62,7 @@ class Spread:
 
 
 Request = Wait | AgreeMin | Share | Spread
-Doing = Generator[Request, Any, None]
+Requests = Generator[Request, Any, None]
 
 
 def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
@@ -70,7 +70,7 @@ def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
     return values if ranks == 1 else (yield AgreeMin(values))
 
 
-class Driven(Generic[T]):
+class Resumable(Generic[T]):
     """A generator of the trainer on its way to its end."""
 
     def __init__(self, doing: Generator[Request, Any, T]) -> None:
@@ -101,7 +101,7 @@ def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]
     """Run a generator to its end on this thread and return its value. Close it on an exception of
     `answer`."""
     with contextlib.closing(doing):
-        return Driven(doing).run(answer)
+        return Resumable(doing).run(answer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Host(Protocol):
         """A process speaks another version of the wire format, or is of another job."""
 
 
-class Foreigners:
+class VersionMismatches:
     """Processes of this job that speak another version of the wire format, as one process meets
     them."""
 

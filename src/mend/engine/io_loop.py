@@ -19,11 +19,11 @@ from typing import TypeVar
 from mend.coordination import wire
 from mend.coordination.messages import Envelope, Hello, Message, Patch, Prepare, Retire, State
 from mend.coordination.streams import Streams, Unread
+from mend.engine.connection_owners import ConnectionOwners
 from mend.engine.host import Host
 from mend.engine.port_holders import DEATH_S_MAX, open_when_free
 from mend.engine.pull_troubles import PullTroubles
-from mend.engine.speakers import Speakers
-from mend.engine.threads import Hands
+from mend.engine.threads import DaemonExecutor
 from mend.errors import (
     ConfigError,
     GaveUp,
@@ -141,7 +141,7 @@ class IoLoop:
         self._closing = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
-        self._worker = Hands(1, "mend-worker", partial(_begin, options.cores))
+        self._worker = DaemonExecutor(1, "mend-worker", partial(_begin, options.cores))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="mend-loop", daemon=True)
         self._thread.start()
@@ -392,7 +392,7 @@ class IoLoop:
 
         try:
             self._sideband = self._loop.run_until_complete(bind())
-            self._speakers = Speakers(self._sideband.is_connected)
+            self._speakers = ConnectionOwners(self._sideband.is_connected)
         except BaseException:
             lane.close()
             raise

@@ -31,10 +31,10 @@ from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.eviction import startup_ns
 from mend.engine.fragment_state import (
     AgreeMin,
-    Doing,
-    Driven,
     FragmentState,
     Request,
+    Requests,
+    Resumable,
     Share,
     Spread,
     Wait,
@@ -101,7 +101,7 @@ class LiveRank:
         self.numerics, self._ending = numerics, threading.RLock()
         self._told_ns = dict[int, int]()
         """When a rack's pull was noted last."""
-        self._work: Driven[None] | None = None
+        self._work: Resumable[None] | None = None
         """The work after a step, until it is done."""
         self._waited: tuple[Wait | None, int] = (None, 0)
         """The newest wait, and its end in ns."""
@@ -396,10 +396,10 @@ class LiveRank:
             self._break_off(error)
             raise
 
-    def work(self, doing: Doing) -> None:
+    def work(self, doing: Requests) -> None:
         """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
         there; `go_on` finishes it."""
-        self._work = Driven(doing)
+        self._work = Resumable(doing)
         self.go_on()
 
     def go_on(self) -> None:

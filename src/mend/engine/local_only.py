@@ -17,7 +17,7 @@ from msgspec import structs
 
 from mend.codec import CODECS
 from mend.coordination.events import Event
-from mend.engine.fragment_state import Doing, OpenOffer
+from mend.engine.fragment_state import OpenOffer, Requests
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
@@ -87,7 +87,7 @@ class LocalOnlyRank:
         while not self._over.wait(PERIOD_S):
             self.pace.write()
 
-    def live(self, doing: Doing) -> None:
+    def live(self, doing: Requests) -> None:
         """Drive a generator of the trainer, which yields no request without fragments and other
         ranks."""
         for request in doing:

@@ -23,8 +23,8 @@ from torch import nn
 
 from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.host import HostInterface
-from mend.engine.movement import hook_of_a_copy
 from mend.engine.published_state import PublishedState
+from mend.engine.uncounted_writes import hook_of_a_copy
 from mend.types import MS, probe_key
 
 T = TypeVar("T")

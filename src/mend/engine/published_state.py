@@ -31,9 +31,9 @@ from mend.consensus.records import (
 from mend.coordination.events import Validate
 from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.numerics import Anchor
+from mend.engine.participation import LastRounds, Participation
 from mend.engine.pulls import Transfers
 from mend.engine.training_state import Mirror, Mirrored, Received
-from mend.engine.turnout import LastRounds, Turnout
 from mend.errors import Evicted, JobLost, MendError
 from mend.types import WITNESS, Member
 
@@ -132,7 +132,7 @@ class PublishedState:
         """Of weights."""
         self.outer_last = (0.0, 0.0)
         """Of the newest round: the rounds that its fragment had merged before, its momentum."""
-        self.turnout, self.last_rounds = Turnout(), LastRounds()
+        self.turnout, self.last_rounds = Participation(), LastRounds()
         self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()

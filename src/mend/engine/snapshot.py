@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mend.consensus.epochs import number_of
+from mend.consensus.ballots import number_of
 from mend.consensus.log import LogState
 from mend.consensus.records import Policy, Seat
 from mend.coordination.acceptor_host import WitnessFollower
@@ -18,8 +18,8 @@ from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Orders, RankReport, Reason, Report
 from mend.coordination.round import Phase, Round
+from mend.engine.participation import told
 from mend.engine.training_progress import TrainingProgress
-from mend.engine.turnout import told
 from mend.status.messages import (
     SHOWN_MAX,
     Doings,
@@ -144,7 +144,7 @@ def _view(
     general = [str(each) for each in why if each.fragment < 0]
     refused = [RefusedRack(each.refused, short(str(each))) for each in why if each.refused >= 0]
     rounds = _rounds(known, reasons) if log.begun else []
-    epoch = hosts.proposer.epoch if hosts is not None else orders.epoch if orders else log.epoch
+    ballot = hosts.proposer.ballot if hosts is not None else orders.ballot if orders else log.ballot
     return JobStatus(
         job=job,
         mend=VERSION,
@@ -155,7 +155,7 @@ def _view(
         over=log.over,
         coordinator=follows.rack,
         coordinates=hosts is not None,
-        epoch=number_of(epoch),
+        ballot=number_of(ballot),
         decided=known.decided,
         commits=sum(log.versions),
         configured=policy.racks if policy else configured,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mend.coordination.events import Event, RackStateLoaded, Wanting
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Doing, Spread, Wait, agree
+from mend.engine.fragment_state import POLL_NS, Requests, Spread, Wait, agree
 from mend.engine.published_state import PublishedState
 from mend.engine.step_clock import StepClock
 from mend.engine.training_state import (
@@ -146,7 +146,7 @@ class StateExchange:
             return None
         return copied
 
-    def _load_mirror(self, state: TrainingState) -> Doing:
+    def _load_mirror(self, state: TrainingState) -> Requests:
         """Load the newest mirror of a former life of this rack that all its ranks can fetch. If
         there is none, note that."""
         if self.mirrors is None:
@@ -186,7 +186,7 @@ class StateExchange:
             ended = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
         return published.mirrored
 
-    def load(self, copied: Received) -> Doing:
+    def load(self, copied: Received) -> Requests:
         """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
         make their optimizers in different ways."""
         state, refusal = require(self.state, "no state was asked for"), None

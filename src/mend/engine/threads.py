@@ -29,7 +29,7 @@ def from_outside(close: Callable[[], None]) -> None:
         close()
 
 
-class Hands:
+class DaemonExecutor:
     """`count` threads called `name`, each of which calls `begin` first. Any thread may submit.
 
     They start with the first job: a witness, which has no jobs, must not load what `begin` loads.

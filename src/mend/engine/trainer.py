@@ -22,11 +22,11 @@ from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.digest import StateDigest
 from mend.engine.fragment_state import (
     AgreeMin,
-    Doing,
     FragmentProgress,
     FragmentState,
     OpenOffer,
     Progress,
+    Requests,
     Wait,
 )
 from mend.engine.numerics import Anchor
@@ -46,7 +46,7 @@ from mend.fragment.view import Pieces, portions
 class Trainer(TrainerEnd):
     """The methods that `api` calls for a training script. One per rank, on its training thread."""
 
-    def begin(self, limit_ns: int) -> Doing:
+    def begin(self, limit_ns: int) -> Requests:
         """Wait until every rack holds the first versions of the job, and train on them.
 
         Version 0 is the lowest rack's weights. A job that resumes a checkpoint begins with its
@@ -95,7 +95,7 @@ class Trainer(TrainerEnd):
                 )
         return anchors
 
-    def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Doing:
+    def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
         replaced = self._replaced(anchors) if self.compares and not (own or self._joins()) else 0.0
         if replaced:
@@ -157,7 +157,7 @@ class Trainer(TrainerEnd):
         """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
         return self._resumed is not None and not self._joins()
 
-    def _check_begun(self, anchors: Sequence[Anchor]) -> Doing:
+    def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
         """Check that the job began with this rack's checkpoint. Otherwise its progress since its
         own anchor would be taken for progress since another one."""
         pairs = zip(self.tracks, anchors, strict=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mend.coordination.events import Idle, Leaving, StillOpen
-from mend.engine.fragment_state import POLL_NS, Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.outcome import Ended, Outcome, late_steps
 from mend.engine.pulls import Patience
 from mend.engine.trainer_rounds import TrainerRounds
@@ -41,7 +41,7 @@ class TrainerEnd(TrainerRounds):
         """Tokens trained and not merged yet, summed over fragments."""
         return sum(self.tokens - track.tokens_mark for track in self.weights)
 
-    def drain(self, limit_ns: int) -> Doing:
+    def drain(self, limit_ns: int) -> Requests:
         """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
         yield from self._drain(self._patience(limit_ns, stall_ns=0))
 
@@ -61,7 +61,7 @@ class TrainerEnd(TrainerRounds):
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
         return self._patience(limit_ns, stall_ns=self.options.stall_ns)
 
-    def _drain(self, patience: Patience) -> Doing:
+    def _drain(self, patience: Patience) -> Requests:
         everything = list(range(len(self.tracks)))
         for fragment, track in enumerate(self.tracks):
             if track.offer is not None:
@@ -89,7 +89,7 @@ class TrainerEnd(TrainerRounds):
                     self._post(StillOpen(fragment, track.anchor.version))
             yield Wait(self._news, POLL_NS)
 
-    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
         It leaves together with the other racks, or alone after shutdown_timeout_s, unless bytes of
@@ -117,7 +117,7 @@ class TrainerEnd(TrainerRounds):
             return
         yield from self._end(keep_local)
 
-    def _merge_tails(self, patience: Patience) -> Doing:
+    def _merge_tails(self, patience: Patience) -> Requests:
         """Merge what was trained since the last captures. A tail that was dropped, as the others
         merged theirs meanwhile, is captured again on the newest version."""
         if not self.policy.lockstep:
@@ -152,7 +152,7 @@ class TrainerEnd(TrainerRounds):
         if self.beside is not None:
             self.beside.apply_mode = "carry"
 
-    def _end(self, keep_local: bool) -> Doing:
+    def _end(self, keep_local: bool) -> Requests:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
         unsound = [self._unsound(track) for track in self.weights]
         sound = yield from self.agree_and_apply([], [int(not why) for why in unsound])
@@ -268,7 +268,7 @@ class TrainerEnd(TrainerRounds):
         behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
         self._late_steps = max([self._late_steps, *behind])
 
-    def _leave(self, patience: Patience) -> Doing:
+    def _leave(self, patience: Patience) -> Requests:
         """Apply what is still decided, until the log says that this rack has left.
 
         Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
@@ -297,7 +297,7 @@ class TrainerEnd(TrainerRounds):
                 self._note(EndAwaited("the other racks to finish", left_s))
             yield Wait(self._news, POLL_NS)
 
-    def _catch_up(self, patience: Patience) -> Doing:
+    def _catch_up(self, patience: Patience) -> Requests:
         """Apply what was decided before the end of the job, if this rack has missed it and some
         rack still serves it: until the deadline, or until no copy is to be had."""
         everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
@@ -318,7 +318,7 @@ class TrainerEnd(TrainerRounds):
             newest = [max(panel.anchors, default=-1) for panel in self.published.panels]
         return any(new > has for new, has in zip(newest, self.versions(), strict=True))
 
-    def _try_drain(self, patience: Patience) -> Doing:
+    def _try_drain(self, patience: Patience) -> Requests:
         """Drain, but go on with the shutdown if offers cannot be merged; see `close`."""
         try:
             yield from self._drain(patience)
@@ -328,7 +328,7 @@ class TrainerEnd(TrainerRounds):
     def _news(self) -> bool:
         return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
 
-    def publish_anchor(self) -> Doing:
+    def publish_anchor(self) -> Requests:
         """Write the anchor into the model."""
         for fragment, track in self.of_model:
             yield from self._write(track, fragment, track.anchor.values)

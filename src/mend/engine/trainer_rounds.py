@@ -34,13 +34,13 @@ from mend.coordination.events import Progress as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (
-    Doing,
     FragmentState,
     Ledger,
     Life,
     Marks,
     OpenOffer,
     Progress,
+    Requests,
     Share,
     Standing,
     StepOptions,
@@ -198,7 +198,7 @@ class TrainerRounds:
                 _, delta_N = self._outcome(fragment, newest)
                 beside.prefetch(fragment, track, delta_N, anchors[newest])
 
-    def work(self) -> Doing:
+    def work(self) -> Requests:
         """Everything that is due after the current step."""
         step, calendar = self.step, self.calendar
         captures, begun_ns = calendar.captures(step), self._now_ns()
@@ -210,7 +210,7 @@ class TrainerRounds:
             self._stand()
         self.clock.worked(step, begun_ns)
 
-    def _points(self, captures: tuple[int, ...], polls: bool) -> Doing:
+    def _points(self, captures: tuple[int, ...], polls: bool) -> Requests:
         """The apply, capture and poll points of this step, in their order."""
         tau, opened = self.policy.overlap_steps, list[int]()
         if captures:
@@ -406,7 +406,7 @@ class TrainerRounds:
             known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
             return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
 
-    def _await_results(self, fragments: tuple[int, ...]) -> Doing:
+    def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
@@ -504,7 +504,7 @@ class TrainerRounds:
     def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
         return agree(self.policy.ranks, values)
 
-    def _discard(self, fragment: int, bad: str) -> Doing:
+    def _discard(self, fragment: int, bad: str) -> Requests:
         """End an own offer that was not merged. Raises Diverged where the weights are no numbers
         any more: the rack would train on and never be merged again."""
         track = self.tracks[fragment]
@@ -544,7 +544,7 @@ class TrainerRounds:
         self.outcome = Outcome("diverged", why)
         return error
 
-    def _apply(self, fragment: int, anchor: Anchor) -> Doing:
+    def _apply(self, fragment: int, anchor: Anchor) -> Requests:
         """Protocol section 7: read the fate of the own offer in the commits, realign, set the
         marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
@@ -575,7 +575,7 @@ class TrainerRounds:
 
     def _realign(
         self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
-    ) -> Doing:
+    ) -> Requests:
         """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
         if self.beside is not None:
             device = self.beside.side.device
@@ -604,7 +604,7 @@ class TrainerRounds:
         fragment: int,
         offer: OpenOffer,
         anchor: Anchor,
-    ) -> Doing:
+    ) -> Requests:
         """Continue from the mean, which has this rack's moments, with the steps made since."""
         self._repair(track)
         live_N = self._buffers.empty(track.owned.numel)
@@ -619,7 +619,7 @@ class TrainerRounds:
             delta_n = delta_N[place] if delta_N is not None else None
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
-    def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Doing:
+    def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
         if track.shared:
             held_N = yield Share(fragment, slice_N, track.holding)
             track.view.write(track.holding.everything, held_N)

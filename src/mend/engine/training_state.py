@@ -131,7 +131,7 @@ class StateRoutes:
     state: TrainingState | None = None
     """None: a rack that joins gets nothing besides anchors."""
     give: Callable[[Member, int, Given], None] = lambda *_: None
-    """Hands the copy of the training state at a step to the loop."""
+    """DaemonExecutor the copy of the training state at a step to the loop."""
     reserve: Callable[[int], None] | None = None
     """Prepares this many bytes for a copy of the training state; None: the copy takes fresh memory,
     whose first touch costs more than the copying."""

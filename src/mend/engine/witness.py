@@ -14,7 +14,7 @@ from mend.coordination.events import Connect, Finished, Heard, Machine, Note, Se
 from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
 from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.effects import EventQueue, Handlers
-from mend.engine.host import Foreigners, HostInterface, OtherJobs
+from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
@@ -52,7 +52,7 @@ class Witness:
         self.coordinator, self.follower, self.host = coordinator, follower, host
         self._progress = progress
         self.failure: MendError | None = None
-        self._foreigners, self._other_jobs = Foreigners(host), OtherJobs(host)
+        self._foreigners, self._other_jobs = VersionMismatches(host), OtherJobs(host)
         self._loudness = Loudness()
         self._told: set[str] = set()
         """At most one sentence per rack and version."""

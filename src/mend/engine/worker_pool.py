@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from mend.engine.threads import Hands
+from mend.engine.threads import DaemonExecutor
 from mend.hardware.cpu_affinity import pin_worker
 
 CLOSE_S = 10.0
@@ -53,7 +53,9 @@ class WorkerPool:
     def __init__(self, threads: int, cores: frozenset[int] | None = None) -> None:
         self.threads = threads
         self._helpers = (
-            Hands(threads - 1, "mend-pool", partial(begin_worker, cores)) if threads > 1 else None
+            DaemonExecutor(threads - 1, "mend-pool", partial(begin_worker, cores))
+            if threads > 1
+            else None
         )
 
     def each(self, jobs: Sequence[Callable[[], object]]) -> None:

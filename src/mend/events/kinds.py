@@ -216,40 +216,40 @@ class CoordinatorBack(LoudEvent, frozen=True, tag="coordinator-back"):
 class StandsForElection(InfoEvent, frozen=True, tag="stands"):
     """This voter has not heard a coordinator for this long and asks the others to follow it."""
 
-    says = "asks for votes in epoch {epoch}, after {silent_ms} ms of silence"
-    epoch: Whole
+    says = "asks for votes in ballot {ballot}, after {silent_ms} ms of silence"
+    ballot: Whole
     silent_ms: Whole
 
 
 class ElectionLeft(InfoEvent, frozen=True, tag="stands-no-more"):
     """Another voter was faster, or the old coordinator is back."""
 
-    says = "asks for no more votes in epoch {epoch}"
-    epoch: Whole
+    says = "asks for no more votes in ballot {ballot}"
+    ballot: Whole
 
 
 class CoordinatorChosen(LoudEvent, frozen=True, tag="takes-over"):
     """This process coordinates from this record of the log on."""
 
-    says = "coordinates the job from record {record} on, in epoch {epoch}"
-    epoch: Whole
+    says = "coordinates the job from record {record} on, in ballot {ballot}"
+    ballot: Whole
     record: Whole
 
 
 class CoordinatorDeposed(LoudEvent, frozen=True, tag="deposed"):
     """This process no longer coordinates: it heard no quorum, or others have promised a higher
-    epoch."""
+    ballot."""
 
-    says = "coordinates no longer, in epoch {epoch}"
-    epoch: Whole
+    says = "coordinates no longer, in ballot {ballot}"
+    ballot: Whole
 
 
 class QuorumLost(WarningEvent, frozen=True, tag="no-quorum"):
     """This process coordinated, and has heard no quorum for two detection times."""
 
-    says = "hears too few voters in epoch {epoch}: nothing is merged until more are heard"
+    says = "hears too few voters in ballot {ballot}: nothing is merged until more are heard"
     remedy = "start the silent racks or the witness again, or retire a rack that is lost"
-    epoch: Whole
+    ballot: Whole
 
 
 class LineageBegun(WarningEvent, frozen=True, tag="lineage"):

@@ -206,11 +206,11 @@ def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
     return holding(layout, [whole] * ranks, rank)
 
 
-Gather = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
+MergeProposal = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
 """(replicas, slots) -> what each replica owns of these slots, end to end; it may be longer."""
 
 
-def put_together(mine: Holding, slice_N: Tensor, gather: Gather) -> Tensor:
+def put_together(mine: Holding, slice_N: Tensor, gather: MergeProposal) -> Tensor:
     """All that this rank holds of a fragment (fp32), from its own slice and those of its
     replicas."""
     whole_N = torch.empty(sum(mine.local), dtype=torch.float32, device=slice_N.device)

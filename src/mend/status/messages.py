@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from mend.consensus.records import U16, Count, Racks, Word
+from mend.consensus.records import U16, Count, Racks, WireStruct
 from mend.coordination import wire
 from mend.coordination.messages import FailSlow
 from mend.errors import WireError
@@ -41,13 +41,13 @@ Known = Annotated[int, Meta(ge=-1, le=2**62)]
 """-1: the asked process does not know."""
 
 
-class Look(Word, frozen=True, tag=1):
+class Look(WireStruct, frozen=True, tag=1):
     """`job`: the one that is asked for; empty: whichever it is."""
 
     job: JobName
 
 
-class RankSeen(Word, frozen=True):
+class RankSeen(WireStruct, frozen=True):
     """A rank of the asked rack, as it last told its leader."""
 
     rank: U16
@@ -56,7 +56,7 @@ class RankSeen(Word, frozen=True):
     silent_ms: Count
 
 
-class RackSeen(Word, frozen=True):
+class RackSeen(WireStruct, frozen=True):
     """A rack, as the asked process knows it."""
 
     rack: U16
@@ -76,7 +76,7 @@ class RackSeen(Word, frozen=True):
     """`types.life_of` it: tells lives apart without letting others forge their messages."""
 
 
-class RoundSeen(Word, frozen=True):
+class RoundSeen(WireStruct, frozen=True):
     """A round in flight: the one that makes `version` of `fragment`."""
 
     fragment: U16
@@ -91,14 +91,14 @@ class RoundSeen(Word, frozen=True):
     """Why it does not go on; empty: no reason known."""
 
 
-class RefusedRack(Word, frozen=True):
+class RefusedRack(WireStruct, frozen=True):
     """A rack that may not begin with the others, and why, in a sentence."""
 
     rack: U16
     why: Short
 
 
-class Doings(Word, frozen=True):
+class Doings(WireStruct, frozen=True):
     """The state of a rack's own training, as its leader knows it. `recent`: of the last seconds."""
 
     ranks: U16
@@ -131,7 +131,7 @@ class Doings(Word, frozen=True):
     """How many of the live racks its recent rounds merged, in words."""
 
 
-class JobStatus(Word, frozen=True, tag=2):
+class JobStatus(WireStruct, frozen=True, tag=2):
     """The state of a job, as one of its processes knows it."""
 
     job: JobName
@@ -147,7 +147,7 @@ class JobStatus(Word, frozen=True, tag=2):
     coordinator: U16
     """The rack that it follows."""
     coordinates: bool
-    epoch: Count
+    ballot: Count
     decided: Count
     """Records of the log."""
     commits: Count

@@ -30,7 +30,7 @@ from mend.errors import (
 )
 from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
-from mend.transport.bulk_server import CARRIED_MAX, Holder, advertised
+from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.probe import host_and_port
@@ -69,7 +69,7 @@ class BulkLane:
     host that others are told (`address`). token: 16 bytes that say which job this is; a connection
     with another token is closed, which guards against mistakes, not against attackers. secrets:
     against those all connections are encrypted and authenticated, both ways.
-    job: see `Holder`. socks_proxy: `tcp://host:port` through which holders are reached; or empty.
+    job: see `PayloadServer`. socks_proxy: `tcp://host:port` on the way to holders; or empty.
     stall_ns: a holder that gives no verified byte for so long is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
@@ -98,7 +98,7 @@ class BulkLane:
         self._chunk_bytes, self._stall_ns = chunk_bytes, stall_ns
         self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
         advertised(host, advertise, 0)  # before anything is open
-        self._holder = Holder(host, ports, token, stall_ns, secrets, job)
+        self._holder = PayloadServer(host, ports, token, stall_ns, secrets, job)
         self.address: Address = advertised(host, advertise, self._holder.port)
         self.bytes_received = 0
         self._lock = threading.Lock()
@@ -127,7 +127,7 @@ class BulkLane:
         return self._holder.bytes_relayed
 
     def relay(self, lanes: Mapping[bytes, Address]) -> None:
-        """See `Holder.relay`."""
+        """See `PayloadServer.relay`."""
         self._holder.relay(lanes)
 
     def relay_sideband(self, port: int, ranks: int) -> None:

@@ -77,7 +77,7 @@ class _Connection(HolderEnd):
         self.leaving = False
 
 
-class Holder:
+class PayloadServer:
     """Serves byte ranges of its payloads to connections of the job.
 
     A connection that sends anything else is closed and counted in `rejected`; nothing is allocated

@@ -160,10 +160,10 @@ def explore_command(
         str, typer.Option(help="Racks from 0 on, and the witness if there is one.")
     ] = "0,1,witness",
     rounds: Annotated[int, typer.Option(help="Versions that can be committed.")] = 1,
-    epochs: Annotated[int, typer.Option(help="Attempts to take over.")] = 1,
+    ballots: Annotated[int, typer.Option(help="Attempts to take over.")] = 1,
     crashes: Annotated[int, typer.Option(help="Members that die.")] = 1,
     rosters: Annotated[int, typer.Option(help="Changes of the roster.")] = 0,
-    attempts: Annotated[int, typer.Option(help="Merges requested per version and epoch.")] = 1,
+    attempts: Annotated[int, typer.Option(help="Merges requested per version and ballot.")] = 1,
     twins: _Twins = 0,
     votes: _Votes = 1,
     demotions: _Demotions = False,
@@ -181,16 +181,16 @@ def explore_command(
     member must hold every decision. If a state breaks this, explore prints the shortest way to it.
 
     With --founding, the job has not begun: --crashes counts processes that die and start again,
-    --epochs candidacies to decide the first record, and --rounds further records. In every state,
+    --ballots candidacies to decide the first record, and --rounds further records. In every state,
     all live processes must know the same first record and the same list of decisions.
 
     Exit status 0: all states visited; 1: an invariant broke; 2: stopped, or a wrong argument.
 
     [bold]Examples[/bold]
 
-      python -m mend_lab explore --members 0,1 --rounds 2 --epochs 2
+      python -m mend_lab explore --members 0,1 --rounds 2 --ballots 2
 
-      python -m mend_lab explore --members 0,1,witness --epochs 1 --rosters 2 --rounds 0
+      python -m mend_lab explore --members 0,1,witness --ballots 1 --rosters 2 --rounds 0
 
       python -m mend_lab explore --members 0,1,2,witness --rounds 0 --rosters 2 --demotions
 
@@ -199,12 +199,12 @@ def explore_command(
     from mend_lab.commands.explore import bounds_of, explore, founding_of
 
     if founding:
-        numbers = {"crashes": crashes, "questions": questions, "epochs": epochs, "rounds": rounds}
+        numbers = {"crashes": crashes, "questions": questions, "ballots": ballots, "rounds": rounds}
         raise typer.Exit(explore(founding_of(members, **numbers), limit, Console()))
     bounds = bounds_of(
         members,
         rounds=rounds,
-        epochs=epochs,
+        ballots=ballots,
         crashes=crashes,
         rosters=rosters,
         attempts=attempts,

@@ -34,17 +34,17 @@ def bounds_of(members: str, *, demotions: bool = False, **numbers: int) -> Bound
 
 
 def founding_of(
-    members: str, *, crashes: int, questions: int, epochs: int, rounds: int
+    members: str, *, crashes: int, questions: int, ballots: int, rounds: int
 ) -> Founding:
     """Return the bounds of `--founding`. Raises ConfigError."""
     racks, witness = _members_of(members)
-    _refuse_negative(crashes=crashes, questions=questions, epochs=epochs, rounds=rounds)
+    _refuse_negative(crashes=crashes, questions=questions, ballots=ballots, rounds=rounds)
     return Founding(
         racks=racks,
         witness=witness,
         restarts=crashes,
         founds=questions,
-        stands=epochs,
+        stands=ballots,
         commits=rounds,
     )
 

@@ -28,8 +28,8 @@ class ReplayRound(Round):
 
     script: deque[Commit | Drop] = field(default_factory=deque)
     settled: int = -1
-    """The version that every rack holds: a Gather of the next would make the others forget what
-    they have merged and not heard to be decided."""
+    """The version that every rack holds: a MergeProposal of the next would make the others forget
+    what they have merged and not heard to be decided."""
     differs: str = ""
     """What is not as it was, as a sentence. Nothing is decided any more then."""
 
@@ -113,7 +113,7 @@ class ReplayCoordinator(Coordinator):
         for p in range(fragments):
             script = [r for r in self.script if isinstance(r, Commit | Drop) and r.fragment == p]
             self.rounds.append(
-                ReplayRound(p, Mean(), Mean(), self.proposer.epoch, script=deque(script))
+                ReplayRound(p, Mean(), Mean(), self.proposer.ballot, script=deque(script))
             )
 
     def _advance_rounds(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:

@@ -15,9 +15,9 @@ import msgspec
 
 from mend.consensus.log import offers_of
 from mend.consensus.records import (
+    Ballot,
     Commit,
     Drop,
-    Epoch,
     Genesis,
     Lineage,
     Mark,
@@ -516,7 +516,7 @@ class _Cut:
         }
         self.records, self._why = [], ""
         for record in self._log:
-            if isinstance(record, Epoch | Roster | Mark | Mitigation):
+            if isinstance(record, Ballot | Roster | Mark | Mitigation):
                 continue
             if not isinstance(record, Commit | Drop):
                 self._why = f"a {type(record).__name__} record came then"

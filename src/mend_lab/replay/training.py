@@ -15,7 +15,7 @@ from mend.coordination.machines import Machines, Parts, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import PublishedState
 from mend.engine.rack_state_mirror import RackStateMirrors
@@ -198,7 +198,7 @@ class ReplayTrainer(Trainer):
 
     # -------------------------------------------------------------- lives that joined
 
-    def begin(self, limit_ns: int) -> Doing:
+    def begin(self, limit_ns: int) -> Requests:
         """As `Trainer.begin`. A life that joined waits for the state and the versions that it began
         with, which other processes of this replay make."""
         if not self._first:
@@ -230,7 +230,7 @@ class ReplayTrainer(Trainer):
         state.load(received)
         return received
 
-    def _load_mirrored(self, state: TrainingState) -> Doing:
+    def _load_mirrored(self, state: TrainingState) -> Requests:
         """Load the state of scope rack that a former life had in this replay."""
         files = self._states.of_mirrors()
         for given in self._mirrors:
@@ -251,7 +251,7 @@ class ReplayTrainer(Trainer):
                 data_B = state.rack_state(self.step)
                 self._keep(files, given, data_B, "what it has registered with scope rack")
 
-    def _await_state(self, files: StateFiles, copied: GivenState) -> Doing:
+    def _await_state(self, files: StateFiles, copied: GivenState) -> Requests:
         """Wait for a file of another process, at most wait_timeout_s after the last round."""
         commits, since_ns = self.published.commits, self._now_ns()
         while not files.has(copied, self._rank):
@@ -306,7 +306,7 @@ class ReplayTrainer(Trainer):
     def _merged(self) -> bool:
         return all(track.offer is None for track in self.tracks)
 
-    def work(self) -> Doing:
+    def work(self) -> Requests:
         due = self._next
         if (due is None and self._ends) or (due is not None and due.step < self.step):
             # A rack that left in order captured its last steps; training after the last act of the
@@ -323,7 +323,7 @@ class ReplayTrainer(Trainer):
         """No upload ahead: the newest version may not be the one to apply."""
         self.published.fresh = False
 
-    def _follow(self) -> Doing:
+    def _follow(self) -> Requests:
         """Apply, discard and capture what the tape has for this step, in its order."""
         while (act := self._next) is not None and act.step == self.step:
             place = self._place
@@ -337,21 +337,21 @@ class ReplayTrainer(Trainer):
             if self._place == place:
                 raise self._differs("it cannot do that", act)
 
-    def _follow_apply(self, act: Act) -> Doing:
+    def _follow_apply(self, act: Act) -> Requests:
         anchors = self.published.panels[act.fragment].anchors
         yield from self._until(lambda: act.number in anchors, str(act))
         with self.published.changed:
             anchor = anchors[act.number]
         yield from self._apply(act.fragment, anchor)
 
-    def _follow_discard(self, act: Act) -> Doing:
+    def _follow_discard(self, act: Act) -> Requests:
         panel, track = self.published.panels[act.fragment], self.tracks[act.fragment]
         yield from self._until(lambda: act.number in panel.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
         panel.discarded.clear()
         track.offer = None
 
-    def _until(self, ready: Callable[[], bool], what: str) -> Doing:
+    def _until(self, ready: Callable[[], bool], what: str) -> Requests:
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
         published, limit_ns = self.published, self.options.give_up_ns
         while True:
@@ -372,11 +372,11 @@ class ReplayTrainer(Trainer):
 
     # -------------------------------------------------------------- the end
 
-    def drain(self, limit_ns: int) -> Doing:
+    def drain(self, limit_ns: int) -> Requests:
         yield from self._follow()
         yield from self._stop_if_over()
 
-    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Doing:
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
         yield from self._follow()
         if (act := self._next) is not None:
             raise self._differs("it leaves the job", act)
@@ -386,14 +386,14 @@ class ReplayTrainer(Trainer):
             yield from self.publish_anchor()
         self.outcome = Outcome("merged")
 
-    def _stop_if_over(self) -> Doing:
+    def _stop_if_over(self) -> Requests:
         """End the script of a rack whose tape ends here. Raises TapeEnded."""
         if self._next is None and not self._ends and not self._gives:
             yield from self._finish()
             self.outcome = Outcome("abandoned", "its tape ends here")
             raise TapeEnded(0)
 
-    def _finish(self) -> Doing:
+    def _finish(self) -> Requests:
         """Serve bytes until every round is decided, and leave with the others."""
         panels = self.published.panels
         yield from self._until(

@@ -18,7 +18,7 @@ from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.fragment_state import POLL_NS, AgreeMin, Doing, Share, Spread, Wait
+from mend.engine.fragment_state import POLL_NS, AgreeMin, Requests, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
@@ -355,7 +355,7 @@ class Training:
         self._steps, self._step_ns = scenario.steps[number], scenario.step_ns[number]
         self._pauses = {step: ns for rack, step, ns in scenario.pauses if rack == number}
         self._cut_step = scenario.cut_step
-        self.doing: Doing | None = None
+        self.doing: Requests | None = None
         self.began = False
         self.ended = False
         self.failure: Exception | Evicted | None = None
@@ -365,7 +365,7 @@ class Training:
         self.stalls: list[tuple[int, int]] = []
         self._wait: tuple[Wait, int, int] | None = None
         self._closing = False
-        self._writing: Doing | None = None
+        self._writing: Requests | None = None
         """What the thread that writes it is at."""
         trainer.life.writing = self
         self._barrier = CheckpointBarrier(
@@ -404,7 +404,7 @@ class Training:
         self.stalls.append((self.process.loop.now_ns - started_ns, wait.limit_ns))
         self._advance(wait.ready())
 
-    def _drive(self, doing: Doing) -> None:
+    def _drive(self, doing: Requests) -> None:
         self.doing = doing
         self._advance(None)
 
@@ -461,7 +461,7 @@ class Training:
             self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
 
-    def _cut(self) -> Doing:
+    def _cut(self) -> Requests:
         """Make a checkpoint without its files. A failure does not stop the script."""
         try:
             mark = yield from self._barrier.cut("cut", CUT_NS)
@@ -476,7 +476,7 @@ class Training:
         except CheckpointError:
             return
 
-    def _write(self, mark: Mark) -> Doing:
+    def _write(self, mark: Mark) -> Requests:
         offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
         yield from self._barrier.await_encoded(mark, offers, CUT_NS)
         if self.scenario.cut_writes_ns:

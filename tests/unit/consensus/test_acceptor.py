@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.log import SENT_AT_ONCE, Log
-from mend.consensus.records import AcceptorState, Epoch, Record
+from mend.consensus.records import AcceptorState, Ballot, Record
 from tests.unit.coordination.nouns import FIRST, commit, digest, genesis, log_of, offer
 
-SECOND_, THIRD = epoch_of(2, 1), epoch_of(3, 0)
+SECOND_, THIRD = ballot_of(2, 1), ballot_of(3, 0)
 BEGIN = genesis(racks=3)
 
 
@@ -25,17 +25,17 @@ def of_rack(rack: int, count: int) -> list[Record]:
 
 def give(
     acceptor: Acceptor,
-    epoch: int,
+    ballot: int,
     records: Sequence[Record],
     decided: int = 0,
     *,
     prev: int = 0,
     stop: int | None = None,
 ) -> bool:
-    """The coordinator of `epoch`, whose log is `records`, sends records prev + 1 .. stop."""
+    """The coordinator of `ballot`, whose log is `records`, sends records prev + 1 .. stop."""
     source = log_of(*records)
     piece = source.after(prev, stop)
-    return acceptor.append(epoch, prev, source.chain(prev), piece, source.last, decided)
+    return acceptor.append(ballot, prev, source.chain(prev), piece, source.last, decided)
 
 
 def content(acceptor: Acceptor) -> list[Record]:
@@ -49,10 +49,10 @@ def content(acceptor: Acceptor) -> list[Record]:
 def test_a_promise_is_never_gone_back_on(asked: list[tuple[bool, int]]) -> None:
     """Whatever is asked in whatever order: nothing below the promise is granted or taken."""
     acceptor, highest = Acceptor(), 0
-    for prepares, epoch in asked:
-        said = acceptor.prepare(epoch) if prepares else give(acceptor, epoch, of_rack(0, epoch))
-        assert said == (epoch >= highest)
-        highest = max(highest, epoch)
+    for prepares, ballot in asked:
+        said = acceptor.prepare(ballot) if prepares else give(acceptor, ballot, of_rack(0, ballot))
+        assert said == (ballot >= highest)
+        highest = max(highest, ballot)
         assert acceptor.promised == highest
         assert acceptor.accepted <= acceptor.promised
 
@@ -75,7 +75,7 @@ def test_to_accept_is_to_promise() -> None:
     assert not give(acceptor, FIRST, of_rack(0, 2))
 
 
-def test_what_does_not_fit_is_not_taken_but_its_epoch_is_promised() -> None:
+def test_what_does_not_fit_is_not_taken_but_its_ballot_is_promised() -> None:
     """It may follow this coordinator; its ballot says from where on it needs the log."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 1), 1)
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_not_taken_but_its_epoch_is_promised() -> None:
 # -------------------------------------------------------------- whole logs
 
 
-def test_a_whole_log_is_accepted_in_the_epoch_that_sends_it() -> None:
+def test_a_whole_log_is_accepted_in_the_ballot_that_sends_it() -> None:
     acceptor = Acceptor()
     assert give(acceptor, FIRST, of_rack(0, 2), 2)
     assert (acceptor.accepted, acceptor.log.last, acceptor.log.decided) == (FIRST, 3, 2)
@@ -97,11 +97,11 @@ def test_a_whole_log_is_accepted_in_the_epoch_that_sends_it() -> None:
     assert (acceptor.accepted, acceptor.log.last, acceptor.log.decided) == (FIRST, 4, 3)
 
 
-def test_an_old_longer_tail_does_not_survive_the_first_whole_append_of_an_epoch() -> None:
-    """Else a later take-over could adopt it with the number of an epoch that never had it."""
+def test_an_old_longer_tail_does_not_survive_the_first_whole_append_of_an_ballot() -> None:
+    """Else a later take-over could adopt it with the number of a ballot that never had it."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 4), 1)
-    newer = [*of_rack(0, 1), Epoch(SECOND_)]
+    newer = [*of_rack(0, 1), Ballot(SECOND_)]
     give(acceptor, SECOND_, newer, 1)
     assert content(acceptor) == newer
     assert acceptor.accepted == SECOND_
@@ -111,8 +111,8 @@ def test_an_old_longer_tail_does_not_survive_the_first_whole_append_of_an_epoch(
     assert same.log.last == 3, "also where the message holds no record that differs"
 
 
-def test_an_old_message_of_the_same_epoch_cuts_nothing() -> None:
-    """A log only grows within an epoch; what is shorter was overtaken on the way."""
+def test_an_old_message_of_the_same_ballot_cuts_nothing() -> None:
+    """A log only grows within a ballot; what is shorter was overtaken on the way."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 4), 1)
     assert give(acceptor, FIRST, of_rack(0, 2), 1)
@@ -120,7 +120,7 @@ def test_an_old_message_of_the_same_epoch_cuts_nothing() -> None:
     assert content(acceptor) == of_rack(0, 4)
 
 
-def test_what_differs_in_a_newer_epoch_replaces_what_nobody_decided() -> None:
+def test_what_differs_in_a_newer_ballot_replaces_what_nobody_decided() -> None:
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 3), 2)
     newer = [*of_rack(0, 1), commit(2, [offer(1, 9)])]
@@ -139,7 +139,7 @@ def test_nothing_decided_is_undone_whoever_asks() -> None:
 
 
 def test_a_whole_log_that_is_shorter_than_what_is_decided_undoes_nothing() -> None:
-    """A late message of an epoch from which a later piece has come already."""
+    """A late message of a ballot from which a later piece has come already."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 3), 3, stop=3)
     assert (acceptor.log.decided, acceptor.accepted) == (3, 0)
@@ -160,7 +160,7 @@ def test_a_piece_of_a_log_is_taken_only_as_far_as_it_is_decided() -> None:
     assert (acceptor.log.last, acceptor.accepted) == (6, FIRST), "the rest makes it whole"
 
 
-def test_a_piece_does_not_cost_what_was_accepted_in_an_older_epoch() -> None:
+def test_a_piece_does_not_cost_what_was_accepted_in_an_older_ballot() -> None:
     """The quorum that counted it there must still find it here."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 3), 1)

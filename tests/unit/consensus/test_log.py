@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.log import (
     RECORDS_KEPT,
     SENT_AT_ONCE,
@@ -22,10 +22,10 @@ from mend.consensus.records import (
     NOT_AWAITED,
     SMALLER,
     Absent,
+    Ballot,
     Commit,
     Drop,
     Ended,
-    Epoch,
     Mark,
     Mitigation,
     Offer,
@@ -93,9 +93,9 @@ def test_who_lost_its_seat_is_remembered_and_who_came_back_is_another() -> None:
     assert found.is_open(member(1, life=1), 0, 1)
 
 
-def test_an_epoch_record_says_who_decides_from_here_on() -> None:
-    found = folded(genesis(), Epoch(FIRST))
-    assert found.epoch == FIRST
+def test_an_ballot_record_says_who_decides_from_here_on() -> None:
+    found = folded(genesis(), Ballot(FIRST))
+    assert found.ballot == FIRST
     assert found.versions == [0]
 
 
@@ -357,7 +357,7 @@ def test_what_was_accepted_behind_a_snapshot_and_fits_it_stays() -> None:
     ahead.decide(2)
     ahead.install(log.snapshot())
     assert (ahead.decided, ahead.last) == (4, 6)
-    other = log_of(*commits(2), *([Epoch(FIRST)] * 4))
+    other = log_of(*commits(2), *([Ballot(FIRST)] * 4))
     other.decide(2)
     other.install(log.snapshot())
     assert (other.decided, other.last) == (4, 4), "what differs from a decision was none"
@@ -443,7 +443,7 @@ def test_a_copy_goes_its_own_way() -> None:
 
 def test_a_roster_decides_from_the_record_behind_it() -> None:
     """A record is decided by the newest roster before it; the first record brings its own."""
-    log = log_of(genesis(racks=3), commit(1, [offer(0)]), roster(1, [1, 2]), Epoch(FIRST))
+    log = log_of(genesis(racks=3), commit(1, [offer(0)]), roster(1, [1, 2]), Ballot(FIRST))
     all_three, two = {member(0), member(1), member(2)}, {member(1), member(2)}
     expected = [all_three, all_three, all_three, two, two]
     for decided in range(5):
@@ -455,7 +455,7 @@ def test_a_roster_decides_from_the_record_behind_it() -> None:
 # -------------------------------------------------------------- those who are left
 
 
-SECOND_ = epoch_of(2, 2)
+SECOND_ = ballot_of(2, 2)
 
 
 def test_a_lineage_begins_anew_with_those_who_are_left_and_what_they_hold() -> None:
@@ -464,7 +464,7 @@ def test_a_lineage_begins_anew_with_those_who_are_left_and_what_they_hold() -> N
     found = folded(*before, lineage(SECOND_, [1], dead=[0], versions=[1], number=2))
     assert (found.voters, sorted(found.seats)) == ({member(1)}, [1])
     assert (found.former, found.witness) == ((member(0),), None)
-    assert (found.roster_number, found.epoch) == (2, SECOND_)
+    assert (found.roster_number, found.ballot) == (2, SECOND_)
     assert (found.versions, found.digests) == ([1], [(digest(1000),)])
     assert not found.is_open(member(0), 0, 2)
     assert found.named == {}, "an undone commit has named nobody"

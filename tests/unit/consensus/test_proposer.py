@@ -1,5 +1,5 @@
 """The right to append: promises of every roster that may be in force, the log that was accepted
-last, and only then accepts of this epoch."""
+last, and only then accepts of this ballot."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.log import SENT_AT_ONCE, UNDECIDED_MAX, Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import Epoch, Lineage, Record, Roster
+from mend.consensus.records import Ballot, Lineage, Record, Roster
 from mend.types import WITNESS, Member
 from tests.unit.coordination.nouns import (
     FIRST,
@@ -28,7 +28,7 @@ from tests.unit.coordination.nouns import (
     seat,
 )
 
-SECOND_, THIRD, FOURTH = epoch_of(2, 1), epoch_of(3, 2), epoch_of(4, 1)
+SECOND_, THIRD, FOURTH = ballot_of(2, 1), ballot_of(3, 2), ballot_of(4, 1)
 BEGIN = genesis(racks=3)
 
 
@@ -44,17 +44,17 @@ class Cast:
         self.me = member(me)
         self.proposer = Proposer()
 
-    def accepts(self, epoch: int, records: Sequence[Record], decided: int, *racks: int) -> None:
-        """These racks accept this whole log in this epoch, however long it is."""
+    def accepts(self, ballot: int, records: Sequence[Record], decided: int, *racks: int) -> None:
+        """These racks accept this whole log in this ballot, however long it is."""
         source = log_of(*records)
         for rack in racks:
             acceptor = self.voters[member(rack)]
             for prev in range(0, max(1, source.last), SENT_AT_ONCE):
                 sent = source.after(prev)
-                acceptor.append(epoch, prev, source.chain(prev), sent, source.last, decided)
+                acceptor.append(ballot, prev, source.chain(prev), sent, source.last, decided)
 
-    def stand(self, epoch: int = FOURTH) -> Proposer:
-        self.proposer.stand(epoch, self.voters[self.me].log)
+    def stand(self, ballot: int = FOURTH) -> Proposer:
+        self.proposer.stand(ballot, self.voters[self.me].log)
         return self.proposer
 
     def promise(self, *racks: int) -> bool:
@@ -62,7 +62,7 @@ class Cast:
         for rack in racks:
             if member(rack) in self.proposer.asked():
                 acceptor = self.voters[member(rack)]
-                acceptor.prepare(self.proposer.epoch)
+                acceptor.prepare(self.proposer.ballot)
                 shown = acceptor.acceptor_state(self.proposer.log.decided)
                 assert self.proposer.hear(member(rack), shown)
         return self.proposer.try_lead()
@@ -72,13 +72,13 @@ class Cast:
         log = self.proposer.log
         for rack in racks:
             acceptor = self.voters[member(rack)]
-            acceptor.append(self.proposer.epoch, 0, "", log.after(0), log.last, log.decided)
+            acceptor.append(self.proposer.ballot, 0, "", log.after(0), log.last, log.decided)
             self.proposer.hear(member(rack), acceptor.acceptor_state())
         return self.proposer.decide()
 
 
 def cast_of(*racks: int, me: int = 1, records: Sequence[Record] = (BEGIN,)) -> Cast:
-    """All follow the first epoch and know that all of its log is decided."""
+    """All follow the first ballot and know that all of its log is decided."""
     cast = Cast(*racks, me=me)
     cast.accepts(FIRST, records, len(records), *racks)
     return cast
@@ -111,7 +111,7 @@ def test_a_take_over_needs_a_quorum_of_promises(
     assert cast.proposer.standing is not leads
 
 
-def test_a_promise_to_another_epoch_is_none() -> None:
+def test_a_promise_to_another_ballot_is_none() -> None:
     cast = cast_of(0, 1, 2)
     proposer = cast.stand(THIRD)
     proposer.hear(member(0), cast.voters[member(0)].acceptor_state(1))
@@ -131,16 +131,16 @@ def test_votes_count_by_member_so_a_rack_that_was_started_again_has_none() -> No
     assert cast.promise(2)
 
 
-def test_a_higher_promise_anywhere_ends_the_epoch() -> None:
+def test_a_higher_promise_anywhere_ends_the_ballot() -> None:
     cast = cast_of(0, 1, 2)
     proposer = cast.stand(SECOND_)
     assert proposer.hear(member(0), acceptor_state(1, 1, SECOND_))
     assert not proposer.hear(member(0), acceptor_state(1, 1, THIRD))
-    assert not proposer.hear(member(2), acceptor_state(1, 1, epoch_of(2, 2))), (
+    assert not proposer.hear(member(2), acceptor_state(1, 1, ballot_of(2, 2))), (
         "same number, higher rack"
     )
     proposer.step_down()
-    assert (proposer.epoch, proposer.standing, proposer.leading) == (0, False, False)
+    assert (proposer.ballot, proposer.standing, proposer.leading) == (0, False, False)
     assert proposer.acceptor_states == {}
 
 
@@ -177,35 +177,35 @@ def test_who_does_not_stand_cannot_win() -> None:
 # -------------------------------------------------------------- what is taken over
 
 
-def test_the_log_of_the_highest_epoch_is_adopted_before_a_longer_one() -> None:
+def test_the_log_of_the_highest_ballot_is_adopted_before_a_longer_one() -> None:
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 3), 1, 2)
-    newest = [BEGIN, commit(1, [offer(1)]), Epoch(SECOND_)]
+    newest = [BEGIN, commit(1, [offer(1)]), Ballot(SECOND_)]
     cast.accepts(SECOND_, newest, 1, 1)
     proposer = cast.stand()
     assert cast.promise(1, 2)
-    assert proposer.log.after(0) == (*newest, Epoch(FOURTH))
+    assert proposer.log.after(0) == (*newest, Ballot(FOURTH))
 
 
-def test_of_logs_of_one_epoch_the_longest_is_adopted() -> None:
+def test_of_logs_of_one_ballot_the_longest_is_adopted() -> None:
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 2), 1, 2)
     cast.accepts(FIRST, of_rack(0, 1), 1, 0)
     proposer = cast.stand()
     assert cast.promise(0, 1, 2)
-    assert proposer.log.after(0) == (*of_rack(0, 2), Epoch(FOURTH))
+    assert proposer.log.after(0) == (*of_rack(0, 2), Ballot(FOURTH))
 
 
 def test_what_only_the_candidate_has_is_not_adopted_before_it_has_promised() -> None:
-    """Its end may have been replaced in an epoch that it did not hear of."""
+    """Its end may have been replaced in a ballot that it did not hear of."""
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(1, 4), 1, 1)
-    newest = [BEGIN, Epoch(SECOND_), commit(1, [offer(0)])]
+    newest = [BEGIN, Ballot(SECOND_), commit(1, [offer(0)])]
     cast.accepts(SECOND_, newest, 1, 0, 2)
     proposer = cast.stand()
     assert proposer.log.last == 5
     assert cast.promise(0, 2)
-    assert proposer.log.after(0) == (*newest, Epoch(FOURTH))
+    assert proposer.log.after(0) == (*newest, Ballot(FOURTH))
     assert cast.voters[cast.me].log.after(0) == tuple(of_rack(1, 4)), "its vote is asked as others"
 
 
@@ -215,7 +215,7 @@ def test_what_no_promise_shows_is_not_carried_over_though_it_fits_behind_what_is
     cast.accepts(FIRST, of_rack(0, 1), 1, 0, 2)
     proposer = cast.stand()
     assert cast.promise(0, 2)
-    assert proposer.log.after(0) == (*of_rack(0, 1), Epoch(FOURTH))
+    assert proposer.log.after(0) == (*of_rack(0, 1), Ballot(FOURTH))
 
 
 def test_what_nobody_is_asked_for_is_gone() -> None:
@@ -224,7 +224,7 @@ def test_what_nobody_is_asked_for_is_gone() -> None:
     cast.accepts(FIRST, of_rack(0, 1), 1, 0)
     proposer = cast.stand()
     assert cast.promise(1, 2)
-    assert proposer.log.after(0) == (BEGIN, Epoch(FOURTH))
+    assert proposer.log.after(0) == (BEGIN, Ballot(FOURTH))
 
 
 def test_what_is_decided_is_learned_first_and_the_rest_asked_from_there() -> None:
@@ -236,11 +236,11 @@ def test_what_is_decided_is_learned_first_and_the_rest_asked_from_there() -> Non
     assert not cast.promise(0, 2), "what rack 0 has behind record 3 was not asked for yet"
     assert proposer.log.decided == 3
     assert cast.promise(0, 2)
-    assert proposer.log.after(0) == (*of_rack(0, 4), Epoch(FOURTH))
+    assert proposer.log.after(0) == (*of_rack(0, 4), Ballot(FOURTH))
 
 
 def test_a_voter_without_a_promise_teaches_what_is_decided_too() -> None:
-    """A decision is true for ever, in whatever epoch one hears of it."""
+    """A decision is true for ever, in whatever ballot one hears of it."""
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 3), 3, 2)
     proposer = cast.stand()
@@ -268,7 +268,7 @@ def test_who_is_far_behind_learns_in_several_pieces_and_leads_only_then() -> Non
     while not cast.promise(0, 2):
         reached.append(proposer.log.decided)
     assert reached == [SENT_AT_ONCE + 1, 2 * SENT_AT_ONCE]
-    assert proposer.log.after(2 * SENT_AT_ONCE - 1) == (*long[-2:], Epoch(FOURTH))
+    assert proposer.log.after(2 * SENT_AT_ONCE - 1) == (*long[-2:], Ballot(FOURTH))
 
 
 def test_a_promise_that_does_not_show_all_of_its_log_does_not_count_yet() -> None:
@@ -291,18 +291,18 @@ def test_a_promise_that_does_not_show_all_of_its_log_does_not_count_yet() -> Non
 
 
 def test_a_newest_log_that_ends_before_what_is_decided_leaves_nothing_to_adopt() -> None:
-    """Rack 0 left in epoch 3; rack 1 knows it from a piece, rack 4 never heard of that epoch, and
+    """Rack 0 left in ballot 3; rack 1 knows it from a piece, rack 4 never heard of that ballot, and
     the two are a quorum of who stays."""
     begin, leave = genesis(racks=5), roster(1, [1, 2, 3, 4])
     cast = cast_of(0, 1, 2, 3, 4, records=[begin])
-    cast.accepts(SECOND_, [begin, Epoch(SECOND_)], 1, 4)
-    later = log_of(begin, Epoch(THIRD), leave, Epoch(THIRD))
+    cast.accepts(SECOND_, [begin, Ballot(SECOND_)], 1, 4)
+    later = log_of(begin, Ballot(THIRD), leave, Ballot(THIRD))
     piece = later.after(0, 3)
     cast.voters[member(1)].append(THIRD, 0, "", piece, later.last, 3)
     proposer = cast.stand()
     assert proposer.log.decided == 3
     assert cast.promise(1, 4)
-    assert proposer.log.after(0) == (*piece, Epoch(FOURTH))
+    assert proposer.log.after(0) == (*piece, Ballot(FOURTH))
     shown = cast.voters[member(4)].acceptor_state(3)
     assert (shown.accepted, shown.last) == (SECOND_, 2), "it is the newest of the two"
 
@@ -326,7 +326,7 @@ def test_every_roster_that_may_be_in_force_must_promise() -> None:
     assert proposer.asked() == {member(rack) for rack in range(5)}
     assert not proposer.would_win(cast.me)
     assert cast.promise(4)
-    assert proposer.log.after(0) == (BEGIN, roster(1, [2, 3, 4]), Epoch(FOURTH))
+    assert proposer.log.after(0) == (BEGIN, roster(1, [2, 3, 4]), Ballot(FOURTH))
 
 
 def test_the_roster_before_must_promise_as_well() -> None:
@@ -371,7 +371,7 @@ def test_a_learner_is_not_asked() -> None:
 # -------------------------------------------------------------- opening
 
 
-def test_the_first_epoch_opens_with_the_first_record() -> None:
+def test_the_first_ballot_opens_with_the_first_record() -> None:
     cast = Cast(0, 1, 2, me=0)
     cast.proposer.found(FIRST)
     assert cast.proposer.leading
@@ -384,7 +384,7 @@ def test_the_first_epoch_opens_with_the_first_record() -> None:
     assert cast.proposer.open
 
 
-def test_rounds_open_only_behind_the_decided_record_of_the_epoch() -> None:
+def test_rounds_open_only_behind_the_decided_record_of_the_ballot() -> None:
     """Else a later take-over could bring back a Commit whose bytes were freed meanwhile."""
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 1), 1, 1)
@@ -393,7 +393,7 @@ def test_rounds_open_only_behind_the_decided_record_of_the_epoch() -> None:
     assert not proposer.open
     assert cast.follow(1) == []
     assert not proposer.open
-    assert cast.follow(2) == [commit(1, [offer(0)]), Epoch(FOURTH)]
+    assert cast.follow(2) == [commit(1, [offer(0)]), Ballot(FOURTH)]
     assert proposer.open
     proposer.step_down()
     assert not proposer.open
@@ -404,7 +404,7 @@ def test_only_who_leads_appends_and_decides() -> None:
     cast.accepts(FIRST, of_rack(0, 1), 1, 1)
     proposer = cast.stand()
     with pytest.raises(AssertionError, match="only a coordinator"):
-        proposer.append(Epoch(FOURTH))
+        proposer.append(Ballot(FOURTH))
     for rack in (0, 1, 2):
         proposer.hear(member(rack), acceptor_state(2, 1, FOURTH))
     assert proposer.decide() == []
@@ -415,7 +415,7 @@ def test_only_who_leads_appends_and_decides() -> None:
 
 
 def leading(*racks: int, records: Sequence[Record] = (BEGIN,)) -> Cast:
-    """Rack 1 leads in the fourth epoch, and that is decided."""
+    """Rack 1 leads in the fourth ballot, and that is decided."""
     cast = cast_of(*racks, records=records)
     cast.stand()
     assert cast.promise(*racks)
@@ -424,7 +424,7 @@ def leading(*racks: int, records: Sequence[Record] = (BEGIN,)) -> Cast:
     return cast
 
 
-def test_accepts_of_an_older_epoch_do_not_count() -> None:
+def test_accepts_of_an_older_ballot_do_not_count() -> None:
     """What was accepted there may be replaced by who adopted another log in between."""
     cast = leading(0, 1, 2)
     proposer = cast.proposer
@@ -493,7 +493,7 @@ def test_the_undecided_end_stays_so_short_that_a_promise_shows_all_of_it() -> No
 
 
 def test_from_where_on_a_voter_is_told() -> None:
-    """Behind what it accepted of this epoch; of an older one only what is decided is the same."""
+    """Behind what it accepted of this ballot; of an older one only what is decided is the same."""
     cast = leading(0, 1, 2)
     proposer = cast.proposer
     assert proposer.common(member(2)) == 2
@@ -550,7 +550,7 @@ def test_who_is_left_goes_on_alone_when_all_others_are_attested_dead() -> None:
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
     assert [seat.member for seat in record.members] == [member(1)]
-    assert (record.epoch, record.number, record.dead) == (FOURTH, 1, (member(0), member(2)))
+    assert (record.ballot, record.number, record.dead) == (FOURTH, 1, (member(0), member(2)))
     assert (record.versions, record.digests) == ((2,), ((digest(2000),),))
     assert not proposer.open
     assert cast.follow(1)[-1] == record
@@ -598,7 +598,7 @@ def test_a_quorum_needs_no_new_lineage_whoever_is_dead() -> None:
     proposer = cast.stand()
     proposer.dead = {member(0)}
     assert cast.promise(1, 2)
-    assert proposer.log.record(2) == Epoch(FOURTH)
+    assert proposer.log.record(2) == Ballot(FOURTH)
 
 
 def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
@@ -747,7 +747,7 @@ def test_a_lineage_is_not_decided_by_too_few_of_who_is_left() -> None:
     proposer = cast.stand()
     assert cast.promise(0, 1)
     assert cast.follow(2) == [], "the higher of two"
-    assert cast.follow(1) == [anew, Epoch(FOURTH)]
+    assert cast.follow(1) == [anew, Ballot(FOURTH)]
     assert proposer.open
 
 
@@ -777,7 +777,7 @@ def test_a_learner_that_does_not_know_of_its_seat_promises_with_an_empty_log() -
     proposer.held[member(1)] = (0,)
     assert not cast.promise(1)
     proposer.held[member(2)] = (-1,)
-    proposer.hear(member(2), replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    proposer.hear(member(2), replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
@@ -829,7 +829,7 @@ def test_a_lineage_keeps_the_seat_that_a_record_gave_which_was_not_decided() -> 
     proposer.dead = {member(1), member(2)}
     proposer.held = {member(0): (0,), again.member: (-1,)}
     assert not cast.promise(0)
-    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)
@@ -852,7 +852,7 @@ def test_who_got_a_seat_that_is_not_decided_is_asked_where_voters_of_the_roster_
     proposer.held = {member(1): (0,), again.member: (-1,)}
     assert again.member in proposer.asked()
     assert not cast.promise(1)
-    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.epoch), accepted=0))
+    proposer.hear(again.member, replace(acceptor_state(0, 0, proposer.ballot), accepted=0))
     assert proposer.try_lead()
     record = proposer.log.record(proposer.log.last)
     assert isinstance(record, Lineage)

@@ -63,12 +63,12 @@ class Job:
 
     def say(self, rack: int, **changes: Any) -> list[Effect]:
         """Everything else of the rack's report stays as it was. `accepted`, `decided`: how far its
-        log goes in the coordinator's epoch, and how far it is decided there."""
+        log goes in the coordinator's ballot, and how far it is decided there."""
         before = self.reports[rack].acceptor_state
         changes["acceptor_state"] = acceptor_state(
             changes.pop("accepted", before.last),
             changes.pop("decided", before.decided),
-            self.machine.proposer.epoch,
+            self.machine.proposer.ballot,
         )
         heard = self.orders[rack].serial if rack in self.orders else 0
         changes = {"heard": heard, "serial": self.reports[rack].serial + 1, **changes}
@@ -111,8 +111,8 @@ class Job:
         """The witness answers its own orders, as it does with every heartbeat."""
         log = self.machine.log
         self.votes += 1
-        epoch = self.machine.proposer.epoch
-        self.acceptor.append(epoch, 0, "", log.after(0), log.last, log.decided)
+        ballot = self.machine.proposer.ballot
+        self.acceptor.append(ballot, 0, "", log.after(0), log.last, log.decided)
         vote = Vote(self.votes, log.lineage, self.acceptor.acceptor_state(), ())
         return self._give(Heard(Peer(WITNESS, 0), member(WITNESS).incarnation, vote))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.log import RECORDS_KEPT, Log
 from mend.consensus.records import (
     AcceptorState,
@@ -39,8 +39,8 @@ from tests.noted import pairs
 
 HEARTBEAT_NS = SECOND // 10
 DETECT_NS = SECOND
-FIRST = epoch_of(1, 0)
-"""The epoch of rack 0, which founds a job without a witness."""
+FIRST = ballot_of(1, 0)
+"""The ballot of rack 0, which founds a job without a witness."""
 
 
 def member(rack: int, life: int = 0) -> Member:
@@ -156,7 +156,7 @@ def roster(
 
 
 def lineage(
-    epoch: int,
+    ballot: int,
     racks: Sequence[int],
     dead: Sequence[int] = (),
     versions: Sequence[int] = (0,),
@@ -166,7 +166,7 @@ def lineage(
 ) -> Lineage:
     """Its result of version v has the digest 1000 v, as that of `commit`, also at version 0."""
     return Lineage(
-        epoch, number, tuple(seat(rack) for rack in racks), (),
+        ballot, number, tuple(seat(rack) for rack in racks), (),
         member(WITNESS) if witness else None,
         tuple(member(rack) for rack in dead), tuple(versions),
         tuple((digest(1000 * version),) for version in versions), "a test",
@@ -181,16 +181,16 @@ def log_of(*records: Record, kept: int = RECORDS_KEPT) -> Log:
     return log
 
 
-def acceptor_state(last: int = 0, decided: int = 0, epoch: int = FIRST) -> AcceptorState:
-    """Of a voter that follows the coordinator of `epoch`."""
-    return AcceptorState(epoch, epoch, last, decided, last, "", ())
+def acceptor_state(last: int = 0, decided: int = 0, ballot: int = FIRST) -> AcceptorState:
+    """Of a voter that follows the coordinator of `ballot`."""
+    return AcceptorState(ballot, ballot, last, decided, last, "", ())
 
 
 def report(serial: int, fragments: int = 1, **changes: Any) -> Report:
     """A rack that has just begun: it holds version 0 and nothing else happened."""
     fields: dict[str, Any] = {
         "to": member(0).incarnation,
-        "acceptor_state": acceptor_state(epoch=0), "fresh": True, "step": 0, "step_ns": 0,
+        "acceptor_state": acceptor_state(ballot=0), "fresh": True, "step": 0, "step_ns": 0,
         "versions": (0,) * fragments, "offers": (), "declined": (), "coming": (), "got": (),
         "held": (), "leaving": False, "hurry": False, "idle": False, "gone": False,
     }  # fmt: skip
@@ -201,7 +201,7 @@ def orders(serial: int, records: Sequence[Record] = (), /, **changes: Any) -> Or
     """Of rack 0 to rack 1: a whole log of `records`, all of them decided."""
     log = log_of(*records)
     fields: dict[str, Any] = {
-        "to": member(1).incarnation, "epoch": FIRST, "lineage": log.lineage,
+        "to": member(1).incarnation, "ballot": FIRST, "lineage": log.lineage,
         "prev": 0, "chain": "", "records": tuple(records),
         "last": len(records), "decided": len(records),
         "offers": (), "gathers": (), "settled": (), "live": (), "missing": (), "why": (),

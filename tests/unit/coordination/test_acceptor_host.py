@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import NUMBER_MAX, epoch_of
-from mend.consensus.records import AcceptorState, Epoch
+from mend.consensus.ballots import NUMBER_MAX, ballot_of
+from mend.consensus.records import AcceptorState, Ballot
 from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.events import Connect, Effect, Heard, Send, Tick
 from mend.coordination.messages import Message, Orders, Prepare, Vote
@@ -55,8 +55,8 @@ class Ears:
         new = self.follower.follow(peer, life, body, self.now_ns, effects)
         return effects if new or effects else None
 
-    def asked(self, epoch: int, peer: Peer = RIVAL, **changes: Any) -> Vote | None:
-        fields = {"serial": 7, "epoch": epoch, "lineage": LINEAGE, "after": 1, **changes}
+    def asked(self, ballot: int, peer: Peer = RIVAL, **changes: Any) -> Vote | None:
+        fields = {"serial": 7, "ballot": ballot, "lineage": LINEAGE, "after": 1, **changes}
         return self.follower.asked(peer, Prepare(**fields), self.now_ns)
 
     @property
@@ -77,13 +77,13 @@ def more(serial: int, **changes: Any) -> Orders:
         (FOUNDER, {"to": member(1, life=1).incarnation}),
         (FOUNDER, {"lineage": digest(5)}),
         (FOUNDER, {"lineage": ""}),
-        (FOUNDER, {"epoch": epoch_of(2, 2)}),
+        (FOUNDER, {"ballot": ballot_of(2, 2)}),
         (RIVAL, {}),
         (Peer(0, 1), {}),
     ],
     ids=["a former life", "another job", "a job not begun", "not its owner", "a rival", "a rank"],
 )
-def test_orders_are_for_me_of_this_job_and_of_the_owner_of_their_epoch(
+def test_orders_are_for_me_of_this_job_and_of_the_owner_of_their_ballot(
     peer: Peer, changes: dict[str, Any]
 ) -> None:
     ears = Ears()
@@ -114,17 +114,17 @@ def test_an_old_frame_is_a_sign_of_life_though_nothing_new() -> None:
     ears.now_ns += DETECT_NS
     assert ears.told(orders(1, [BEGIN])) is None
     ears.now_ns += DETECT_NS - 1
-    ears.asked(epoch_of(2, 2))
+    ears.asked(ballot_of(2, 2))
     assert ears.acceptor_state.promised == FIRST
 
 
-def test_each_epoch_counts_its_orders_from_one() -> None:
+def test_each_ballot_counts_its_orders_from_one() -> None:
     ears = Ears()
     ears.told(more(500))
-    epoch = epoch_of(2, 2)
-    records = [BEGIN, commit(1, [offer(0)]), Epoch(epoch)]
-    assert ears.told(orders(1, records, epoch=epoch), RIVAL, 77) == []
-    assert (ears.acceptor_state.accepted, ears.acceptor_state.last) == (epoch, 3)
+    ballot = ballot_of(2, 2)
+    records = [BEGIN, commit(1, [offer(0)]), Ballot(ballot)]
+    assert ears.told(orders(1, records, ballot=ballot), RIVAL, 77) == []
+    assert (ears.acceptor_state.accepted, ears.acceptor_state.last) == (ballot, 3)
     assert ears.follower.coordinator == RIVAL
 
 
@@ -139,17 +139,17 @@ def test_before_the_first_record_a_coordinator_may_be_started_again() -> None:
     assert ears.acceptor_state.last == 1
 
 
-def test_a_coordinator_whose_epoch_is_over_is_told_so() -> None:
+def test_a_coordinator_whose_ballot_is_over_is_told_so() -> None:
     ears = Ears()
-    epoch = epoch_of(2, 2)
-    records = [BEGIN, Epoch(epoch)]
-    ears.told(orders(9, records, epoch=epoch), RIVAL, 77)
+    ballot = ballot_of(2, 2)
+    records = [BEGIN, Ballot(ballot)]
+    ears.told(orders(9, records, ballot=ballot), RIVAL, 77)
     effects = ears.told(more(4))
     assert effects is not None
     (vote,) = sent(effects, FOUNDER)
     assert isinstance(vote, Vote)
     assert vote.acceptor_state == ears.acceptor_state
-    assert vote.acceptor_state.promised == epoch
+    assert vote.acceptor_state.promised == ballot
     assert vote.serial >= 9, "newer than whatever it heard from here"
     assert ears.follower.coordinator == RIVAL, "and is not followed"
     assert ears.acceptor_state.last == 2
@@ -171,91 +171,91 @@ def test_who_hears_its_coordinator_promises_nothing_to_others() -> None:
     """A rack that was cut off must not depose the one that all others follow."""
     ears = Ears()
     ears.now_ns += DETECT_NS - 1
-    vote = ears.asked(epoch_of(2, 2))
+    vote = ears.asked(ballot_of(2, 2))
     assert vote is not None
     assert vote.acceptor_state.promised == FIRST, "an answer, and no promise"
     ears.now_ns += 1
-    vote = ears.asked(epoch_of(2, 2))
+    vote = ears.asked(ballot_of(2, 2))
     assert vote is not None
-    assert vote.acceptor_state.promised == epoch_of(2, 2)
+    assert vote.acceptor_state.promised == ballot_of(2, 2)
 
 
 def test_the_coordinator_itself_may_stand_again_at_once() -> None:
     ears = Ears()
-    vote = ears.asked(epoch_of(2, 0), FOUNDER)
+    vote = ears.asked(ballot_of(2, 0), FOUNDER)
     assert vote is not None
-    assert vote.acceptor_state.promised == epoch_of(2, 0)
+    assert vote.acceptor_state.promised == ballot_of(2, 0)
 
 
 def test_who_never_heard_orders_promises() -> None:
     ears = Ears(begun=False)
     ears.follower.acceptor.append(FIRST, 0, "", [BEGIN], 1, 1)
-    ears.asked(epoch_of(2, 2))
-    assert ears.acceptor_state.promised == epoch_of(2, 2)
+    ears.asked(ballot_of(2, 2))
+    assert ears.acceptor_state.promised == ballot_of(2, 2)
 
 
 def test_a_lower_candidate_is_shown_the_promise_that_bars_it() -> None:
     ears = Ears()
     ears.now_ns += DETECT_NS
-    ears.asked(epoch_of(3, 2))
-    vote = ears.asked(epoch_of(2, 0), FOUNDER)
+    ears.asked(ballot_of(3, 2))
+    vote = ears.asked(ballot_of(2, 0), FOUNDER)
     assert vote is not None
-    assert vote.acceptor_state.promised == epoch_of(3, 2)
+    assert vote.acceptor_state.promised == ballot_of(3, 2)
 
 
 def test_an_undecided_new_lineage_is_no_reason_not_to_answer_who_has_not_heard_of_it() -> None:
     """Else two of who is left, one with it and one without, could never again elect anybody."""
     ears = Ears()
-    epoch = epoch_of(2, 2)
-    anew = lineage(epoch, [1, 2], dead=[0])
-    body = orders(1, [BEGIN, anew], epoch=epoch, lineage=LINEAGE, decided=1)
+    ballot = ballot_of(2, 2)
+    anew = lineage(ballot, [1, 2], dead=[0])
+    body = orders(1, [BEGIN, anew], ballot=ballot, lineage=LINEAGE, decided=1)
     assert ears.told(body, RIVAL, 77) == []
     assert ears.follower.acceptor.log.lineage != LINEAGE
     ears.now_ns += DETECT_NS
-    vote = ears.asked(epoch_of(3, 2))
+    vote = ears.asked(ballot_of(3, 2))
     assert vote is not None
-    assert vote.acceptor_state.promised == epoch_of(3, 2)
+    assert vote.acceptor_state.promised == ballot_of(3, 2)
     assert vote.acceptor_state.records == (anew,)
     chain = log_of(BEGIN).chain(1)
-    ears.follower.acceptor.append(epoch_of(3, 2), 1, chain, (anew,), 2, 2)
-    assert ears.asked(epoch_of(4, 2)) is None, "what a zombie says once it is decided"
+    ears.follower.acceptor.append(ballot_of(3, 2), 1, chain, (anew,), 2, 2)
+    assert ears.asked(ballot_of(4, 2)) is None, "what a zombie says once it is decided"
 
 
 def test_the_answer_carries_the_question_and_what_the_candidate_does_not_know() -> None:
     ears = Ears()
     ears.told(more(2))
-    vote = ears.asked(epoch_of(2, 2), serial=41, after=1)
+    vote = ears.asked(ballot_of(2, 2), serial=41, after=1)
     assert vote is not None
     assert (vote.serial, vote.lineage) == (41, LINEAGE)
     assert (vote.acceptor_state.prev, vote.acceptor_state.records) == (1, (commit(1, [offer(0)]),))
 
 
 @pytest.mark.parametrize(
-    ("epoch", "changes"),
+    ("ballot", "changes"),
     [
-        (epoch_of(2, 2), {"lineage": digest(5)}),
-        (epoch_of(2, 2), {"lineage": ""}),
-        (epoch_of(2, 2), {"peer": Peer(0, 0)}),
-        (epoch_of(2, 2), {"peer": Peer(2, 1)}),
-        (epoch_of(NUMBER_MAX, 2), {}),
-        (epoch_of(0, 2), {}),
+        (ballot_of(2, 2), {"lineage": digest(5)}),
+        (ballot_of(2, 2), {"lineage": ""}),
+        (ballot_of(2, 2), {"peer": Peer(0, 0)}),
+        (ballot_of(2, 2), {"peer": Peer(2, 1)}),
+        (ballot_of(NUMBER_MAX, 2), {}),
+        (ballot_of(0, 2), {}),
     ],
     ids=["another job", "no job", "not its owner", "a rank", "too great", "before the first"],
 )
 def test_candidates_of_another_job_or_talking_nonsense_get_no_answer(
-    epoch: int, changes: dict[str, Any]
+    ballot: int, changes: dict[str, Any]
 ) -> None:
-    """An epoch from nowhere, promised once, would bar every coordinator for ever."""
+    """A ballot from nowhere, promised once, would bar every coordinator for ever."""
     ears = Ears()
     ears.now_ns += 10 * DETECT_NS
-    assert ears.asked(epoch, **changes) is None
+    assert ears.asked(ballot, **changes) is None
     assert ears.acceptor_state.promised == FIRST
 
 
 # -------------------------------------------------------------- a beginning that was forgotten
 
 
-ANEW = epoch_of(2, 0)
+ANEW = ballot_of(2, 0)
 """Of the founder's next life, which asks from an empty log."""
 
 
@@ -263,7 +263,7 @@ def forgetful() -> Ears:
     """It has accepted the first record, and its founder's next life asks it to begin anew."""
     ears = Ears(begun=False)
     ears.told(orders(1, [BEGIN], decided=0))
-    asks = orders(1, [], epoch=ANEW, decided=0, lineage="")
+    asks = orders(1, [], ballot=ANEW, decided=0, lineage="")
     assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
     assert (ears.acceptor_state.last, ears.acceptor_state.promised) == (0, ANEW)
     return ears
@@ -273,20 +273,20 @@ def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decid
     """A founder died right behind its first decision and was started again (seed 13): the one
     rack that knew of it and those that had forgotten it waited for each other for ever."""
     ears = forgetful()
-    vote = ears.asked(epoch_of(3, 2))
+    vote = ears.asked(ballot_of(3, 2))
     assert vote is not None
     assert (
         vote.acceptor_state.promised,
         vote.acceptor_state.last,
         vote.acceptor_state.records,
-    ) == (epoch_of(3, 2), 0, ())
-    founder = orders(2, [], epoch=epoch_of(4, 0), decided=0, lineage="")
+    ) == (ballot_of(3, 2), 0, ())
+    founder = orders(2, [], ballot=ballot_of(4, 0), decided=0, lineage="")
     assert ears.told(founder, FOUNDER, member(0, life=1).incarnation) is None
-    assert ears.acceptor_state.promised == epoch_of(3, 2), "it has heard that the job lives"
-    won = orders(1, [BEGIN, Epoch(epoch_of(3, 2))], epoch=epoch_of(3, 2), decided=1)
+    assert ears.acceptor_state.promised == ballot_of(3, 2), "it has heard that the job lives"
+    won = orders(1, [BEGIN, Ballot(ballot_of(3, 2))], ballot=ballot_of(3, 2), decided=1)
     assert ears.told(won, RIVAL, 77) == []
     assert ears.follower.acceptor.log.committed.begun
-    assert ears.acceptor_state.accepted == epoch_of(3, 2)
+    assert ears.acceptor_state.accepted == ballot_of(3, 2)
 
 
 def test_who_never_had_a_seat_forgets_what_it_read_for_a_candidate_of_another_lineage() -> None:
@@ -295,14 +295,14 @@ def test_who_never_had_a_seat_forgets_what_it_read_for_a_candidate_of_another_li
     others = replace(BEGIN, roster=(BEGIN.roster[0], BEGIN.roster[2]))
     assert ears.told(orders(1, [others])) == []
     ears.now_ns += DETECT_NS
-    vote = ears.asked(epoch_of(3, 2), lineage=digest(5), after=4)
+    vote = ears.asked(ballot_of(3, 2), lineage=digest(5), after=4)
     assert vote is not None
-    assert (vote.acceptor_state.promised, vote.acceptor_state.last) == (epoch_of(3, 2), 0)
+    assert (vote.acceptor_state.promised, vote.acceptor_state.last) == (ballot_of(3, 2), 0)
 
 
 def test_nothing_is_promised_to_who_knows_of_no_decision() -> None:
     ears = forgetful()
-    assert ears.asked(epoch_of(3, 2), lineage="", after=0) is None
+    assert ears.asked(ballot_of(3, 2), lineage="", after=0) is None
     assert ears.acceptor_state.promised == ANEW
 
 
@@ -310,10 +310,10 @@ def test_a_promise_to_a_candidate_holds_where_one_to_a_founder_would_not() -> No
     """Orders of a job that lives undo what was promised to a founder; but here a candidate of that
     very job counts on it, and the orders may be of the coordinator that it wants to follow."""
     ears = forgetful()
-    ears.asked(epoch_of(3, 2))
-    late = orders(9, [BEGIN, commit(1, [offer(0)])], epoch=FIRST, decided=2)
+    ears.asked(ballot_of(3, 2))
+    late = orders(9, [BEGIN, commit(1, [offer(0)])], ballot=FIRST, decided=2)
     assert ears.told(late) is not None, "an answer"
-    assert ears.acceptor_state.promised == epoch_of(3, 2)
+    assert ears.acceptor_state.promised == ballot_of(3, 2)
     assert ears.acceptor_state.last == 0
 
 
@@ -322,14 +322,14 @@ def test_a_vote_for_a_new_beginning_is_not_taken_back_by_late_words_of_the_dead(
     life is over; this voter's acceptance may be under way, and be the last that is needed."""
     ears = forgetful()
     anew = replace(BEGIN, roster=(*BEGIN.roster[:2], seat(2, life=1)))
-    asks = orders(2, [anew], epoch=ANEW, decided=0, lineage="")
+    asks = orders(2, [anew], ballot=ANEW, decided=0, lineage="")
     assert ears.told(asks, FOUNDER, member(0, life=1).incarnation) == []
     assert ears.acceptor_state.accepted == ANEW
-    dead = orders(9, [BEGIN], epoch=epoch_of(1, 2))
+    dead = orders(9, [BEGIN], ballot=ballot_of(1, 2))
     assert ears.told(dead, RIVAL, member(2).incarnation) is None
-    assert ears.asked(epoch_of(3, 2)) is None
+    assert ears.asked(ballot_of(3, 2)) is None
     assert ears.follower.acceptor.log.record(1) == anew
-    same = orders(9, [anew], epoch=epoch_of(3, 2), lineage="")
+    same = orders(9, [anew], ballot=ballot_of(3, 2), lineage="")
     assert ears.told(same, RIVAL, member(2, life=2).incarnation) == [], "a later life, that job"
     assert ears.follower.acceptor.log.committed.begun
 
@@ -368,11 +368,11 @@ def test_a_witness_answers_candidates_and_nobody_else() -> None:
     begin = genesis(witness=True)
     witness.hear(FOUNDER, orders(3, [begin], to=witness.member.incarnation))
     witness.now_ns += DETECT_NS
-    question = Prepare(1, epoch_of(2, 1), log_of(begin).lineage, 1)
+    question = Prepare(1, ballot_of(2, 1), log_of(begin).lineage, 1)
     (effect,) = witness.hear(Peer(1, 0), question)
     assert isinstance(effect, Send)
     assert isinstance(effect.body, Vote)
-    assert effect.body.acceptor_state.promised == epoch_of(2, 1)
+    assert effect.body.acceptor_state.promised == ballot_of(2, 1)
     assert witness.hear(Peer(2, 0), question) == []
     assert witness.hear(Peer(1, 0), rank_report(1)) == []
     assert witness.machine.handle(Tick(), witness.now_ns) == []
@@ -384,11 +384,11 @@ def test_a_witness_answers_candidates_and_nobody_else() -> None:
 
 def anew(*racks: int) -> list[Any]:
     """The log that goes on without what the first one decided behind its first record."""
-    return [BEGIN, lineage(epoch_of(5, 2), racks, dead=[0])]
+    return [BEGIN, lineage(ballot_of(5, 2), racks, dead=[0])]
 
 
 def of_the_new_lineage(serial: int, records: list[Any], **changes: Any) -> Orders:
-    fields = {"epoch": epoch_of(5, 2), "lineage": log_of(*records).lineage, **changes}
+    fields = {"ballot": ballot_of(5, 2), "lineage": log_of(*records).lineage, **changes}
     log = log_of(*records)
     prev = {"prev": len(records), "chain": log.chain(len(records)), "records": ()}
     return orders(serial, records, **prev, **fields)
@@ -404,7 +404,7 @@ def test_who_never_had_a_seat_reads_the_log_of_the_lineage_that_begins_anew() ->
     assert ears.follower.homeless()
     assert ears.told(of_the_new_lineage(1, anew(2), **to), RIVAL, member(2).incarnation) == []
     assert ears.follower.acceptor.log.last == 0, "nobody counted what it had"
-    assert ears.follower.acceptor.promised == epoch_of(5, 2)
+    assert ears.follower.acceptor.promised == ballot_of(5, 2)
 
 
 def test_who_had_a_seat_stays_with_its_job() -> None:
@@ -423,7 +423,7 @@ def test_a_witness_that_was_started_again_answers_what_its_former_life_is_told()
     snapshot = log.snapshot()
     other = member(WITNESS, life=1).incarnation
     body = orders(3, to=other, snapshot=snapshot)
-    assert witness.hear(Peer(1, 0), body) == [], "not of the owner of this epoch"
+    assert witness.hear(Peer(1, 0), body) == [], "not of the owner of this ballot"
     *ways, effect = witness.hear(FOUNDER, body)
     assert [way.peer.rack for way in ways if isinstance(way, Connect)] == [0, 1]
     assert isinstance(effect, Send)
@@ -439,9 +439,9 @@ def test_a_rack_without_a_seat_answers_who_asks_for_another_job_unless_its_own_l
     ears = Ears(begun=False)
     others = replace(BEGIN, roster=(BEGIN.roster[0],))
     assert ears.told(orders(1, [others])) == []
-    question = orders(2, epoch=epoch_of(5, 0))
+    question = orders(2, ballot=ballot_of(5, 0))
     assert ears.told(question) is None
     assert ears.acceptor_state.last == 1, "that job was heard just now"
     ears.now_ns += DETECT_NS
     assert ears.told(question) == []
-    assert (ears.acceptor_state.last, ears.acceptor_state.promised) == (0, epoch_of(5, 0))
+    assert (ears.acceptor_state.last, ears.acceptor_state.promised) == (0, ballot_of(5, 0))

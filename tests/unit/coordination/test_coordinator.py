@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.epochs import count_of, epoch_of
+from mend.consensus.ballots import ballot_of, count_of
 from mend.consensus.records import TEXT_MAX, Commit, Drop, Ended, Genesis, Roster, Seat
 from mend.coordination.admission import VISITOR
 from mend.coordination.ending import FAREWELL_NS, TOLD_NS
@@ -194,7 +194,7 @@ def test_a_rack_that_comes_later_is_seated_as_a_learner() -> None:
     assert (racks_of(record.members), record.non_voters) == ([0, 1, 2], (2,))
     assert record.members[2].member == member(2, life=1)
     assert job.orders[2].to == member(2, life=1).incarnation
-    asked = acceptor_state(0, 0, job.machine.proposer.epoch)
+    asked = acceptor_state(0, 0, job.machine.proposer.ballot)
     heard = job.orders[2].serial
     job.hear(2, report(1, versions=(-1,), acceptor_state=asked, heard=heard), life=1)
     assert (job.orders[2].prev, job.orders[2].records[0]) == (0, job.records[0])
@@ -505,7 +505,7 @@ def test_records_are_sent_once_and_again_when_they_are_missing() -> None:
     assert job.orders[1].records == first.records, "no answer for long"
     job.say(1, accepted=2)
     assert (job.orders[1].prev, job.orders[1].records) == (2, ())
-    assert job.orders[0].epoch == epoch_of(1, WITNESS)
+    assert job.orders[0].ballot == ballot_of(1, WITNESS)
 
 
 def test_orders_are_sent_at_once_when_they_change_else_each_heartbeat() -> None:
@@ -810,7 +810,7 @@ def test_a_last_word_is_acted_on_at_once(said: dict[str, bool]) -> None:
 def test_a_vote_that_goes_to_another_ends_what_was_collected() -> None:
     job = large()
     job.say(1, offers=(offer(1),))
-    lost = replace(acceptor_state(1, 1, epoch_of(2, 3)), last=1)
+    lost = replace(acceptor_state(1, 1, ballot_of(2, 3)), last=1)
     effects = job.hear(2, replace(job.reports[2], serial=99, acceptor_state=lost))
     assert notes(effects, "deposed")
     assert job.machine.batch_due_ns is None

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import NUMBER_MAX, epoch_of, number_of
+from mend.consensus.ballots import NUMBER_MAX, ballot_of, number_of
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import Record, Seat
 from mend.coordination.admission import VISITOR
@@ -42,24 +42,24 @@ class Candidate:
     """A voter of a job of three racks and a witness that rack 0 began."""
 
     def __init__(
-        self, rack: int = 1, records: Sequence[Record] = (BEGIN,), epoch: int = FIRST
+        self, rack: int = 1, records: Sequence[Record] = (BEGIN,), ballot: int = FIRST
     ) -> None:
         self.me, self.member, self.now_ns = Peer(rack, 0), member(rack), START_NS
         self.acceptor, self.proposer, self.records = Acceptor(), Proposer(), records
         if records:
             count = len(records)
-            self.acceptor.append(epoch, 0, "", records, count, count)
+            self.acceptor.append(ballot, 0, "", records, count, count)
         self.election = Election(
             self.me, self.member, self.acceptor, self.proposer, HEARTBEAT_NS, DETECT_NS
         )
 
-    def orders(self, epoch: int = FIRST, **changes: Any) -> bool:
+    def orders(self, ballot: int = FIRST, **changes: Any) -> bool:
         """Somebody's orders arrive; whether this member must give up."""
-        return self.election.heard(self.body(epoch, **changes), self.now_ns)
+        return self.election.heard(self.body(ballot, **changes), self.now_ns)
 
-    def body(self, epoch: int, **changes: Any) -> Orders:
+    def body(self, ballot: int, **changes: Any) -> Orders:
         to = self.member.incarnation
-        return replace(orders(1, self.records), **{"to": to, "epoch": epoch, **changes})
+        return replace(orders(1, self.records), **{"to": to, "ballot": ballot, **changes})
 
     def move(self, after_ns: int = 0) -> list[Effect]:
         self.now_ns += after_ns
@@ -77,7 +77,7 @@ class Candidate:
     def promised(self, rack: int) -> None:
         """That rack's promise, with nothing new in its log."""
         last = len(self.records)
-        shown = replace(acceptor_state(last, last), promised=self.proposer.epoch)
+        shown = replace(acceptor_state(last, last), promised=self.proposer.ballot)
         assert self.proposer.hear(member(rack), shown)
 
 
@@ -110,8 +110,8 @@ def test_a_voter_stands_when_its_coordinator_is_silent_for_long_enough() -> None
     assert candidate.move(DETECT_NS - 1) == []
     assert candidate.election.due_ns() == candidate.now_ns + 1
     effects = candidate.move(1)
-    assert notes(effects, "stands") == [{"epoch": 2, "silent_ms": 1000}]
-    assert candidate.proposer.epoch == epoch_of(2, WITNESS)
+    assert notes(effects, "stands") == [{"ballot": 2, "silent_ms": 1000}]
+    assert candidate.proposer.ballot == ballot_of(2, WITNESS)
 
 
 def test_orders_put_it_off() -> None:
@@ -135,10 +135,10 @@ def test_the_witness_goes_first_then_racks_ascending_not_the_one_that_fell_silen
         (1, {WITNESS: 0, 0: 1, 2: 2}),
         (WITNESS, {0: 0, 1: 1, 2: 2}),
     ):
-        epoch = epoch_of(1, coordinator)
+        ballot = ballot_of(1, coordinator)
         for rack, place in turns.items():
-            candidate = Candidate(rack, epoch=epoch)
-            candidate.orders(epoch)
+            candidate = Candidate(rack, ballot=ballot)
+            candidate.orders(ballot)
             due_ns = START_NS + DETECT_NS + place * STAGGER_NS
             assert candidate.election.due_ns() == due_ns, (coordinator, rack)
     assert STAGGER_NS > 2 * HEARTBEAT_NS, "one's question and its answer fit in between"
@@ -190,30 +190,30 @@ def test_who_loses_its_vote_while_it_stands_stops() -> None:
     later = [BEGIN, roster(1, [0, 2], witness=True)]
     candidate.acceptor.append(FIRST, 0, "", later, 2, 2)
     assert candidate.move() == []
-    assert candidate.proposer.epoch == 0
+    assert candidate.proposer.ballot == 0
 
 
-# -------------------------------------------------------------- in which epoch
+# -------------------------------------------------------------- in which ballot
 
 
-def test_the_new_epoch_is_above_everything_that_was_heard_of() -> None:
+def test_the_new_ballot_is_above_everything_that_was_heard_of() -> None:
     for known in (
         lambda candidate: candidate.election.see(6),
-        lambda candidate: candidate.acceptor.prepare(epoch_of(6, 2)),
-        lambda candidate: candidate.orders(epoch_of(6, 2)),
+        lambda candidate: candidate.acceptor.prepare(ballot_of(6, 2)),
+        lambda candidate: candidate.orders(ballot_of(6, 2)),
     ):
         candidate = Candidate(1)
         known(candidate)
         candidate.stands()
-        assert candidate.proposer.epoch == epoch_of(7, 1)
+        assert candidate.proposer.ballot == ballot_of(7, 1)
 
 
 def test_a_number_that_is_nonsense_is_not_counted_on_from() -> None:
     candidate = Candidate(1)
     candidate.election.see(NUMBER_MAX)
-    assert not candidate.orders(epoch_of(NUMBER_MAX, 0))
+    assert not candidate.orders(ballot_of(NUMBER_MAX, 0))
     candidate.stands()
-    assert number_of(candidate.proposer.epoch) == 2
+    assert number_of(candidate.proposer.ballot) == 2
 
 
 # -------------------------------------------------------------- whom it asks
@@ -225,9 +225,9 @@ def test_all_voters_are_asked_and_made_reachable_but_not_itself() -> None:
     assert asked(effects) == [0, 2, WITNESS]
     assert [e.peer.rack for e in effects if isinstance(e, Connect)] == [0, 2]
     prepares = [e.body for e in effects if isinstance(e, Send)]
-    epoch, lineage = candidate.proposer.epoch, log_of(BEGIN).lineage
+    ballot, lineage = candidate.proposer.ballot, log_of(BEGIN).lineage
     assert [replace(p, serial=0) for p in prepares] == [
-        Prepare(0, epoch, lineage, 1, "tcp://rack1:1")
+        Prepare(0, ballot, lineage, 1, "tcp://rack1:1")
     ] * 3
     serials = [p.serial for p in prepares]
     assert serials == sorted(set(serials))
@@ -270,18 +270,18 @@ def test_who_is_named_by_a_longer_log_is_asked_too() -> None:
 # -------------------------------------------------------------- who gives up
 
 
-def test_orders_of_an_epoch_that_is_not_below_my_promise_end_my_candidacy() -> None:
-    """Also of a lower epoch than mine: not even my own vote is promised to mine yet."""
+def test_orders_of_an_ballot_that_is_not_below_my_promise_end_my_candidacy() -> None:
+    """Also of a lower ballot than mine: not even my own vote is promised to mine yet."""
     candidate = Candidate(1)
     candidate.stands()
     assert candidate.orders(FIRST)
-    assert candidate.orders(epoch_of(9, 0))
+    assert candidate.orders(ballot_of(9, 0))
 
 
 def test_orders_below_my_promise_end_nothing_and_put_nothing_off() -> None:
     candidate = Candidate(1)
     candidate.stands()
-    candidate.acceptor.prepare(candidate.proposer.epoch)
+    candidate.acceptor.prepare(candidate.proposer.ballot)
     before = candidate.election.heard_ns
     candidate.now_ns += 1
     assert not candidate.orders(FIRST)
@@ -291,22 +291,22 @@ def test_orders_below_my_promise_end_nothing_and_put_nothing_off() -> None:
 def test_ones_own_orders_are_no_rivals() -> None:
     candidate = Candidate(1)
     candidate.stands()
-    epoch = candidate.proposer.epoch
-    candidate.acceptor.prepare(epoch)
+    ballot = candidate.proposer.ballot
+    candidate.acceptor.prepare(ballot)
     before = candidate.election.heard_ns
     candidate.now_ns += 1
-    assert not candidate.orders(epoch)
+    assert not candidate.orders(ballot)
     assert candidate.election.heard_ns == before
 
 
 def test_who_neither_stands_nor_leads_has_nothing_to_give_up() -> None:
-    assert not Candidate(1).orders(epoch_of(9, 0))
+    assert not Candidate(1).orders(ballot_of(9, 0))
 
 
 def test_orders_of_another_job_are_nobodys() -> None:
     candidate = Candidate(1)
     candidate.stands()
-    assert not candidate.orders(epoch_of(9, 0), lineage=digest(5))
+    assert not candidate.orders(ballot_of(9, 0), lineage=digest(5))
     assert candidate.election.seen < 9
 
 
@@ -371,15 +371,15 @@ def test_nothing_else_attests_a_death() -> None:
         assert candidate.proposer.dead == set(), reason
 
 
-def answer_in(epoch: int) -> Vote:
-    return Vote(1, "", replace(acceptor_state(), promised=epoch), ())
+def answer_in(ballot: int) -> Vote:
+    return Vote(1, "", replace(acceptor_state(), promised=ballot), ())
 
 
 def test_a_witness_that_promises_in_another_life_attests_the_end_of_the_one_with_the_seat() -> None:
     """Rack 0 and the witness died together and were started again: nobody could go on."""
     cast, again = Candidate(), member(WITNESS, 1)
     cast.stands()
-    cast.election.meet_witness(again, answer_in(cast.proposer.epoch))
+    cast.election.meet_witness(again, answer_in(cast.proposer.ballot))
     assert cast.proposer.dead == {member(WITNESS)}
     assert cast.proposer.returned == again
 
@@ -391,13 +391,13 @@ def test_only_its_answer_to_this_candidacy_does_so() -> None:
     cast.election.meet_witness(again, answer_in(FIRST))
     cast.stands()
     cast.election.meet_witness(again, answer_in(FIRST))
-    cast.election.meet_witness(member(WITNESS), answer_in(cast.proposer.epoch))
-    cast.election.meet_witness(member(2, 1), answer_in(cast.proposer.epoch))
+    cast.election.meet_witness(member(WITNESS), answer_in(cast.proposer.ballot))
+    cast.election.meet_witness(member(2, 1), answer_in(cast.proposer.ballot))
     assert (cast.proposer.dead, cast.proposer.returned) == (set(), None)
     begun = replace(BEGIN, policy=replace(BEGIN.policy, restart_attests=False))
     cast = Candidate(records=(begun,))
     cast.stands()
-    cast.election.meet_witness(again, answer_in(cast.proposer.epoch))
+    cast.election.meet_witness(again, answer_in(cast.proposer.ballot))
     assert cast.proposer.dead == set()
 
 
@@ -467,5 +467,5 @@ def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
 def test_whose_orders_were_followed_last_is_known() -> None:
     candidate = Candidate(1)
     assert candidate.election.followed_rack() is None
-    candidate.orders(epoch_of(2, 2))
+    candidate.orders(ballot_of(2, 2))
     assert candidate.election.followed_rack() == 2

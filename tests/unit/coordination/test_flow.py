@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from mend.consensus.log import RECORDS_BYTES_MAX, Log
 from mend.consensus.records import Drop
-from mend.coordination.flow import BATCH_RACKS, UNANSWERED_MAX, Again, Flow, Portion, batch_ns
+from mend.coordination.flow import (
+    BATCH_RACKS,
+    UNANSWERED_MAX,
+    Flow,
+    Portion,
+    ResendPolicy,
+    batch_ns,
+)
 from mend.types import SECOND
 from tests.unit.coordination.nouns import genesis, lineage, log_of
 
@@ -29,7 +36,7 @@ class Reader:
         self.log, self.flow, self.serial, self.now_ns = log, Flow(), 0, 0
 
     def next(self, known: int) -> Portion:
-        again = Again(AGAIN_NS, STRANGE_NS)
+        again = ResendPolicy(AGAIN_NS, STRANGE_NS)
         portion = self.flow.next(self.log, known, self.now_ns, again)
         self.serial += 1
         self.flow.went(portion, self.serial, self.now_ns)

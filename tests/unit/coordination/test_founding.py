@@ -8,7 +8,7 @@ import itertools
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.epochs import epoch_of, number_of
+from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.records import Genesis, Record
 from mend.coordination.events import Effect, Heard
 from mend.coordination.messages import Orders, Resume
@@ -42,7 +42,7 @@ def test_a_hello_alone_begins_nothing() -> None:
     job = asked()
     job.tick(HEARTBEAT_NS)
     assert job.records == []
-    assert job.orders[1].epoch == FIRST, "the question"
+    assert job.orders[1].ballot == FIRST, "the question"
     job.say(0)
     assert job.records == []
     job.say(1)
@@ -90,11 +90,11 @@ def test_buffers_of_racks_that_resume_may_differ() -> None:
 def test_an_answer_to_a_former_life_of_the_founder_is_none() -> None:
     job = asked()
     job.say(0)
-    promised = acceptor_state(0, 0, job.machine.proposer.epoch)
+    promised = acceptor_state(0, 0, job.machine.proposer.ballot)
     for to in (0, member(0, life=1).incarnation):
         job.hear(1, report(10, to=to, acceptor_state=promised))
         assert job.records == []
-    job.hear(1, report(11, acceptor_state=replace(promised, promised=epoch_of(0, 0), accepted=0)))
+    job.hear(1, report(11, acceptor_state=replace(promised, promised=ballot_of(0, 0), accepted=0)))
     assert job.records == [], "a report of before it was asked"
     job.hear(1, report(12, acceptor_state=promised))
     assert len(job.records) == 1
@@ -114,11 +114,11 @@ def test_a_founder_outbids_the_promises_to_its_former_life() -> None:
     job = asked()
     job.say(0)
     job.hear(
-        1, report(1, acceptor_state=replace(acceptor_state(), promised=epoch_of(7, 0), accepted=0))
+        1, report(1, acceptor_state=replace(acceptor_state(), promised=ballot_of(7, 0), accepted=0))
     )
     assert job.machine.proposer.leading
-    assert number_of(job.machine.proposer.epoch) == 8
-    assert job.orders[1].epoch == job.machine.proposer.epoch
+    assert number_of(job.machine.proposer.ballot) == 8
+    assert job.orders[1].ballot == job.machine.proposer.ballot
     assert job.records == []
     for rack in range(2):
         job.say(rack)
@@ -131,14 +131,14 @@ def test_a_founder_begins_again_when_a_rack_dies_before_its_vote() -> None:
         job.hello(rack)
     for rack in (0, 1):
         job.say(rack, accepted=1)
-    first = job.machine.proposer.epoch
+    first = job.machine.proposer.ballot
     for _ in range(2):
         job.tick(DETECT_NS // 2)
         for rack in (0, 1):
             job.say(rack)
     job.hear(2, hello(2, racks=3, life=1), life=1)
     assert job.records == [], "the old one cannot be decided: its member is dead"
-    assert job.machine.proposer.epoch > first
+    assert job.machine.proposer.ballot > first
     job.lives[2] = 1
     job.reports[2] = report(0, to=job.to)
     for rack in range(3):
@@ -158,11 +158,11 @@ def test_a_founder_asks_anew_when_a_rack_that_has_answered_falls_silent() -> Non
     job.say(0)
     job.say(1)
     assert len(job.records) == 1
-    first = job.machine.proposer.epoch
+    first = job.machine.proposer.ballot
     for _ in range(4):
         job.tick(DETECT_NS // 4)
         job.say(0, accepted=1)
-    assert job.machine.proposer.epoch > first
+    assert job.machine.proposer.ballot > first
     assert job.records == []
 
 
@@ -170,9 +170,9 @@ def test_a_rack_that_joined_nothing_founds_when_nobody_leads_it_any_more() -> No
     """Rack 0 was started again and read the log of a job whose last members then died."""
     job = Job()
     acceptor, to = job.acceptor, member(0).incarnation
-    body = orders(1, [genesis()], epoch=epoch_of(3, 1), to=to)
+    body = orders(1, [genesis()], ballot=ballot_of(3, 1), to=to)
     body = replace(body, records=(replace(genesis(), roster=genesis().roster[1:]),))
-    acceptor.append(body.epoch, 0, "", body.records, 1, 1)
+    acceptor.append(body.ballot, 0, "", body.records, 1, 1)
     job.machine.election.heard(body, job.now_ns)
     job.tick()
     assert not job.machine.proposer.leading
@@ -181,7 +181,7 @@ def test_a_rack_that_joined_nothing_founds_when_nobody_leads_it_any_more() -> No
     assert not job.machine.proposer.leading
     job.tick(1)
     assert job.machine.proposer.leading
-    assert number_of(job.machine.proposer.epoch) == 4
+    assert number_of(job.machine.proposer.ballot) == 4
     assert acceptor.log.last == 0
 
 
@@ -221,7 +221,7 @@ def ask(job: Job) -> None:
 
 def answer(job: Job, rack: int) -> list[Effect]:
     job.lives[rack] = 1
-    promised = acceptor_state(0, 0, job.machine.proposer.epoch)
+    promised = acceptor_state(0, 0, job.machine.proposer.ballot)
     return job.hear(rack, report(next(SERIALS), to=job.to, acceptor_state=promised), life=1)
 
 
@@ -249,7 +249,7 @@ def test_a_witness_gives_up_a_job_once_every_rack_has_answered_in_a_new_life() -
     assert record.witness == member(WITNESS)
     assert "2 records" in job.machine.gave_up
     for rack in range(2):
-        accepted = acceptor_state(1, 0, job.machine.proposer.epoch)
+        accepted = acceptor_state(1, 0, job.machine.proposer.ballot)
         job.hear(rack, report(next(SERIALS), to=job.to, acceptor_state=accepted), life=1)
     assert job.machine.log.decided == 1
 
@@ -291,7 +291,7 @@ def test_a_witness_follows_a_life_that_it_did_not_know_rather_than_to_give_up() 
     job = perished(0, 1)
     ask(job)
     me = job.machine.member.incarnation
-    body = orders(1, [genesis(witness=True)], epoch=epoch_of(9, 1), to=me)
+    body = orders(1, [genesis(witness=True)], ballot=ballot_of(9, 1), to=me)
     job._give(Heard(Peer(1, 0), member(1, 2).incarnation, body))
     assert not job.machine.proposer.leading
     job.tick(2 * DETECT_NS - 1)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.epochs import epoch_of
+from mend.consensus.ballots import ballot_of
 from mend.consensus.log import Log
-from mend.consensus.records import RECORDS_FORMAT, Commit, Epoch, Lineage, Record, checksums_of
+from mend.consensus.records import RECORDS_FORMAT, Ballot, Commit, Lineage, Record, checksums_of
 from mend.coordination.events import Connect, Effect, Fail, Heard, Send, Sum, Summed, Tick
 from mend.coordination.flow import batch_ns
 from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
@@ -19,9 +19,9 @@ from mend.coordination.messages import (
     LIVES_MAX,
     Bad,
     Challenge,
-    Gather,
     Held,
     Hello,
+    MergeProposal,
     Message,
     OfferId,
     Orders,
@@ -59,7 +59,7 @@ RACK = 1
 COORDINATOR = Peer(WITNESS, 0)
 START_NS = 30 * SECOND
 COORDINATOR_LIFE = 77
-EPOCH = epoch_of(1, WITNESS)
+EPOCH = ballot_of(1, WITNESS)
 
 
 class Rack:
@@ -97,7 +97,7 @@ class Rack:
             self.log.append(record)
         self.orders_serial += 1
         last = self.log.last if decided is None else decided
-        given = {"epoch": EPOCH, "decided": last, **fields}
+        given = {"ballot": EPOCH, "decided": last, **fields}
         return self.hear(
             COORDINATOR, COORDINATOR_LIFE, orders(self.orders_serial, self.log.after(0), **given)
         )
@@ -563,13 +563,13 @@ def test_what_a_new_lineage_may_undo_is_passed_on_when_that_is_decided() -> None
     rack = Rack().begun()
     rack.told(commit(1, [offer(0)]), decided=1)
     rack.tick(DETECT_NS)
-    candidate, life, epoch = Peer(0, 0), member(0).incarnation, epoch_of(2, 0)
-    rack.hear(candidate, life, Prepare(7, epoch, rack.log.lineage, 1))
-    body = orders(1, rack.log.after(0), epoch=epoch, decided=2, last=3)
+    candidate, life, ballot = Peer(0, 0), member(0).incarnation, ballot_of(2, 0)
+    rack.hear(candidate, life, Prepare(7, ballot, rack.log.lineage, 1))
+    body = orders(1, rack.log.after(0), ballot=ballot, decided=2, last=3)
     rack.hear(candidate, life, body)
     assert rack.machine.log.decided == 2, "it reads the log in pieces"
     assert rack.to_rank(0).records == (genesis(),)
-    rack.log.append(lineage(epoch, [0, 1], [2]))
+    rack.log.append(lineage(ballot, [0, 1], [2]))
     body = replace(body, prev=2, chain=rack.log.chain(2), records=rack.log.after(2))
     rack.hear(candidate, life, replace(body, serial=2))
     assert (rack.machine.log.last, rack.machine.log.decided) == (3, 2)
@@ -596,7 +596,7 @@ def test_a_rank_gets_what_it_has_not_confirmed() -> None:
 def test_orders_are_passed_on_to_every_rank() -> None:
     rack = Rack(ranks=2).begun()
     here = offer(0, ranks=2)
-    gather = Gather(0, 1, 1, (here,))
+    gather = MergeProposal(0, 1, 1, (here,))
     rack.told(
         offers=(here,), gathers=(gather,), settled=(0,), live=(0, 1), why=(Reason("because"),)
     )
@@ -609,7 +609,7 @@ def test_orders_are_passed_on_to_every_rank() -> None:
 
 def test_replayed_and_reordered_orders_change_nothing() -> None:
     rack = Rack().begun()
-    first = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH, live=(0,))
+    first = orders(rack.orders_serial, rack.log.after(0), ballot=EPOCH, live=(0,))
     rack.told(commit(1, [offer(0)]), live=(0, 1))
     before = rack.report
     for body in (first, first):
@@ -621,16 +621,16 @@ def test_replayed_and_reordered_orders_change_nothing() -> None:
     assert rack.report.acceptor_state.last == 2, "each record is taken once"
 
 
-def test_only_the_owner_of_an_epoch_that_is_not_over_is_obeyed_about_this_jobs_log() -> None:
+def test_only_the_owner_of_an_ballot_that_is_not_over_is_obeyed_about_this_jobs_log() -> None:
     rack = Rack().begun()
-    more = orders(99, [genesis(), commit(1, [offer(0)])], epoch=EPOCH)
+    more = orders(99, [genesis(), commit(1, [offer(0)])], ballot=EPOCH)
     chain = rack.log.chain(1)
     nonsense = replace(more, prev=1, chain=chain, records=(commit(1, [], fragment=5),), last=2)
     for peer, body in (
         (Peer(0, 0), more),
         (Peer(WITNESS, 1), more),
-        (Peer(0, 0), replace(more, epoch=epoch_of(1, 0))),
-        (COORDINATOR, replace(more, epoch=epoch_of(0, WITNESS))),
+        (Peer(0, 0), replace(more, ballot=ballot_of(1, 0))),
+        (COORDINATOR, replace(more, ballot=ballot_of(0, WITNESS))),
         (COORDINATOR, replace(more, lineage=digest(5))),
         (COORDINATOR, replace(more, to=member(RACK, life=1).incarnation)),
         (COORDINATOR, nonsense),
@@ -645,8 +645,8 @@ def test_a_coordinator_that_was_started_again_counts_from_one_again() -> None:
     """Before the log has begun; serials of its former life must not silence it."""
     rack = Rack()
     rack.say(0)
-    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, epoch=EPOCH, missing=(0,)))
-    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()], epoch=EPOCH))
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(500, ballot=EPOCH, missing=(0,)))
+    rack.hear(COORDINATOR, COORDINATOR_LIFE + 1, orders(1, [genesis()], ballot=EPOCH))
     assert rack.report.acceptor_state.decided == 1
 
 
@@ -655,7 +655,7 @@ def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
     rack = Rack()
     rack.say(0)
     before = member(RACK, life=1).incarnation
-    rack.hear(COORDINATOR, 5, orders(9, [genesis()], epoch=EPOCH, to=before))
+    rack.hear(COORDINATOR, 5, orders(9, [genesis()], ballot=EPOCH, to=before))
     assert rack.report.acceptor_state.last == 0
     rack.told(genesis())
     assert rack.report.acceptor_state.last == 1
@@ -664,18 +664,18 @@ def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
 def test_a_rack_follows_whoever_took_over() -> None:
     """Its reports go there, and it keeps the others reachable, any of which may be the next."""
     rack = Rack().begun()
-    successor, epoch = Peer(0, 0), epoch_of(2, 0)
-    rack.log.append(Epoch(epoch))
-    body = orders(1, rack.log.after(0), epoch=epoch)
+    successor, ballot = Peer(0, 0), ballot_of(2, 0)
+    rack.log.append(Ballot(ballot))
+    body = orders(1, rack.log.after(0), ballot=ballot)
     rack.hear(successor, member(0).incarnation, body)
     told = rack.last[successor]
     assert isinstance(told, Report)
-    assert (told.acceptor_state.accepted, told.acceptor_state.last) == (epoch, 2)
+    assert (told.acceptor_state.accepted, told.acceptor_state.last) == (ballot, 2)
     effects = rack.tick(HEARTBEAT_NS + HEARTBEAT_NS // 4)
     assert len(sent(effects, successor)) == 1
     assert sent(effects, COORDINATOR) == []
     assert rack.machine.farewell().to == successor
-    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(99, rack.log.after(0), epoch=EPOCH))
+    rack.hear(COORDINATOR, COORDINATOR_LIFE, orders(99, rack.log.after(0), ballot=EPOCH))
     assert rack.machine.follower.coordinator == successor, "the old one is told that it is over"
     assert notes(rack.tick(DETECT_NS + 1), "coordinator-silent") == [
         {"peer": "rack 0 at tcp://rack0:1"}
@@ -696,11 +696,11 @@ def test_a_candidate_is_answered_with_what_the_rack_holds() -> None:
     rack = Rack(fragments=2).begun()
     rack.say(0, versions=(3, 2))
     rack.tick(DETECT_NS)
-    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    question = Prepare(7, ballot_of(2, 0), rack.log.lineage, 1)
     (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
     assert isinstance(vote, Vote)
     assert (vote.serial, vote.held) == (7, (3, 2))
-    assert vote.acceptor_state.promised == epoch_of(2, 0)
+    assert vote.acceptor_state.promised == ballot_of(2, 0)
     stranger = replace(question, lineage=digest(5))
     assert sent(rack.hear(Peer(0, 0), member(0).incarnation, stranger), Peer(0, 0)) == []
 
@@ -710,7 +710,7 @@ def test_a_rack_that_has_not_heard_all_its_ranks_holds_nothing() -> None:
     rack.say(0, versions=(3,))
     rack.told(genesis(ranks=2))
     rack.tick(DETECT_NS)
-    question = Prepare(7, epoch_of(2, 0), rack.log.lineage, 1)
+    question = Prepare(7, ballot_of(2, 0), rack.log.lineage, 1)
     (vote,) = sent(rack.hear(Peer(0, 0), member(0).incarnation, question), Peer(0, 0))
     assert isinstance(vote, Vote)
     assert vote.held == (-1,)
@@ -765,7 +765,7 @@ def test_a_silent_coordinator_is_noticed_once_and_so_is_its_return() -> None:
 
 def test_an_old_frame_of_the_coordinator_is_a_sign_of_life() -> None:
     rack = Rack().begun()
-    again = orders(rack.orders_serial, rack.log.after(0), epoch=EPOCH)
+    again = orders(rack.orders_serial, rack.log.after(0), ballot=EPOCH)
     for _ in range(4):
         rack.now_ns += DETECT_NS // 2
         effects = rack.hear(COORDINATOR, COORDINATOR_LIFE, again)

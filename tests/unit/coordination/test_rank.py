@@ -7,15 +7,15 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.epochs import epoch_of
-from mend.consensus.records import Absent, Drop, Ended, Epoch, Mark, Offer, Record, Snapshot
+from mend.consensus.ballots import ballot_of
+from mend.consensus.records import Absent, Ballot, Drop, Ended, Mark, Offer, Record, Snapshot
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event
 from mend.coordination.fetch_queue import RETRY_NS_MAX, RETRY_NS_MIN
 from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import LINGER_NS, RankOptions
-from mend.coordination.messages import Gather, Held, Message, Partial, RankReport, Total
+from mend.coordination.messages import Held, MergeProposal, Message, Partial, RankReport, Total
 from mend.coordination.rank import ENDED_NS, RankMachine
 from mend.events.kinds import VersionsUndone
 from mend.types import SECOND, Peer
@@ -102,7 +102,7 @@ class Rack:
 
     def gather(self, version: int, *offers: Offer, attempt: int = 1) -> list[Effect]:
         fragment = offers[0].fragment
-        return self.told(gathers=(Gather(fragment, version, attempt, offers),))
+        return self.told(gathers=(MergeProposal(fragment, version, attempt, offers),))
 
     def merged(self, version: int, result: int | None = None, attempt: int = 1) -> list[Effect]:
         found = digest(1000 * version if result is None else result)
@@ -219,7 +219,7 @@ def test_who_decides_is_nothing_to_a_rank() -> None:
     rack = Rack().begun()
     rack.version(1)
     before = rack.report
-    effects = rack.told(Epoch(epoch_of(2, OTHER)))
+    effects = rack.told(Ballot(ballot_of(2, OTHER)))
     assert [type(effect) for effect in effects if not isinstance(effect, ev.Send)] == [
         ev.RecordCommitted
     ]
@@ -353,7 +353,7 @@ def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> 
     rack = Rack().begun()
     a = offer(OTHER, tokens=10, steps=8)
     absent = (Absent(THIRD, 10, 8),)
-    rack.told(offers=(a,), gathers=(Gather(0, 1, 1, (a,), absent),))
+    rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), absent),))
     (merge,) = of(ev.Merge, rack.fetched(a))
     assert merge.part == WHOLE // 2
     assert merge.weights == (1.0,)
@@ -362,7 +362,7 @@ def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> 
     (told,) = of(ev.RecordCommitted, effects)
     assert (told.rounds, told.part) == (0, WHOLE // 2)
     b = offer(OTHER, 2, base=1, tokens=10, steps=8)
-    rack.told(offers=(b,), gathers=(Gather(0, 2, 1, (b,)),))
+    rack.told(offers=(b,), gathers=(MergeProposal(0, 2, 1, (b,)),))
     (merge,) = of(ev.Merge, rack.fetched(b))
     assert merge.part == WHOLE
     (told,) = of(ev.RecordCommitted, rack.told(commit(2, [b])))
@@ -373,7 +373,7 @@ def test_another_list_of_absent_racks_is_other_bits_on_purpose() -> None:
     """What another attempt was decided with is not told as a difference."""
     rack = Rack().begun()
     a = offer(OTHER, tokens=10, steps=8)
-    rack.told(offers=(a,), gathers=(Gather(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
+    rack.told(offers=(a,), gathers=(MergeProposal(0, 1, 1, (a,), (Absent(THIRD, 10, 8),)),))
     rack.fetched(a)
     rack.merged(1, result=7)
     effects = rack.told(commit(1, [a]))
@@ -505,7 +505,7 @@ def test_what_it_was_asked_to_merge_is_not_guessed_once_the_next_round_gathers()
     rack.fetched(theirs)
     rack.gather(1, theirs)
     rack.merged(1, 666)
-    effects = rack.told(commit(1, [theirs]), gathers=(Gather(0, 2, 1, (later,)),))
+    effects = rack.told(commit(1, [theirs]), gathers=(MergeProposal(0, 2, 1, (later,)),))
     assert of(ev.PublishAnchor, effects) == []
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 1, 1)]
     assert notes(effects, "differs") == []

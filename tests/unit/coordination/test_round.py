@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mend.consensus.epochs import ATTEMPT_LAST
+from mend.consensus.ballots import ATTEMPT_LAST
 from mend.consensus.records import Absent, Commit, Drop, Ended, Offer
 from mend.coordination.grace import Mean
 from mend.coordination.messages import SLICES_EACH, Sliced
@@ -459,7 +459,7 @@ def test_racks_that_go_on_differing_are_asked_at_a_slow_pace() -> None:
     assert differ(ATTEMPT_STALL_NS) == ATTEMPTS_MAX + 1
 
 
-def test_attempts_end_before_their_numbers_would_be_those_of_another_epoch() -> None:
+def test_attempts_end_before_their_numbers_would_be_those_of_another_ballot() -> None:
     round_, all_in = gathering(offer(0), offer(1), racks=2)
     all_in = replace(all_in, voters=frozenset({0, 1, WITNESS}))
     seen = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mend.consensus.log import LogState
 from mend.coordination.events import FetchSlice, FreeSlices, MergeSlice, SliceFetched, SliceMerged
-from mend.coordination.messages import SLICES_EACH, Gather, Sliced
+from mend.coordination.messages import SLICES_EACH, MergeProposal, Sliced
 from mend.coordination.slices import KEPT_NS, Slices
 from mend.events.kinds import MergeFailed
 from mend.types import SECOND, Peer
@@ -26,10 +26,10 @@ def log() -> LogState:
 
 
 def gather(attempt: int = 1, version: int = 1, merged: tuple[int, ...] = (), *,
-           sharded: bool = True) -> Gather:  # fmt: skip
+           sharded: bool = True) -> MergeProposal:  # fmt: skip
     """Of racks 0 to 2; rack 3 is no member."""
     members = tuple(offer(rack) for rack in range(3))
-    return Gather(0, version, attempt, members, (), sharded, merged)
+    return MergeProposal(0, version, attempt, members, (), sharded, merged)
 
 
 def begun(me: Peer = ME) -> Slices:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from mend.consensus.records import Absent
 from mend.coordination import wire
-from mend.coordination.messages import Ack, Envelope, Gather, Message, Orders, Patch, Report
+from mend.coordination.messages import Ack, Envelope, MergeProposal, Message, Orders, Patch, Report
 from mend.coordination.streams import (
     ENCODED_MAX,
     PEERS_MAX,
@@ -42,7 +42,7 @@ def drawn(chance: random.Random, known: Orders) -> Orders:
     if offers and chance.random() < 0.3:
         members = tuple(chance.sample(offers, chance.randint(1, len(offers))))
         gone = (offer(7, ranks=RANKS),) * chance.randrange(2)  # is open no more
-        said["gathers"] = (*known.gathers, Gather(0, known.serial, 1, members + gone))[-2:]
+        said["gathers"] = (*known.gathers, MergeProposal(0, known.serial, 1, members + gone))[-2:]
     if chance.random() < 0.3:
         said["live"] = tuple(sorted(chance.sample(range(8), 3)))
     if chance.random() < 0.3:
@@ -140,7 +140,7 @@ def test_a_gather_names_the_open_offers_that_it_asks_for() -> None:
     """Of 64 racks it had their checksums once more, for each reader."""
     ends, offers = Ends(), tuple(offer(rack, ranks=500) for rack in range(20))
     ends.settle(orders(1, (), offers=offers))
-    asks = orders(2, (), offers=offers, gathers=(Gather(0, 1, 1, offers[3:]),))
+    asks = orders(2, (), offers=offers, gathers=(MergeProposal(0, 1, 1, offers[3:]),))
     frame = ends.to_right(asks)
     assert len(frame) < 200
     assert ends.right.read(wire.decode(frame)) == asks
@@ -149,9 +149,9 @@ def test_a_gather_names_the_open_offers_that_it_asks_for() -> None:
 def test_all_of_a_gather_comes_through_a_patch() -> None:
     """What a patch left out was as if it had never been said: the rank made a mesh of a slice."""
     offers = tuple(offer(rack) for rack in range(3))
-    asked = Gather(0, 1, 7, offers[:2], (Absent(2, 64, 8),), sharded=True, merged=(0,))
-    usual = Gather(0, 1, 1, ())
-    names = Gather.__struct_fields__[1:]
+    asked = MergeProposal(0, 1, 7, offers[:2], (Absent(2, 64, 8),), sharded=True, merged=(0,))
+    usual = MergeProposal(0, 1, 1, ())
+    names = MergeProposal.__struct_fields__[1:]
     assert all(getattr(asked, name) != getattr(usual, name) for name in names if name != "version")
     ends = Ends()
     ends.settle(orders(1, (), offers=offers))

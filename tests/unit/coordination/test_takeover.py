@@ -10,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import count_of, epoch_of, number_of
+from mend.consensus.ballots import ballot_of, count_of, number_of
 from mend.consensus.log import log_state_of
 from mend.consensus.records import (
     EVICTED,
+    Ballot,
     Commit,
-    Epoch,
     Lineage,
     Mitigation,
     Offer,
@@ -25,7 +25,7 @@ from mend.consensus.records import (
 from mend.coordination.acceptor_host import Follower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Effect, Finished, Heard, Send, Tick
-from mend.coordination.messages import Gather, Message, Orders, Prepare, Report, Retire, Vote
+from mend.coordination.messages import MergeProposal, Message, Orders, Prepare, Report, Retire, Vote
 from mend.types import PERSON, SECOND, WITNESS, Member, Peer, life_of
 from tests.unit.coordination.job import held_of
 from tests.unit.coordination.nouns import (
@@ -49,13 +49,13 @@ from tests.unit.coordination.nouns import (
 )
 
 BEGIN = genesis(racks=3)
-MINE = epoch_of(2, 1)
-"""The epoch in which rack 1 takes over."""
+MINE = ballot_of(2, 1)
+"""The ballot in which rack 1 takes over."""
 
 
 class Cabinet:
     """The coordinator machine of one voter, and the votes of all that it can reach. Rack 0 began
-    the job in the first epoch, and is silent now."""
+    the job in the first ballot, and is silent now."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Cabinet:
         self.acceptor = self.followers[rack].acceptor
         self.machine = Coordinator(self.me, member(rack), "job", options, self.acceptor)
         to = member(rack).incarnation
-        self.reports = {r: report(0, to=to, acceptor_state=acceptor_state(epoch=0)) for r in racks}
+        self.reports = {r: report(0, to=to, acceptor_state=acceptor_state(ballot=0)) for r in racks}
         self.orders: dict[int, Orders] = {}
         self.held: tuple[int, ...] = ()
         """Versions that racks say they hold when they promise."""
@@ -162,7 +162,7 @@ class Cabinet:
         return self.machine.log.after(0)
 
     @property
-    def gathers(self) -> tuple[Gather, ...]:
+    def gathers(self) -> tuple[MergeProposal, ...]:
         return self.orders[self.me.rack].gathers
 
 
@@ -172,13 +172,13 @@ class Cabinet:
 def test_a_voter_takes_over_from_a_silent_coordinator() -> None:
     cabinet = Cabinet()
     effects = cabinet.takes_over()
-    assert [note["epoch"] for note in notes(effects, "stands")] == [2]
-    assert notes(effects, "takes-over") == [{"epoch": 2, "record": 2}]
-    assert cabinet.records == (BEGIN, Epoch(MINE))
+    assert [note["ballot"] for note in notes(effects, "stands")] == [2]
+    assert notes(effects, "takes-over") == [{"ballot": 2, "record": 2}]
+    assert cabinet.records == (BEGIN, Ballot(MINE))
     assert cabinet.machine.log.decided == 2
     assert cabinet.machine.proposer.open
     body = cabinet.orders[2]
-    assert (body.epoch, body.to, body.decided) == (MINE, member(2).incarnation, 2)
+    assert (body.ballot, body.to, body.decided) == (MINE, member(2).incarnation, 2)
     cabinet.tick(DETECT_NS)
     assert cabinet.orders[2].live == (), "everybody must report anew"
 
@@ -202,16 +202,16 @@ def test_it_waits_for_its_turn() -> None:
     assert notes(cabinet.tick(1), "stands")
 
 
-def test_what_was_written_and_not_decided_is_decided_in_the_new_epoch() -> None:
+def test_what_was_written_and_not_decided_is_decided_in_the_new_ballot() -> None:
     cabinet = Cabinet(records=[BEGIN, commit(1, [offer(0)])], decided=1)
     effects = cabinet.takes_over()
-    assert cabinet.records == (BEGIN, commit(1, [offer(0)]), Epoch(MINE))
+    assert cabinet.records == (BEGIN, commit(1, [offer(0)]), Ballot(MINE))
     assert notes(effects, "decided") == [{"fragment": 0, "version": 1}]
     assert cabinet.followers[2].acceptor.accepted == MINE
 
 
-def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
-    """Before that a later take-over could bring back a Commit of the epoch before, and its bytes
+def test_rounds_open_only_behind_the_decided_ballot_record() -> None:
+    """Before that a later take-over could bring back a Commit of the ballot before, and its bytes
     would be gone if they had been freed for a merge of this one."""
     cabinet = Cabinet()
     cabinet.accepting = False
@@ -221,7 +221,7 @@ def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
     cabinet.offered(offer(1), offer(2))
     assert cabinet.gathers == ()
     cabinet.say(2, leaving=True, idle=True, hurry=True)
-    assert cabinet.records == (BEGIN, Epoch(MINE)), "no roster either"
+    assert cabinet.records == (BEGIN, Ballot(MINE)), "no roster either"
     cabinet.accepting = True
     cabinet.say(2, leaving=False)
     cabinet.tick(HEARTBEAT_NS)
@@ -232,7 +232,7 @@ def test_rounds_open_only_behind_the_decided_epoch_record() -> None:
 
 
 def test_a_round_begins_anew_under_numbers_of_its_own() -> None:
-    """A result of the same members in another epoch is not this one's."""
+    """A result of the same members in another ballot is not this one's."""
     cabinet = Cabinet()
     cabinet.takes_over()
     cabinet.offered(offer(0), offer(1), offer(2))
@@ -258,7 +258,7 @@ def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
         assert sorted(cabinet.machine.views) == [0, 1, 2, WITNESS]
         cabinet.tick(HEARTBEAT_NS)
         assert cabinet.orders[1].live == (0, 1, 2), "the witness is no rack"
-    assert cabinet.machine.proposer.acceptor_states[member(WITNESS)].accepted == epoch_of(2, 1)
+    assert cabinet.machine.proposer.acceptor_states[member(WITNESS)].accepted == ballot_of(2, 1)
 
 
 def test_who_is_left_begins_a_new_lineage_and_says_so() -> None:
@@ -292,10 +292,10 @@ def test_who_speaks_is_not_dead() -> None:
 
 def test_rivals_are_outbid_not_repeated() -> None:
     cabinet = Cabinet()
-    cabinet.hear(2, Prepare(1, epoch_of(7, 2), log_of(BEGIN).lineage, 1))
-    cabinet.hear(2, Prepare(2, epoch_of(9, 2), digest(5), 1))
+    cabinet.hear(2, Prepare(1, ballot_of(7, 2), log_of(BEGIN).lineage, 1))
+    cabinet.hear(2, Prepare(2, ballot_of(9, 2), digest(5), 1))
     cabinet.takes_over()
-    assert number_of(cabinet.machine.proposer.epoch) == 8, "a stranger's number is none"
+    assert number_of(cabinet.machine.proposer.ballot) == 8, "a stranger's number is none"
 
 
 # -------------------------------------------------------------- whose votes count
@@ -311,7 +311,7 @@ def standing(**fields: Any) -> Cabinet:
 
 
 def a_vote(cabinet: Cabinet, serial: int = 99, **changes: Any) -> Vote:
-    shown = {"promised": cabinet.machine.proposer.epoch, **changes}
+    shown = {"promised": cabinet.machine.proposer.ballot, **changes}
     lineage = shown.pop("lineage", log_of(BEGIN).lineage)
     return Vote(serial, lineage, replace(acceptor_state(1, 1), **shown), ())
 
@@ -323,7 +323,7 @@ def test_promises_of_strangers_and_former_lives_do_not_count() -> None:
     cabinet.hear(2, a_vote(cabinet), life=1)
     cabinet.hear(2, a_vote(cabinet, lineage=digest(5)))
     assert promised == {}
-    cabinet.hear(7, a_vote(cabinet, promised=epoch_of(9, 7)))
+    cabinet.hear(7, a_vote(cabinet, promised=ballot_of(9, 7)))
     assert cabinet.machine.proposer.standing, "nor do they depose"
     cabinet.hear(2, a_vote(cabinet))
     assert list(promised) == [member(2)]
@@ -339,11 +339,11 @@ def test_a_promise_that_was_overtaken_does_not_come_back() -> None:
 
 def test_a_vote_that_nobody_asked_for_is_not_heard() -> None:
     cabinet = Cabinet()
-    assert cabinet.hear(2, a_vote(cabinet, promised=epoch_of(9, 2))) == []
+    assert cabinet.hear(2, a_vote(cabinet, promised=ballot_of(9, 2))) == []
     assert cabinet.machine.proposer.acceptor_states == {}
     lost = standing()
-    lost.hear(2, a_vote(lost, promised=epoch_of(9, 2)))
-    assert lost.hear(0, a_vote(lost, promised=epoch_of(9, 2))) == [], "it has given up already"
+    lost.hear(2, a_vote(lost, promised=ballot_of(9, 2)))
+    assert lost.hear(0, a_vote(lost, promised=ballot_of(9, 2))) == [], "it has given up already"
 
 
 def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
@@ -351,7 +351,7 @@ def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
     cabinet = Cabinet(records=[begin], reach=(1, 2, WITNESS))
     cabinet.takes_over()
     lineage = log_of(begin).lineage
-    later = a_vote(cabinet, promised=epoch_of(9, 0), lineage=lineage)
+    later = a_vote(cabinet, promised=ballot_of(9, 0), lineage=lineage)
     assert cabinet.hear(WITNESS, later, life=1) == []
     assert cabinet.hear(9, later) == []
     assert cabinet.machine.proposer.leading
@@ -362,35 +362,35 @@ def test_a_leader_hears_the_votes_of_seated_members_only() -> None:
 # -------------------------------------------------------------- being deposed
 
 
-def by_orders(cabinet: Cabinet, epoch: int) -> list[Effect]:
-    body = replace(orders(1, [BEGIN]), epoch=epoch, to=member(1).incarnation)
+def by_orders(cabinet: Cabinet, ballot: int) -> list[Effect]:
+    body = replace(orders(1, [BEGIN]), ballot=ballot, to=member(1).incarnation)
     return cabinet.hear(2, body)
 
 
-def by_a_report(cabinet: Cabinet, epoch: int) -> list[Effect]:
-    return cabinet.say(2, acceptor_state=replace(acceptor_state(2, 2), promised=epoch))
+def by_a_report(cabinet: Cabinet, ballot: int) -> list[Effect]:
+    return cabinet.say(2, acceptor_state=replace(acceptor_state(2, 2), promised=ballot))
 
 
-def by_a_late_vote(cabinet: Cabinet, epoch: int) -> list[Effect]:
+def by_a_late_vote(cabinet: Cabinet, ballot: int) -> list[Effect]:
     cabinet.hear(2, a_vote(cabinet, serial=50, accepted=MINE, last=2, decided=2))
-    return cabinet.hear(2, a_vote(cabinet, serial=0, promised=epoch))
+    return cabinet.hear(2, a_vote(cabinet, serial=0, promised=ballot))
 
 
-def by_ones_own_vote(cabinet: Cabinet, epoch: int) -> list[Effect]:
-    cabinet.acceptor.prepare(epoch)
+def by_ones_own_vote(cabinet: Cabinet, ballot: int) -> list[Effect]:
+    cabinet.acceptor.prepare(ballot)
     return cabinet.tick()
 
 
 @pytest.mark.parametrize(
     "said", [by_orders, by_a_report, by_a_late_vote, by_ones_own_vote], ids=lambda f: f.__name__
 )
-def test_any_higher_epoch_ends_a_coordinators_own(
+def test_any_higher_ballot_ends_a_coordinators_own(
     said: Callable[[Cabinet, int], list[Effect]],
 ) -> None:
     cabinet = Cabinet()
     cabinet.takes_over()
-    effects = said(cabinet, epoch_of(9, 2))
-    assert {"epoch": 2} in notes(effects, "deposed")
+    effects = said(cabinet, ballot_of(9, 2))
+    assert {"ballot": 2} in notes(effects, "deposed")
     assert not any(isinstance(body, Orders) for body in sent(effects))
     machine = cabinet.machine
     assert not machine.proposer.leading
@@ -405,7 +405,7 @@ def test_a_deposed_coordinator_does_not_count_its_accepts_any_more() -> None:
     cabinet.accepting = False
     cabinet.takes_over()
     cabinet.reach = set()
-    by_orders(cabinet, epoch_of(9, 2))
+    by_orders(cabinet, ballot_of(9, 2))
     cabinet.say(1, acceptor_state=acceptor_state(2, 1, MINE))
     cabinet.say(2, acceptor_state=acceptor_state(2, 1, MINE))
     assert cabinet.machine.log.decided == 0, "who steps down has no log to decide in"
@@ -413,24 +413,24 @@ def test_a_deposed_coordinator_does_not_count_its_accepts_any_more() -> None:
 
 def test_a_candidate_that_meets_a_higher_promise_stands_no_more_for_a_while() -> None:
     cabinet = standing()
-    effects = cabinet.hear(2, a_vote(cabinet, promised=epoch_of(9, 2)))
-    assert notes(effects, "stands-no-more") == [{"epoch": 2}]
+    effects = cabinet.hear(2, a_vote(cabinet, promised=ballot_of(9, 2)))
+    assert notes(effects, "stands-no-more") == [{"ballot": 2}]
     assert cabinet.tick(DETECT_NS - 1) == []
     while not cabinet.machine.proposer.standing:
         cabinet.tick(HEARTBEAT_NS)
-    assert number_of(cabinet.machine.proposer.epoch) == 10
+    assert number_of(cabinet.machine.proposer.ballot) == 10
 
 
-def test_a_witness_in_a_new_life_with_a_higher_promise_is_asked_again_in_a_higher_epoch() -> None:
+def test_a_witness_in_a_new_life_with_a_higher_promise_is_asked_again_in_a_higher_ballot() -> None:
     """It tries to begin the job, and had heard of the candidate by a rack before it was asked."""
     cabinet = standing(records=[genesis(racks=2, witness=True)])
     empty = {"lineage": "", "last": 0, "decided": 0, "prev": 0}
-    later = {**empty, "promised": epoch_of(9, WITNESS)}
+    later = {**empty, "promised": ballot_of(9, WITNESS)}
     effects = cabinet.hear(WITNESS, a_vote(cabinet, **later), life=1)
-    assert notes(effects, "stands-no-more") == [{"epoch": 2}]
+    assert notes(effects, "stands-no-more") == [{"ballot": 2}]
     while not cabinet.machine.proposer.standing:
         cabinet.tick(HEARTBEAT_NS)
-    assert number_of(cabinet.machine.proposer.epoch) == 10
+    assert number_of(cabinet.machine.proposer.ballot) == 10
     cabinet.hear(WITNESS, a_vote(cabinet, **empty), life=1)
     assert cabinet.machine.proposer.dead == {member(WITNESS)}
 
@@ -440,12 +440,12 @@ def test_a_coordinator_that_meets_a_higher_promise_stands_again_soon() -> None:
     cabinet = Cabinet()
     cabinet.takes_over()
     cabinet.reach = {1, 2}
-    effects = by_a_report(cabinet, epoch_of(9, 0))
+    effects = by_a_report(cabinet, ballot_of(9, 0))
     assert notes(effects, "deposed")
     before_ns = cabinet.now_ns
     cabinet.takes_over()
     assert cabinet.now_ns - before_ns < DETECT_NS
-    assert number_of(cabinet.machine.proposer.epoch) == 10
+    assert number_of(cabinet.machine.proposer.ballot) == 10
 
 
 def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win() -> None:
@@ -453,7 +453,7 @@ def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win(
     cabinet = Cabinet()
     cabinet.takes_over()
     cabinet.sleep(100 * DETECT_NS)
-    effects = by_ones_own_vote(cabinet, epoch_of(9, 2))
+    effects = by_ones_own_vote(cabinet, ballot_of(9, 2))
     effects += cabinet.tick(DETECT_NS - 1)
     assert notes(effects, "deposed")
     assert not notes(effects, "stands")
@@ -462,7 +462,7 @@ def test_a_coordinator_whose_own_vote_went_to_a_rival_leaves_it_the_time_to_win(
 def test_orders_of_another_job_depose_nobody() -> None:
     cabinet = Cabinet()
     cabinet.takes_over()
-    cabinet.hear(2, replace(orders(1, [genesis(racks=2)]), epoch=epoch_of(9, 2)))
+    cabinet.hear(2, replace(orders(1, [genesis(racks=2)]), ballot=ballot_of(9, 2)))
     assert cabinet.machine.proposer.leading
 
 
@@ -552,7 +552,7 @@ def test_a_rack_that_was_put_out_is_not_heard_any_more() -> None:
     cabinet = evicting()
     repeat(cabinet, 31 * SECOND)
     late: Report = report(
-        10**6, acceptor_state=replace(acceptor_state(9, 9), promised=epoch_of(9, 0))
+        10**6, acceptor_state=replace(acceptor_state(9, 9), promised=ballot_of(9, 0))
     )
     assert cabinet.machine.log.committed.member(0) is None
     before = cabinet.records
@@ -582,7 +582,7 @@ def test_a_coordinator_that_hears_no_quorum_stands_down_after_two_detection_time
     effects = heard_from(cabinet, [1], 2 * DETECT_NS - DETECT_NS // 2)
     assert cabinet.machine.proposer.leading
     effects = heard_from(cabinet, [1], DETECT_NS)
-    assert notes(effects, "no-quorum") == [{"epoch": 2}]
+    assert notes(effects, "no-quorum") == [{"ballot": 2}]
     assert notes(effects, "stands"), "at once: nobody else was heard to lead"
     assert not any(isinstance(body, Orders) for body in sent(cabinet.tick(HEARTBEAT_NS)))
 
@@ -668,8 +668,8 @@ def witnessed() -> Cabinet:
     begin = genesis(racks=2, witness=True)
     first = commit(1, [offer(0)])
     cabinet = Cabinet(0, records=[begin, first], reach=(0, 1))
-    to, led = member(0).incarnation, epoch_of(1, WITNESS)
-    cabinet.hear(WITNESS, orders(1, [begin, first], to=to, epoch=led))
+    to, led = member(0).incarnation, ballot_of(1, WITNESS)
+    cabinet.hear(WITNESS, orders(1, [begin, first], to=to, ballot=led))
     cabinet.tick(2 * DETECT_NS)
     cabinet.takes_over()
     for rack in (0, 1):

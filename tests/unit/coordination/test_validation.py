@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.epochs import attempt_of
+from mend.consensus.ballots import attempt_of
 from mend.consensus.records import (
     RECORDS_FORMAT,
     Drop,
@@ -18,7 +18,7 @@ from mend.consensus.records import (
     Record,
     Snapshot,
 )
-from mend.coordination.messages import Declined, Gather, Held, Hello, Orders, Part, Resume
+from mend.coordination.messages import Declined, Held, Hello, MergeProposal, Orders, Part, Resume
 from mend.coordination.validation import (
     NAMED_MAX,
     describe,
@@ -116,8 +116,8 @@ def test_a_log_begins_with_genesis_also_one_that_this_rack_joins_later() -> None
     assert orders_misfit(unrooted(begin), reborn, begun=False) == "", "a newcomer reads it all"
 
 
-def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> Gather:
-    return Gather(fragment, 1, attempt, members)
+def gather(*members: Offer, fragment: int = 0, attempt: int = 1) -> MergeProposal:
+    return MergeProposal(fragment, 1, attempt, members)
 
 
 ANEW = replace(
@@ -142,13 +142,16 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"records": (roster(1, [0], 1),)}, "a Roster with other numbers of ranks"),
     ({"offers": (offer(0, fragment=3, ranks=RANKS),)}, "an offer of fragment 3"),
     ({"offers": (offer(0),)}, "with checksums of 16 bytes"),
-    ({"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)}, "a Gather of fragment 0, attempt 0"),
+    (
+        {"gathers": (gather(offer(0, ranks=RANKS), attempt=0),)},
+        "a MergeProposal of fragment 0, attempt 0",
+    ),
     (
         {"gathers": (gather(offer(0, ranks=RANKS), attempt=attempt_of(FIRST, 0)),)},
-        f"a Gather of fragment 0, attempt {FIRST << 8}",
+        f"a MergeProposal of fragment 0, attempt {FIRST << 8}",
     ),
-    ({"gathers": (gather(),)}, "a Gather of fragment 0"),
-    ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a Gather of fragment 3"),
+    ({"gathers": (gather(),)}, "a MergeProposal of fragment 0"),
+    ({"gathers": (gather(offer(0, ranks=RANKS), fragment=3),)}, "a MergeProposal of fragment 3"),
     ({"gathers": (gather(offer(0)),)}, "with checksums of 16 bytes"),
     ({"gathers": (gather(offer(0, fragment=1, ranks=RANKS)),)}, "of several fragments"),
 ]

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from mend.consensus.epochs import epoch_of
-from mend.consensus.records import SUMS_BYTES_MAX, Epoch, Record, encode_record
+from mend.consensus.ballots import ballot_of
+from mend.consensus.records import SUMS_BYTES_MAX, Ballot, Record, encode_record
 from mend.coordination import messages, wire
 from mend.coordination.messages import Envelope, Message, Partial, Prepare, Total, Vote
 from mend.coordination.wire import FRAME_BYTES_MAX, MAGIC, VERSION, decode, encode, framed
@@ -106,9 +106,9 @@ SAMPLES = [
     report(5, offers=(offer(1),), got=()),
     orders(3, [genesis(), commit(1, [offer(0), offer(1)])], offers=(offer(0, 2),), live=(0, 1)),
     rank_orders(4, [genesis()], discarded=((0, 3),), failure=("Refused", "why")),
-    orders(5, [genesis(witness=True), Epoch(FIRST), roster(1, [0])]),
-    Prepare(6, epoch_of(2, 1), "c0ffee", 3),
-    Vote(7, "c0ffee", replace(acceptor_state(2, 1), records=(Epoch(FIRST),)), (3,)),
+    orders(5, [genesis(witness=True), Ballot(FIRST), roster(1, [0])]),
+    Prepare(6, ballot_of(2, 1), "c0ffee", 3),
+    Vote(7, "c0ffee", replace(acceptor_state(2, 1), records=(Ballot(FIRST),)), (3,)),
 ]
 
 

@@ -19,10 +19,10 @@ from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.fragment_state import (
     AgreeMin,
-    Doing,
     FragmentState,
     OpenOffer,
     Request,
+    Requests,
     Spread,
     StepOptions,
     Wait,
@@ -105,7 +105,7 @@ class Hand:
         self.barrier = CheckpointBarrier(
             self.trainer,
             post=self.events.append,
-            note=lambda kind, fields: self.notes.append((kind, fields)),
+            note=lambda event: self.notes.append(pair(event)),
             now_ns=lambda: self.now_ns,
         )
         self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
@@ -144,7 +144,7 @@ class Hand:
         if self.trainer.stepped(tokens):
             self.run(self.trainer.work())
 
-    def run(self, doing: Doing) -> None:
+    def run(self, doing: Requests) -> None:
         """Until it returns or raises. `asked` is what it asked for on the way."""
         self.asked = []
         drive(doing, self._answer)

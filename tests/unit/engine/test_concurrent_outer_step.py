@@ -17,7 +17,7 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
-from mend.coordination.messages import Gather, Message, OfferId, RankReport, Refusal
+from mend.coordination.messages import MergeProposal, Message, OfferId, RankReport, Refusal
 from mend.coordination.rank import RankMachine
 from mend.engine import buffers, state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -28,8 +28,8 @@ from mend.engine.host import (
     FOREIGN_GAP_NS,
     FOREIGN_NS,
     OTHER_JOBS_MAX,
-    Foreigners,
     OtherJobs,
+    VersionMismatches,
 )
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.published_state import PublishedState
@@ -201,9 +201,9 @@ def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> N
     late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
     story.told(offers=(first, late))
     assert story.published.opened == {0: 1}, "the late one opens nothing"
-    story.told(offers=(first, late), gathers=(Gather(0, 2, 1, (first,)),))
+    story.told(offers=(first, late), gathers=(MergeProposal(0, 2, 1, (first,)),))
     assert story.published.opened == {}
-    story.told(offers=(late,), gathers=(Gather(0, 2, 1, (first,)),))
+    story.told(offers=(late,), gathers=(MergeProposal(0, 2, 1, (first,)),))
     assert story.published.opened == {0: 0}, "which the training thread finds to be decided"
 
 
@@ -267,7 +267,7 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert story.host.pulls[0].checksum == made.checksum(1), "this rank's part"
     story.arrived(made, delta)
     assert story.host.served[key_of(made)] == delta.numpy().tobytes()
-    story.told(offers=(made,), gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(offers=(made,), gathers=(MergeProposal(0, 1, 1, (made,)),))
     result = story.anchor(-0.5, version=1)
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
@@ -291,8 +291,8 @@ def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> N
     story.told(offers=(made,))
     story.arrived(made, delta)
     story.rank.store.payloads[THEIRS, 0, 1].data_B[0] ^= 1  # a bit flips in memory
-    story.told(gathers=(Gather(0, 1, 1, (made,)),))
-    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
     errors = [note["error"] for note in story.host.noted("fetch-failed")]
     assert errors == ["its bytes changed in memory"]
     story.later()
@@ -309,7 +309,7 @@ def test_a_spoiled_anchor_is_found_and_copied_from_a_donor() -> None:
     story.told(offers=(made,))
     story.arrived(made, delta)
     story.first.data[2] += 1
-    story.told(gathers=(Gather(0, 1, 2, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 2, (made,)),))
     assert story.anchors == {}, "the training thread must not take it for good"
     story.later()
     (asked,) = story.host.pulls
@@ -322,7 +322,7 @@ def test_a_payload_of_another_size_fails_the_merge_and_stops_nobody() -> None:
     story.told(offers=(made,))
     story.arrived(made, delta)
     story.rank.store.payloads[THEIRS, 0, 1].data_B = torch.zeros(3, dtype=torch.uint8)
-    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     assert "WireError" in story.host.noted("merge-failed")[0]["error"]
     assert story.published.failure is None
 
@@ -335,7 +335,7 @@ def test_bytes_that_were_sent_and_hold_no_numbers_are_reported_and_merged_no_mor
     made = theirs_of(bad)
     story.told(offers=(made,))
     story.arrived(made, bad)
-    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
     assert report.held == ()
@@ -358,7 +358,7 @@ def test_who_spoils_a_payload_himself_blames_nobody() -> None:
     story.told(offers=(made,))
     story.arrived(made, delta)
     story.rank.store.payloads[THEIRS, 0, 1].data_B.view(torch.float32)[2] = float("nan")
-    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     (_, report) = story.host.sent[-1]
     assert isinstance(report, RankReport)
     assert report.bad == ()
@@ -379,7 +379,7 @@ def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
     made = theirs_of(delta)
     story.told(offers=(made,))
     story.arrived(made, delta)
-    story.told(gathers=(Gather(0, 1, 1, (made,)),))
+    story.told(gathers=(MergeProposal(0, 1, 1, (made,)),))
     assert isinstance(story.published.failure, Diverged)
     assert "rack 1, fragment 0, version 0: the anchor itself" in str(story.published.failure)
 
@@ -460,7 +460,7 @@ def test_one_late_frame_of_another_version_ends_nobody() -> None:
 def test_two_versions_do_not_answer_each_other_without_end() -> None:
     """Each answer is a frame of another version to the other side."""
     host = HandEdge()
-    foreigners = Foreigners(host)  # type: ignore[arg-type]
+    foreigners = VersionMismatches(host)  # type: ignore[arg-type]
     for _ in range(100):
         foreigners.met(OtherVersion(3, 2, "job", 7, ""), [Peer(1, 0), Peer(7, 0)])
     assert [to for to, _ in host.sent] == [Peer(7, 0), Peer(1, 0)]

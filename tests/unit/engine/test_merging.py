@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
-from mend.coordination.messages import Gather, RankReport, Total
+from mend.coordination.messages import MergeProposal, RankReport, Total
 from mend.engine.numerics import Anchor
 from mend.engine.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
@@ -48,7 +48,7 @@ def report_of(made: Story) -> RankReport:
 
 def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -> None:
     made, offers = story()
-    gathers = (Gather(0, 1, 1, offers),)
+    gathers = (MergeProposal(0, 1, 1, offers),)
     made.told(gathers=gathers)
     (partial,) = report_of(made).partials
     assert report_of(made).held == ()
@@ -64,7 +64,7 @@ def test_a_rank_reports_its_part_and_merges_with_what_the_leader_made_of_all() -
 
 def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
     made, offers = story()
-    gathers = (Gather(0, 1, 1, offers),)
+    gathers = (MergeProposal(0, 1, 1, offers),)
     made.told(gathers=gathers)
     made.told(gathers=gathers, totals=(Total(0, 1, 1, b"garbage"),))
     assert "WireError" in made.host.noted("merge-failed")[0]["error"]
@@ -75,9 +75,9 @@ def test_garbage_instead_of_a_total_fails_the_merge_and_stops_nobody() -> None:
 def test_spoiled_bytes_are_found_before_they_are_measured_again() -> None:
     made, offers = story()
     made.rank.store.payloads[member(2), 0, 1].data_B[0] ^= 1
-    made.told(gathers=(Gather(0, 1, 1, offers),))
+    made.told(gathers=(MergeProposal(0, 1, 1, offers),))
     assert len(report_of(made).partials) == 1, "nobody has looked yet"
-    made.told(gathers=(Gather(0, 1, 2, offers),))
+    made.told(gathers=(MergeProposal(0, 1, 2, offers),))
     assert [note["error"] for note in made.host.noted("fetch-failed")] == [
         "its bytes changed in memory"
     ]

@@ -11,8 +11,8 @@ import torch
 
 from mend.consensus.records import Drop, Mark
 from mend.engine.numerics import Anchor
+from mend.engine.participation import ROUNDS_RECENT
 from mend.engine.published_state import PublishedState
-from mend.engine.turnout import ROUNDS_RECENT
 from mend.errors import GaveUp, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 

@@ -108,7 +108,7 @@ def test_a_coordinator_knows_every_rack_and_what_a_round_waits_for() -> None:
     job.now_ns += 3 * SECOND // 10
     found = of_witness(job)
     assert found.state == "running"
-    assert (found.coordinator, found.coordinates, found.epoch) == (WITNESS, True, 1)
+    assert (found.coordinator, found.coordinates, found.ballot) == (WITNESS, True, 1)
     assert [(r.rack, r.live, r.step, r.step_ns, r.behind) for r in found.racks] == [
         (0, True, 40, SECOND // 10, 0),
         (1, True, 24, SECOND // 4, 0),

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from mend.engine.threads import Hands, from_outside
+from mend.engine.threads import DaemonExecutor, from_outside
 
 
 @pytest.fixture
-def hands() -> Iterator[Hands]:
-    made = Hands(2, "mend-test", lambda: None)
+def hands() -> Iterator[DaemonExecutor]:
+    made = DaemonExecutor(2, "mend-test", lambda: None)
     yield made
     assert made.close(30) == []
 
 
-def test_jobs_have_results_and_errors(hands: Hands) -> None:
+def test_jobs_have_results_and_errors(hands: DaemonExecutor) -> None:
     def broken() -> int:
         raise ZeroDivisionError("a bug")
 
@@ -34,7 +34,7 @@ def test_every_thread_begins_as_it_was_told() -> None:
         begun.append(threading.current_thread().name)
         both.wait()
 
-    made = Hands(2, "mend-test", begin)
+    made = DaemonExecutor(2, "mend-test", begin)
     made.submit(lambda: None)
     both.wait()
     assert made.close(30) == []
@@ -43,7 +43,11 @@ def test_every_thread_begins_as_it_was_told() -> None:
 
 def test_the_end_cancels_what_has_not_begun_and_tells_what_does_not_end() -> None:
     """A pool of concurrent.futures waited for it, and the process after it, for ever."""
-    made, begun, release = Hands(1, "mend-test", lambda: None), threading.Event(), threading.Event()
+    made, begun, release = (
+        DaemonExecutor(1, "mend-test", lambda: None),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def long() -> str:
         begun.set()
@@ -65,14 +69,14 @@ def test_a_job_that_comes_while_another_thread_closes_is_cancelled() -> None:
     """A checkpoint that was begun while `abort` ran in another thread was neither written nor
     cancelled, and the end of the script waited for it for ever."""
 
-    class Closing(Hands):
+    class Closing(DaemonExecutor):
         def _start(self) -> None:
             self.close(0.0)  # as another thread may, between the look and the queue
 
     assert Closing(1, "mend-test", lambda: None).submit(lambda: None).cancelled()
 
 
-def test_a_job_leaves_nothing_behind_in_its_thread(hands: Hands) -> None:
+def test_a_job_leaves_nothing_behind_in_its_thread(hands: DaemonExecutor) -> None:
     """What a job holds is freed when it is done, not when the next one comes."""
     import weakref
 
@@ -90,7 +94,7 @@ def test_a_job_leaves_nothing_behind_in_its_thread(hands: Hands) -> None:
 
 def test_who_closes_is_none_of_those_that_are_closed() -> None:
     by, closed = list[str](), threading.Event()
-    made = Hands(1, "mend-test", lambda: None)
+    made = DaemonExecutor(1, "mend-test", lambda: None)
 
     def close() -> None:
         by.append(threading.current_thread().name)
@@ -107,10 +111,10 @@ def test_who_closes_is_none_of_those_that_are_closed() -> None:
 def test_threads_start_with_the_first_job() -> None:
     """The witness has no jobs; its worker loaded torch beside what it was doing, and ended it."""
     begun: list[str] = []
-    hands = Hands(2, "mend-test", lambda: begun.append("begun"))
+    hands = DaemonExecutor(2, "mend-test", lambda: begun.append("begun"))
     assert hands.close(1.0) == []
     assert begun == []
-    hands = Hands(2, "mend-test", lambda: begun.append("begun"))
+    hands = DaemonExecutor(2, "mend-test", lambda: begun.append("begun"))
     assert hands.submit(lambda: 5).result(10) == 5
     assert hands.close(10.0) == []
     assert begun == ["begun"] * 2

@@ -26,7 +26,7 @@ from mend.coordination.events import (
     Wanting,
 )
 from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Doing, Wait
+from mend.engine.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.pulls import LOOK_NS
 from mend.engine.state_exchange import MIRROR_NS
 from mend.engine.trainer_end import LEAVE_NS, SAY_NS
@@ -341,7 +341,7 @@ class Way:
         self.hand.published.take_back(mirror, found)
 
 
-def together(*doings: Doing) -> None:
+def together(*doings: Requests) -> None:
     """Ranks of one rack, each on its thread."""
     answers: list[Any] = [None] * len(doings)
     for _ in range(100):
@@ -377,7 +377,7 @@ def together(*doings: Doing) -> None:
 def test_ranks_of_a_rack_that_returns_load_mirrors_of_one_step_the_newest_that_all_have(
     kept: tuple[list[int], ...], lost: tuple[tuple[int, ...], ...], step: int | None, reason: str
 ) -> None:
-    doings, notes, states = list[Doing](), list[dict[str, Any]](), list[TrainingState]()
+    doings, notes, states = list[Requests](), list[dict[str, Any]](), list[TrainingState]()
     for rank in (0, 1):
         hand, _ = joiner(ranks=2, rank=rank)
         hand.trainer.states.mirrors = Way(hand, kept[rank], lost[rank])
@@ -739,7 +739,7 @@ def merged(version: int) -> Commit:
     return Commit(0, version, (Share(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "test")
 
 
-def run_with(hand: Hand, doing: Doing, *comes: Callable[[], None]) -> None:
+def run_with(hand: Hand, doing: Requests, *comes: Callable[[], None]) -> None:
     """Each of these happens at one of its waits, one after the other."""
     left = list(comes)
     hand.during = lambda: left.pop(0)() if left else None

@@ -15,7 +15,7 @@ from mend_lab.sim.model_check import explore as explore_module
 from mend_lab.sim.model_check.state import Bounds
 from tests.sim.planted import PLANTS
 
-SMALL = Bounds(witness=False, epochs=1, crashes=0)
+SMALL = Bounds(witness=False, ballots=1, crashes=0)
 
 
 def told(bounds: Bounds, limit: int | None = None) -> tuple[int, str]:
@@ -63,12 +63,12 @@ def test_a_job_that_holds_is_exit_status_0(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_how_a_job_begins_is_a_search_of_its_own() -> None:
-    arguments = ["explore", "--founding", "--members", "0,1", "--crashes", "0", "--epochs", "0"]
+    arguments = ["explore", "--founding", "--members", "0,1", "--crashes", "0", "--ballots", "0"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0
     assert "visited every state within these bounds" in found.output
     with pytest.raises(ConfigError, match="questions=-1"):
-        founding_of("0,1", crashes=0, questions=-1, epochs=0, rounds=0)
+        founding_of("0,1", crashes=0, questions=-1, ballots=0, rounds=0)
 
 
 def test_a_limit_is_not_the_end() -> None:
@@ -82,7 +82,7 @@ def test_a_broken_invariant_is_a_story(monkeypatch: pytest.MonkeyPatch) -> None:
     status, text = told(SMALL)
     assert status == 1
     story = text[text.index("BROKEN: agreement: record 2 is decided as ") :].splitlines()
-    assert "rack 1 promise epoch 2.1 to rack 1, which leads" in text
+    assert "rack 1 promise ballot 2.1 to rack 1, which leads" in text
     assert story[-1].lstrip().startswith(f"{len(story) - 1} ")
 
 
@@ -97,7 +97,7 @@ def test_ctrl_c_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_passes_its_numbers_on() -> None:
-    arguments = ["explore", "--members", "0,1", "--crashes", "0", "--epochs", "0", "--limit", "10"]
+    arguments = ["explore", "--members", "0,1", "--crashes", "0", "--ballots", "0", "--limit", "10"]
     answer = CliRunner().invoke(app, arguments)
     assert answer.exit_code == 2, answer.output
     assert "10 states" in answer.output

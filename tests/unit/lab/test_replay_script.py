@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mend.consensus.records import Drop, Ended, Epoch, Record
+from mend.consensus.records import Ballot, Drop, Ended, Record
 from mend.coordination import events as ev
 from mend.coordination.machines import RANK_MACHINE, Parts
 from mend.errors import TapeError
@@ -122,7 +122,7 @@ def test_what_training_did_is_read_in_order_with_its_checksums() -> None:
 
 def test_the_longest_log_counts_and_take_overs_do_not() -> None:
     """Who coordinated, and who had a seat, changes no bit."""
-    longer = (*LOG[:2], roster(1, [0, 1]), Epoch(9), *LOG[2:])
+    longer = (*LOG[:2], roster(1, [0, 1]), Ballot(9), *LOG[2:])
     script = script_of([tape(0, MINE, longer), tape(1, THEIRS, longer[:2])])
     assert [type(record).__name__ for record in script.records] == ["Commit"] * 3
 
@@ -262,7 +262,7 @@ def test_a_log_that_begins_with_a_snapshot_is_put_in_its_place() -> None:
     first = tape(1, THEIRS[:3], LATER[:3], whole=False)
     last = recite(header, True, [entry(ev.Tick(), *behind), *map(entry, AGAIN)])
     assert len(versions(script_of([mine, first, last]))) == 3
-    other = [behind[0], ev.RecordCommitted(Epoch(77)), *behind[2:]]
+    other = [behind[0], ev.RecordCommitted(Ballot(77)), *behind[2:]]
     last = recite(header, True, [entry(ev.Tick(), *other), *map(entry, AGAIN)])
     with pytest.raises(TapeError, match="of another job than the others: record 4"):
         script_of([mine, first, last])

@@ -34,7 +34,7 @@ def view(rack: int = 0, **changes: Any) -> JobStatus:
     fields: dict[str, Any] = {
         "job": "run7", "mend": "0.1.0", "rack": rack, "life": 1000 + rack,
         "state": "running", "detail": "", "over": False, "coordinator": 0,
-        "coordinates": rack == 0, "epoch": 1, "decided": 9, "commits": 8, "configured": 2,
+        "coordinates": rack == 0, "ballot": 1, "decided": 9, "commits": 8, "configured": 2,
         "fragments": 2, "period_steps": 16, "overlap_steps": 4, "merge_min_racks": 1,
         "lockstep": False, "versions": (4, 4), "racks": (rack_seen(0), rack_seen(1)),
         "missing": (), "in_flight": 1,

@@ -166,6 +166,6 @@ def test_no_result_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
 
 def test_events_with_a_round_that_is_decided_twice_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text(f"{json.dumps(commit(0, 1))}\n" * 2)
+    path.write_text(f"{json.dumps(filled(commit(0, 1)))}\n" * 2)
     with pytest.raises(MendError, match=r"decides round \(0, 1\) twice"):
         report.load_commits(path)

@@ -216,8 +216,8 @@ def test_the_others_are_found_through_one() -> None:
 
 
 def test_rounds_and_policy_come_through() -> None:
-    found = seen(view(0, epoch=2, lockstep=True))
-    assert (found.epoch, found.lockstep, found.commits, found.closed_by) == (2, True, 8, "all-in")
+    found = seen(view(0, ballot=2, lockstep=True))
+    assert (found.ballot, found.lockstep, found.commits, found.closed_by) == (2, True, 8, "all-in")
     (round_,) = found.rounds
     assert (round_.fragment, round_.version, round_.phase) == (1, 5, "open")
     assert (round_.for_s, round_.why) == (0.4, "waiting for rack 1")

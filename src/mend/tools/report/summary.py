@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from mend.config import describe
 from mend.coordination.slow import OWN_PAST
-from mend.engine.turnout import short_of, told
+from mend.engine.participation import short_of, told
 from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds

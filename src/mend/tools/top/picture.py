@@ -19,7 +19,7 @@ SLOW_RATIO = 1.5
 """A rack whose step takes so many times the median of the racks is called slow."""
 
 TAKEN_OVER = (
-    "epoch", "configured", "fragments", "period_steps", "overlap_steps", "merge_min_racks",
+    "ballot", "configured", "fragments", "period_steps", "overlap_steps", "merge_min_racks",
     "lockstep", "commits", "versions", "in_flight",
 )  # fmt: skip
 """Fields of a JobStatus that a picture shows as they are."""
@@ -98,7 +98,7 @@ class Picture:
     state: str = "nobody"
     """nobody (answers), starting, running, leaving, ended."""
     coordinator: str = ""
-    epoch: int = 0
+    ballot: int = 0
     configured: int = 0
     fragments: int = 0
     period_steps: int = 0
@@ -165,7 +165,7 @@ def is_over(answers: Iterable[Answer]) -> bool:
 
 def worth(view: JobStatus) -> tuple[bool, int, int, int]:
     """Orders views of one job: that of the coordinator first, then the one that knows most."""
-    return view.coordinates, view.epoch, view.decided, -view.rack
+    return view.coordinates, view.ballot, view.decided, -view.rack
 
 
 def _state(first: JobStatus, racks: Sequence[RackLine]) -> str:

@@ -73,8 +73,8 @@ def _head(picture: Picture) -> list[Text]:
     live = sum(line.state in ("running", "joining") for line in picture.racks)
     title.append(f"  {live} of {picture.configured} racks training")
     about = [f"{picture.coordinator} coordinates"]
-    if picture.epoch > 1:
-        about[0] += f" since take-over {picture.epoch - 1}"
+    if picture.ballot > 1:
+        about[0] += f" since take-over {picture.ballot - 1}"
     if picture.fragments:
         about.append(
             f"P={picture.fragments} H={picture.period_steps} tau={picture.overlap_steps} "

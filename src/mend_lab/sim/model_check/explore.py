@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mend_lab.sim.model_check.parts import Table
-from mend_lab.sim.model_check.state import Action, Bounds, Node, State, Term, epoch_name, word
+from mend_lab.sim.model_check.state import Action, Bounds, Node, State, Term, ballot_name, word
 from mend_lab.sim.model_check.world import ModelWorld
 
 S = TypeVar("S", bound=Hashable)
@@ -146,26 +146,26 @@ class Explorer(Search[State, Action]):
     def sentence(self, state: State, action: Action, after: State | str) -> str:
         world, who = self.world, self.world.name(action.who)
         if action.what == "stand":
-            return f"{who} stands for {epoch_name(action.at)}"
+            return f"{who} stands for {ballot_name(action.at)}"
         if action.what == "takeover":
             promised = " and ".join(world.name(node) for node in action.nodes)
-            return f"{promised} promise {epoch_name(action.at)} to {who}, which leads"
+            return f"{promised} promise {ballot_name(action.at)} to {who}, which leads"
         if action.what in ("merge", "copy") or (action.what == "crash" and action.at < 0):
             what = {"merge": "has its result", "copy": "copies what is decided", "crash": "dies"}
             return f"{who} {what[action.what]}"
         term = state.terms[action.at]
-        epoch, owner = epoch_name(term.epoch), world.name(term.owner)
+        ballot, owner = ballot_name(term.ballot), world.name(term.owner)
         others = " and ".join(world.name(node) for node in action.nodes)
         text = {
-            "crash": f"{who} promises {epoch} to {owner} and dies",
-            "learn": f"{owner}, candidate for {epoch}, learns from {others}",
-            "win": f"{others} promise {epoch} to {owner}, which leads",
-            "append": f"{who} gets the orders of {epoch} from {owner}",
-            "count": f"{owner} counts what was accepted in {epoch}",
-            "gather": f"{owner} asks in {epoch} for a merge",
-            "commit": f"{owner} appends a commit in {epoch}",
-            "roster": f"{owner} appends a roster in {epoch}: {action.change} {others}",
-            "propose": f"{owner} appends a roster in {epoch}",
+            "crash": f"{who} promises {ballot} to {owner} and dies",
+            "learn": f"{owner}, candidate for {ballot}, learns from {others}",
+            "win": f"{others} promise {ballot} to {owner}, which leads",
+            "append": f"{who} gets the orders of {ballot} from {owner}",
+            "count": f"{owner} counts what was accepted in {ballot}",
+            "gather": f"{owner} asks in {ballot} for a merge",
+            "commit": f"{owner} appends a commit in {ballot}",
+            "roster": f"{owner} appends a roster in {ballot}: {action.change} {others}",
+            "propose": f"{owner} appends a roster in {ballot}",
         }[action.what]
         if isinstance(after, str):
             return text

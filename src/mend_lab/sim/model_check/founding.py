@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from mend.consensus.epochs import epoch_of, number_of
+from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.log import Log, witness_votes
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import Commit, Genesis, Record, Seat
@@ -24,7 +24,7 @@ from mend.types import WITNESS, Member, Peer, rack_name
 from mend_lab.sim.model_check.explore import Found, Progress, Search
 from mend_lab.sim.model_check.membership import policy, seat
 from mend_lab.sim.model_check.parts import AcceptorShot, LogShot, ProposerShot, Snapshots
-from mend_lab.sim.model_check.state import Broken, epoch_name, outcomes, word
+from mend_lab.sim.model_check.state import Broken, ballot_name, outcomes, word
 
 LATER_NS = 1 << 40
 """Longer than any detection time: messages from before count as silence."""
@@ -76,7 +76,7 @@ class Node(NamedTuple):
 class SentOrders(NamedTuple):
     """Orders as they were sent: a question goes to all lives of that time, a log to the members."""
 
-    epoch: int
+    ballot: int
     serial: int
     owner: Member
     log: int
@@ -86,16 +86,16 @@ class SentOrders(NamedTuple):
 class SentPrepare(NamedTuple):
     """The question of a candidate."""
 
-    epoch: int
+    ballot: int
     owner: Member
     lineage: str
     after: int
 
 
 class SentVote(NamedTuple):
-    """The state of an acceptor, sent to the owner of its epoch."""
+    """The state of an acceptor, sent to the owner of its ballot."""
 
-    epoch: int
+    ballot: int
     sender: Member
     acceptor_state: int
     held: tuple[int, ...] = ()
@@ -180,7 +180,7 @@ class ModelWorld(Snapshots):
         """These orders arrive; `late`: after a silence. None: they have no effect."""
         log = self.log(sent.log)
         orders = Orders(
-            serial=sent.serial, to=me.incarnation, epoch=sent.epoch, lineage=log.lineage_at(prev),
+            serial=sent.serial, to=me.incarnation, ballot=sent.ballot, lineage=log.lineage_at(prev),
             prev=prev, chain=log.chain(prev), records=log.after(prev), last=log.last,
             decided=log.decided, offers=(), gathers=(), settled=(), live=(), missing=(), why=(),
         )  # fmt: skip
@@ -194,7 +194,7 @@ class ModelWorld(Snapshots):
         self, me: Member, ear: Ear, asked: SentPrepare, late: bool
     ) -> tuple[Ear, int] | None:
         follower = self._follower(me, ear)
-        prepare = Prepare(0, asked.epoch, asked.lineage, asked.after)
+        prepare = Prepare(0, asked.ballot, asked.lineage, asked.after)
         vote = follower.asked(Peer(asked.owner.rack, 0), prepare, LATER_NS if late else 1)
         return (
             None
@@ -253,7 +253,7 @@ class ModelWorld(Snapshots):
                 for late in (False, True):
                     yield self._ask(state, node, asked, late)
             yield from self._alone(state, node)
-            if its.right.epoch:
+            if its.right.ballot:
                 yield from self._of_right(state, node)
 
     def _prevs(self, its: Node, sent: SentOrders) -> list[int]:
@@ -275,7 +275,7 @@ class ModelWorld(Snapshots):
     def _of_right(self, state: State, node: int) -> Iterator[Act]:
         right, who = state.nodes[node].right, name(self.member(state, node))
         for vote in sorted(state.votes):
-            if vote.epoch == right.epoch:
+            if vote.ballot == right.ballot:
                 sentence = f"{who} hears what {name(vote.sender)} has accepted or promised"
                 yield sentence, partial(self._count, state, node, vote)
         if not right.leading:
@@ -288,14 +288,14 @@ class ModelWorld(Snapshots):
             yield f"{who} appends a commit", partial(self._commit, state, node)
 
     def _answers(self, state: State, right: ProposerShot) -> list[tuple[int, ...]]:
-        """Lives of all racks that have answered in this epoch."""
+        """Lives of all racks that have answered in this ballot."""
         lives = [
             sorted({
                 vote.sender.incarnation
                 for vote in state.votes
-                if vote.epoch == right.epoch
+                if vote.ballot == right.ballot
                 and vote.sender.rack == rack
-                and self.acceptor_states[vote.acceptor_state].promised == right.epoch
+                and self.acceptor_states[vote.acceptor_state].promised == right.ballot
             })
             for rack in range(self.bounds.racks)
         ]  # fmt: skip
@@ -303,7 +303,7 @@ class ModelWorld(Snapshots):
 
     def _hear(self, state: State, node: int, sent: SentOrders, late: bool, prev: int) -> Act:
         who = self.member(state, node)
-        about = f"orders {sent.serial} of {epoch_name(sent.epoch)} by {name(sent.owner)}"
+        about = f"orders {sent.serial} of {ballot_name(sent.ballot)} by {name(sent.owner)}"
 
         def act() -> State | None:
             its = state.nodes[node]
@@ -324,12 +324,12 @@ class ModelWorld(Snapshots):
             if promise is None:
                 return None
             after = self._put(state, node, its._replace(ear=promise[0]))
-            if self.acceptor_states[promise[1]].promised > asked.epoch:
+            if self.acceptor_states[promise[1]].promised > asked.ballot:
                 return after
-            vote = SentVote(asked.epoch, who, promise[1], its.held)
+            vote = SentVote(asked.ballot, who, promise[1], its.held)
             return after._replace(votes=after.votes | {vote})
 
-        about = f"{epoch_name(asked.epoch)} by {name(asked.owner)}"
+        about = f"{ballot_name(asked.ballot)} by {name(asked.owner)}"
         return f"{name(who)} is asked for {about}{' behind a silence' if late else ''}", act
 
     def _report_state(self, state: State, node: int) -> State:
@@ -356,46 +356,46 @@ class ModelWorld(Snapshots):
         to = tuple(self.member(state, other) for other in range(len(self.racks)))
         if shot.records:
             to = tuple(sorted(self.log(right.log).appended.members))
-        return SentOrders(right.epoch, serial, self.member(state, node), right.log, to)
+        return SentOrders(right.ballot, serial, self.member(state, node), right.log, to)
 
     def _says(self, state: State, node: int, right: ProposerShot) -> State:
-        """Store a proposer that has changed. Messages of another epoch stay under way."""
+        """Store a proposer that has changed. Messages of another ballot stay under way."""
         before = state.nodes[node].right
-        if before.epoch != right.epoch:
+        if before.ballot != right.ballot:
             state = self._left(state, node)
         if right.leading:
             acceptor_states = tuple(
                 each
                 for each in right.acceptor_states
-                if self.acceptor_states[each[1]].accepted == right.epoch
+                if self.acceptor_states[each[1]].accepted == right.ballot
             )
             right = right._replace(acceptor_states=acceptor_states)
         state = self._put(state, node, state.nodes[node]._replace(right=right))
         return self._known(state, right.log) if right.leading else state
 
     def _left(self, state: State, node: int) -> State:
-        """End the epoch of a node: its last orders, or its question, may still arrive."""
+        """End the ballot of a node: its last orders, or its question, may still arrive."""
         right, sent = state.nodes[node].right, self._orders_of(state, node)
         if sent:
             state = state._replace(orders=state.orders | {sent})
-        votes = frozenset(vote for vote in state.votes if vote.epoch != right.epoch)
+        votes = frozenset(vote for vote in state.votes if vote.ballot != right.ballot)
         state = state._replace(votes=votes)
         return self._put(state, node, state.nodes[node]._replace(right=IDLE))
 
     def _tidy(self, state: State) -> State:
-        """A node that has promised a later epoch steps down. The questions of a leader say no more
+        """A node that has promised a later ballot steps down. The questions of a leader say no more
         than its orders, and are removed."""
         for node, its in enumerate(state.nodes):
-            if its.right.epoch and its.right.epoch < its.ear.vote.promised:
+            if its.right.ballot and its.right.ballot < its.ear.vote.promised:
                 state = self._left(state, node)
-        leads = {its.right.epoch for its in state.nodes if its.right.leading}
-        rights = {its.right.epoch for its in state.nodes}
+        leads = {its.right.ballot for its in state.nodes if its.right.leading}
+        rights = {its.right.ballot for its in state.nodes}
         newest: dict[tuple[int, Member], tuple[object, ...]] = {}
-        votes = sorted((self._place(vote), vote) for vote in state.votes if vote.epoch in rights)
+        votes = sorted((self._place(vote), vote) for vote in state.votes if vote.ballot in rights)
         for place, vote in votes:
-            newest[(vote.epoch, vote.sender)] = place
-        kept = (vote for place, vote in votes if newest[(vote.epoch, vote.sender)] == place)
-        asked = frozenset(each for each in state.prepares if each.epoch not in leads)
+            newest[(vote.ballot, vote.sender)] = place
+        kept = (vote for place, vote in votes if newest[(vote.ballot, vote.sender)] == place)
+        asked = frozenset(each for each in state.prepares if each.ballot not in leads)
         return state._replace(prepares=asked, votes=frozenset(kept))
 
     def _place(self, vote: SentVote) -> tuple[int, int, int, tuple[int, ...]]:
@@ -404,10 +404,12 @@ class ModelWorld(Snapshots):
         return state.accepted, state.last, state.decided, vote.held
 
     def _number(self, state: State, node: int) -> int:
-        epochs = [sent.epoch for sent in state.orders] + [asked.epoch for asked in state.prepares]
-        epochs += [its.right.epoch for its in state.nodes]
+        ballots = [sent.ballot for sent in state.orders] + [
+            asked.ballot for asked in state.prepares
+        ]
+        ballots += [its.right.ballot for its in state.nodes]
         own = state.nodes[node].ear.vote.promised
-        return max(map(number_of, [own, *epochs]), default=0) + 1
+        return max(map(number_of, [own, *ballots]), default=0) + 1
 
     def _anew(self, state: State, node: int) -> State | None:
         used = state.used._replace(founds=state.used.founds + 1)
@@ -425,7 +427,7 @@ class ModelWorld(Snapshots):
             ear = its.ear._replace(vote=its.ear.vote._replace(log=0, accepted=0))
             state = self._put(state, node, its._replace(ear=ear))
         proposer = Proposer()
-        proposer.found(epoch_of(self._number(state, node), *who))
+        proposer.found(ballot_of(self._number(state, node), *who))
         return self._says(state, node, self._right(proposer))
 
     def _genesis(self, state: State, node: int, lives: tuple[int, ...]) -> State | None:
@@ -444,7 +446,7 @@ class ModelWorld(Snapshots):
         log = self.log(right.log)
         if not self.proposer_of(right).open:
             return None
-        name_ = f"{right.epoch:032x}"
+        name_ = f"{right.ballot:032x}"
         commit = Commit(0, log.appended.versions[0] + 1, (), (), (name_,), "")
         state = state._replace(used=used._replace(commits=used.commits + 1))
         return self._append(state, node, right, commit)
@@ -461,8 +463,8 @@ class ModelWorld(Snapshots):
         if not log.committed.begun or its.right.leading or not self._may_stand(state, log, who):
             return None
         proposer = Proposer()
-        proposer.stand(epoch_of(self._number(state, node), *who), log)
-        asked = SentPrepare(proposer.epoch, who, log.lineage_at(log.decided), log.decided)
+        proposer.stand(ballot_of(self._number(state, node), *who), log)
+        asked = SentPrepare(proposer.ballot, who, log.lineage_at(log.decided), log.decided)
         used = state.used._replace(stands=state.used.stands + 1)
         state = state._replace(prepares=state.prepares | {asked}, used=used)
         return self._says(state, node, self._right(proposer))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
-from mend.consensus.epochs import owner_of
+from mend.consensus.ballots import owner_of
 from mend.consensus.log import Log
 from mend.consensus.quorum import hold
 from mend.consensus.records import Commit, Lineage
@@ -163,7 +163,7 @@ class ModelWorld(founding.ModelWorld):
     def _merge(self, state: State, node: int, fragment: int, places: tuple[int, ...]) -> State:
         right, used = state.nodes[node].right, state.used
         version = self.log(right.log).committed.versions[fragment] + 1
-        commit = Commit(fragment, version, (), (), (f"{right.epoch:032x}",), "")
+        commit = Commit(fragment, version, (), (), (f"{right.ballot:032x}",), "")
         number = self.records.number(commit)
         nodes = tuple(
             its._replace(made=its.made | {number}) if place in places else its
@@ -184,7 +184,7 @@ class ModelWorld(founding.ModelWorld):
         long."""
         proposer = self.proposer_of(right)
         lives = {member.rack: member for member, _ in held}
-        owner = owner_of(proposer.epoch)
+        owner = owner_of(proposer.ballot)
         ready = proposer.ready() | {lives[owner]}
         rosters = proposals(proposer.log.appended, owner, lives, dict(held), ready)
         return tuple(self.records.number(roster) for roster in rosters)
@@ -194,7 +194,7 @@ class ModelWorld(founding.ModelWorld):
     def _held(
         self, state: State, right: ProposerShot
     ) -> tuple[tuple[Member, tuple[int, ...]], ...]:
-        return tuple(sorted({(t.sender, t.held) for t in state.votes if t.epoch == right.epoch}))
+        return tuple(sorted({(t.sender, t.held) for t in state.votes if t.ballot == right.ballot}))
 
     # -------------------------------------------------------------- what must hold
 

@@ -61,7 +61,7 @@ class ProposerShot(NamedTuple):
     still under way."""
 
     log: int
-    epoch: int
+    ballot: int
     leading: bool
     opening: int
     acceptor_states: Votes = ()
@@ -106,7 +106,7 @@ class Snapshots:
         return AcceptorShot(self.keep_log(acceptor.log), acceptor.promised, acceptor.accepted)
 
     def proposer_of(self, shot: ProposerShot) -> Proposer:
-        proposer = Proposer(self.log(shot.log).copy(), shot.epoch, shot.leading, shot.opening)
+        proposer = Proposer(self.log(shot.log).copy(), shot.ballot, shot.leading, shot.opening)
         proposer.acceptor_states = {
             member: self.acceptor_states[number] for member, number in shot.acceptor_states
         }
@@ -116,7 +116,7 @@ class Snapshots:
         states = sorted(proposer.acceptor_states.items()) if heard else ()
         numbers = tuple((member, self.acceptor_states.number(state)) for member, state in states)
         log = self.keep_log(proposer.log)
-        return ProposerShot(log, proposer.epoch, proposer.leading, proposer.opening, numbers)
+        return ProposerShot(log, proposer.ballot, proposer.leading, proposer.opening, numbers)
 
 
 class Parts(Snapshots):
@@ -173,18 +173,18 @@ class Parts(Snapshots):
     def keep_acceptor(self, acceptor: Acceptor) -> int:
         return self.voters.number(self.shot_of_acceptor(acceptor))
 
-    def _prepare(self, number: int, epoch: int) -> int:
+    def _prepare(self, number: int, ballot: int) -> int:
         acceptor = self._voter(number)
-        acceptor.prepare(epoch)
+        acceptor.prepare(ballot)
         return self.keep_acceptor(acceptor)
 
-    def _append(self, number: int, epoch: int, orders: int) -> tuple[int, bool]:
-        """The log of the coordinator of `epoch`, after what the voter is sure of. False: the
+    def _append(self, number: int, ballot: int, orders: int) -> tuple[int, bool]:
+        """The log of the coordinator of `ballot`, after what the voter is sure of. False: the
         voter refused, or found a decision contradicted."""
         acceptor, log = self._voter(number), self.log(orders)
         prev = min(acceptor.log.decided, log.last)
         taken = acceptor.append(
-            epoch, prev, log.chain(prev), log.after(prev), log.last, log.decided
+            ballot, prev, log.chain(prev), log.after(prev), log.last, log.decided
         )
         return self.keep_acceptor(acceptor), taken
 
@@ -204,9 +204,9 @@ class Parts(Snapshots):
     def keep_proposer(self, proposer: Proposer) -> int:
         return self.proposers.number(self.shot_of_proposer(proposer, heard=False))
 
-    def _stand(self, acceptor: int, epoch: int) -> int:
+    def _stand(self, acceptor: int, ballot: int) -> int:
         proposer = Proposer()
-        proposer.stand(epoch, self.log(self.voters[acceptor].log))
+        proposer.stand(ballot, self.log(self.voters[acceptor].log))
         return self.keep_proposer(proposer)
 
     def _learn(self, number: int, member: Member, acceptor: int) -> int:

@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import number_of, owner_of
-from mend.consensus.records import Commit, Epoch, Lineage, Record, Roster
+from mend.consensus.ballots import number_of, owner_of
+from mend.consensus.records import Ballot, Commit, Lineage, Record, Roster
 from mend.types import WITNESS, Member
 from mend_lab.sim.model_check.parts import AcceptorShot, Committed, Parts, ProposerShot
 
@@ -22,7 +22,7 @@ NONE = (0, 0)
 class Bounds:
     """The limits of an exploration, which visits all interleavings within them.
 
-    `epochs`: candidacies, won or lost. `attempts`: per version and epoch. `twins`: racks that are
+    `ballots`: candidacies, won or lost. `attempts`: per version and ballot. `twins`: racks that are
     started again while their former life, cut off, still runs. `votes`: members whose seat or vote
     one roster changes; from two on, votes are also taken away from members that keep their seats,
     the witness among them.
@@ -31,7 +31,7 @@ class Bounds:
     racks: int = 2
     witness: bool = True
     rounds: int = 1
-    epochs: int = 2
+    ballots: int = 2
     crashes: int = 1
     rosters: int = 0
     attempts: int = 1
@@ -43,7 +43,7 @@ class Bounds:
     demoted: int = NOBODY
     """With `demotions`: the rack that loses its vote by the first roster, before the start."""
     candidate: int = NOBODY
-    """The only node that stands; NOBODY: any node. With one epoch a job is the sum of these."""
+    """The only node that stands; NOBODY: any node. With one ballot a job is the sum of these."""
     first: int = 0
     """Version that the job begins with, as from a checkpoint."""
 
@@ -60,14 +60,14 @@ class Node(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A candidacy for an epoch. The newest orders of its owner may arrive at any time, or never.
+    """A candidacy for a ballot. The newest orders of its owner may arrive at any time, or never.
 
     `orders`: the last log of an owner that is gone. `results`: whose result was complete and is
     not any more; that it was may still be under way. `late`: votes under way of nodes that have
-    died or gone on to another epoch: (node, voter) of a promise, (node, ballot) for who leads.
+    died or gone on to another ballot: (node, voter) of a promise, (node, ballot) for who leads.
     """
 
-    epoch: int
+    ballot: int
     owner: int
     orders: int = NOBODY
     gather: tuple[int, int] = NONE
@@ -92,7 +92,7 @@ class State(NamedTuple):
 
 
 class Action(NamedTuple):
-    """`at`: the place of a term, or the epoch of a candidacy. `nodes`: the other participants."""
+    """`at`: the place of a term, or the ballot of a candidacy. `nodes`: the other participants."""
 
     what: str
     who: int
@@ -151,7 +151,7 @@ class Facts:
         if number < 0:
             return None
         shot = self.parts.proposers[number]
-        return shot if shot.epoch == term.epoch else None
+        return shot if shot.ballot == term.ballot else None
 
     def vote(self, state: State, node: int) -> AcceptorShot:
         return self.parts.voters[state.nodes[node].acceptor]
@@ -202,17 +202,17 @@ def put_term(state: State, place: int, term: Term) -> State:
     return state._replace(terms=(*terms[:place], term, *terms[place + 1 :]))
 
 
-def epoch_name(epoch: int) -> str:
-    rack = "w" if owner_of(epoch) == WITNESS else str(owner_of(epoch))
-    return f"epoch {number_of(epoch)}.{rack}"
+def ballot_name(ballot: int) -> str:
+    rack = "w" if owner_of(ballot) == WITNESS else str(owner_of(ballot))
+    return f"ballot {number_of(ballot)}.{rack}"
 
 
 def word(record: Record) -> str:
     match record:
         case Commit(version=version, digests=digests):
             return f"commit({version}, {digests[0][-6:]})"
-        case Epoch(epoch=epoch):
-            return epoch_name(epoch).replace("epoch ", "epoch(") + ")"
+        case Ballot(ballot=ballot):
+            return ballot_name(ballot).replace("ballot ", "ballot(") + ")"
         case Roster(members=members, non_voters=non_voters):
             names = [
                 f"{s.member.rack}.{s.member.incarnation}"

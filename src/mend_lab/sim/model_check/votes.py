@@ -5,7 +5,7 @@ The rules are those of the real Acceptor and Proposer; this module delivers the 
 
 from __future__ import annotations
 
-from mend.consensus.epochs import epoch_of, number_of
+from mend.consensus.ballots import ballot_of, number_of
 from mend_lab.sim.model_check.state import (
     NOBODY,
     NONE,
@@ -21,30 +21,30 @@ from mend_lab.sim.model_check.state import (
 class Deciding(Facts):
     """Steps about votes. A step returns None if it is impossible, or changes nothing."""
 
-    def epochs(self, state: State, node: int) -> list[int]:
+    def ballots(self, state: State, node: int) -> list[int]:
         """For which it may stand: any number from its own next to one above all there are, as it
         has heard of some of them. Who stands or leads goes on until there is a higher one."""
-        if state.used.stands >= self.bounds.epochs or self.bounds.candidate not in (NOBODY, node):
+        if state.used.stands >= self.bounds.ballots or self.bounds.candidate not in (NOBODY, node):
             return []
         its, vote = state.nodes[node], self.vote(state, node)
         log = self.parts.log(vote.log)
         if self.members[node] not in log.appended.voters or log.committed.over:
             return []
-        own = self.parts.proposers[its.proposer].epoch if its.proposer >= 0 else 0
+        own = self.parts.proposers[its.proposer].ballot if its.proposer >= 0 else 0
         highest = max(
-            [term.epoch for term in state.terms]
+            [term.ballot for term in state.terms]
             + [self.vote(state, n).promised for n, it in enumerate(state.nodes) if it.acceptor >= 0]
         )
         if own and highest <= own:
             return []
         low, top = number_of(max(vote.promised, own)), number_of(highest)
         me = self.members[node]
-        return [epoch_of(number, *me) for number in range(low + 1, max(low, top) + 2)]
+        return [ballot_of(number, *me) for number in range(low + 1, max(low, top) + 2)]
 
     def _stand(self, state: State, action: Action) -> State:
-        node, epoch = action.who, action.at
-        proposer = self.parts.stand(state.nodes[node].acceptor, epoch)
-        terms = [*self.end_terms(state, node), Term(epoch, node)]
+        node, ballot = action.who, action.at
+        proposer = self.parts.stand(state.nodes[node].acceptor, ballot)
+        terms = [*self.end_terms(state, node), Term(ballot, node)]
         used = state.used._replace(stands=state.used.stands + 1)
         after = state._replace(terms=tuple(sorted(terms)), used=used)
         return put_node(after, node, state.nodes[node]._replace(proposer=proposer))
@@ -63,7 +63,7 @@ class Deciding(Facts):
             shot = self.active(state, term) if term.owner == node else None
             if shot is not None:
                 orders = shot.log if shot.leading else NOBODY
-                term = Term(term.epoch, node, orders, term.gather)
+                term = Term(term.ballot, node, orders, term.gather)
             terms.append(term)
         return terms
 
@@ -76,7 +76,7 @@ class Deciding(Facts):
         for node in action.nodes:
             acceptor = late.get(node)
             if acceptor is None:
-                acceptor = self.parts.prepare(state.nodes[node].acceptor, term.epoch)
+                acceptor = self.parts.prepare(state.nodes[node].acceptor, term.ballot)
                 after = self.move_on(after, node, acceptor)
                 after = put_node(after, node, state.nodes[node]._replace(acceptor=acceptor))
             promises.append((self.members[node], acceptor))
@@ -94,13 +94,13 @@ class Deciding(Facts):
         return put_node(state, action.who, owner._replace(proposer=number))
 
     def move_on(self, state: State, node: int, number: int) -> State:
-        """The vote becomes `number` (DEAD: it is lost): what it has last accepted in the epoch that
-        it leaves may still be under way."""
+        """The vote becomes `number` (DEAD: it is lost): what it has last accepted in the ballot
+        that it leaves may still be under way."""
         old = self.vote(state, node)
         if number >= 0 and self.parts.voters[number].promised == old.promised:
             return state
         for place, term in enumerate(state.terms):
-            if term.epoch != old.accepted:
+            if term.ballot != old.accepted:
                 continue
             shot = self.active(state, term)
             if shot is not None and shot.leading:

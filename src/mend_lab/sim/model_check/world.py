@@ -13,7 +13,7 @@ from itertools import combinations
 from operator import is_
 
 from mend.consensus.acceptor import Acceptor
-from mend.consensus.epochs import attempt_of, count_of, epoch_of
+from mend.consensus.ballots import attempt_of, ballot_of, count_of
 from mend.consensus.log import LogState
 from mend.consensus.proposer import Proposer
 from mend.consensus.quorum import hold, quorum
@@ -99,7 +99,7 @@ class ModelWorld(Deciding):
     def _begun(self) -> State:
         """Genesis is decided everywhere, and the first coordinator knows it."""
         parts, owner = self.parts, self.born - 1 if self.bounds.witness else 0
-        epoch = epoch_of(1, *self.members[owner])
+        ballot = ballot_of(1, *self.members[owner])
         genesis = Genesis(
             roster=tuple(seat(self.members[rack]) for rack in range(self.bounds.racks)),
             witness=Member(WITNESS, 1) if self.bounds.witness else None,
@@ -111,10 +111,10 @@ class ModelWorld(Deciding):
             rounds=(self.bounds.first,),
         )
         acceptor = Acceptor()
-        acceptor.append(epoch, 0, "", (genesis,), 1, 1)
+        acceptor.append(ballot, 0, "", (genesis,), 1, 1)
         vote = parts.keep_acceptor(acceptor)
-        founder = parts.new_proposer(parts.stand(self.empty, epoch))
-        founder.found(epoch)
+        founder = parts.new_proposer(parts.stand(self.empty, ballot))
+        founder.found(ballot)
         founder.append(genesis)
         for member in self.members[: self.born]:
             founder.hear(member, acceptor.acceptor_state())
@@ -124,7 +124,7 @@ class ModelWorld(Deciding):
             nodes[node] = Node(vote, held=self.bounds.first if node < self.bounds.racks else -1)
         nodes[owner] = nodes[owner]._replace(proposer=parts.keep_proposer(founder))
         decided = parts.decided(parts.voters[vote].log)
-        return State(tuple(nodes), (Term(epoch, owner),), decided, Used())
+        return State(tuple(nodes), (Term(ballot, owner),), decided, Used())
 
     def steps(self, state: State) -> Iterator[Step]:
         actions = self.possible(state)
@@ -151,12 +151,12 @@ class ModelWorld(Deciding):
                 yield from self._of_candidate(state, place, term, shot)
 
     def _of_member(self, state: State, node: int, living: list[int]) -> Iterator[Action]:
-        for epoch in self.epochs(state, node):
+        for ballot in self.ballots(state, node):
             if self.bounds.rosters > 0:
-                yield Action("stand", node, epoch)
+                yield Action("stand", node, ballot)
                 continue
             for nodes in subsets(living):
-                yield Action("takeover", node, epoch, nodes)
+                yield Action("takeover", node, ballot, nodes)
         if state.nodes[node].gather != NONE:
             yield Action("merge", node)
         yield Action("copy", node)
@@ -199,9 +199,9 @@ class ModelWorld(Deciding):
         if orders < 0 or self.members[node] not in self.parts.addressed(orders):
             return None
         its, old = state.nodes[node], self.vote(state, node)
-        number, taken = self.parts.append(its.acceptor, term.epoch, orders)
+        number, taken = self.parts.append(its.acceptor, term.ballot, orders)
         if not taken:
-            if old.promised <= term.epoch:
+            if old.promised <= term.ballot:
                 raise Broken(f"{self.name(node)} finds a decision of its own contradicted")
             return None
         if number == its.acceptor and term.gather <= its.gather:
@@ -252,7 +252,7 @@ class ModelWorld(Deciding):
             or count > self.bounds.attempts
         ):
             return None
-        gather = (version, attempt_of(term.epoch, count))
+        gather = (version, attempt_of(term.ballot, count))
         return put_term(state, action.at, term._replace(gather=gather, results=()))
 
     def _merge(self, state: State, action: Action) -> State | None:
@@ -362,7 +362,7 @@ class ModelWorld(Deciding):
             member
             for node, (member, its) in enumerate(zip(self.members, state.nodes, strict=True))
             if its.acceptor >= 0
-            and self.vote(state, node).accepted == term.epoch
+            and self.vote(state, node).accepted == term.ballot
             and self.parts.logs[self.vote(state, node).log].records == written
         )
         return self.rosters.proposed(
@@ -398,7 +398,7 @@ class ModelWorld(Deciding):
         after = self.move_on(self._freed(state, node), node, DEAD)
         if action.at >= 0:
             term, acceptor = after.terms[action.at], state.nodes[node].acceptor
-            promised = self.parts.prepare(acceptor, term.epoch)
+            promised = self.parts.prepare(acceptor, term.ballot)
             if promised == acceptor or not self.begun(acceptor):
                 return None
             late = tuple(sorted({**dict(term.late), node: promised}.items()))
@@ -440,9 +440,9 @@ class ModelWorld(Deciding):
         for node, its in enumerate(state.nodes):
             if its.acceptor < 0 or self.members[node] not in self.parts.addressed(term.orders):
                 continue
-            if self.parts.append(its.acceptor, term.epoch, term.orders)[0] != its.acceptor:
+            if self.parts.append(its.acceptor, term.ballot, term.orders)[0] != its.acceptor:
                 return True
-            if self.vote(state, node).promised == term.epoch and term.gather > its.gather:
+            if self.vote(state, node).promised == term.ballot and term.gather > its.gather:
                 return True
         return False
 

@@ -29,7 +29,7 @@ SIGNS_MAX = 3
 """Times in a row that `look` finds new writes and no new step before it warns."""
 
 
-class Movement:
+class UncountedWrites:
     """Tracks changes of the exchanged parameters. Does not keep the model alive."""
 
     def __init__(
@@ -182,7 +182,7 @@ class Movement:
 class _LoadHook:
     """A hook of `load_state_dict` of a module. A copied or unpickled model has `ignore` instead."""
 
-    def __init__(self, movement: Movement, call: Callable[[Movement], None]) -> None:
+    def __init__(self, movement: UncountedWrites, call: Callable[[UncountedWrites], None]) -> None:
         self._movement, self._call = weakref.ref(movement), call
 
     def __call__(self, *_: object) -> None:
@@ -202,11 +202,11 @@ def ignore(*_: object) -> None:
     """The hook of a model that mend does not train."""
 
 
-def _watch_loads(model: nn.Module, movement: Movement) -> list[RemovableHandle]:
+def _watch_loads(model: nn.Module, movement: UncountedWrites) -> list[RemovableHandle]:
     handles = []
     for module in model.modules():
-        before = _LoadHook(movement, Movement.begin_load)
+        before = _LoadHook(movement, UncountedWrites.begin_load)
         handles.append(module.register_load_state_dict_pre_hook(before))  # type: ignore[no-untyped-call]
-        after = _LoadHook(movement, Movement.end_load)
+        after = _LoadHook(movement, UncountedWrites.end_load)
         handles.append(module.register_load_state_dict_post_hook(after))  # type: ignore[no-untyped-call]
     return handles

@@ -28,7 +28,7 @@ Round = tuple[int, int]
 
 
 @dataclass
-class Turnout:
+class Participation:
     """Of one job, as one rank sees it."""
 
     by_racks: Counter[int] = field(default_factory=Counter)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from mend.engine.speakers import SILENT_NS, SPEAKERS_MAX, Speakers
+from mend.engine.connection_owners import SILENT_NS, SPEAKERS_MAX, ConnectionOwners
 from mend.types import Member
 
 RACK = Member(1, 7)
 FIRST, SECOND = b"first", b"second"
 
 
-def speakers(gone: set[bytes]) -> Speakers:
-    return Speakers(lambda route: route not in gone)
+def speakers(gone: set[bytes]) -> ConnectionOwners:
+    return ConnectionOwners(lambda route: route not in gone)
 
 
 def test_a_second_connection_is_not_heard_while_the_first_stands_and_speaks() -> None:

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.records import share_of
-from mend.engine.turnout import (
+from mend.engine.participation import (
     ALONE_LEAST,
     ROUNDS_LEAST,
     ROUNDS_RECENT,
     LastRounds,
-    Turnout,
+    Participation,
     short_of,
     told,
 )
@@ -31,7 +31,7 @@ def test_it_is_said_in_one_line() -> None:
 
 
 def test_all_rounds_are_counted_and_the_newest_are_kept() -> None:
-    turnout = Turnout()
+    turnout = Participation()
     for _ in range(30):
         turnout.add((0,), {0, 1})
     turnout.add((0, 1), {0, 1})
@@ -40,14 +40,14 @@ def test_all_rounds_are_counted_and_the_newest_are_kept() -> None:
 
 
 def test_a_member_that_died_meanwhile_lived_and_an_unknown_rest_is_not_counted_as_missing() -> None:
-    turnout = Turnout()
+    turnout = Participation()
     assert turnout.add((0, 2), {0, 1}) == (2, 3)
     assert turnout.add((0,), ()) == (1, 0)
     assert told([(1, 0)]) == ""
 
 
 def test_it_warns_once_and_again_only_after_it_was_well() -> None:
-    turnout, warnings = Turnout(), []
+    turnout, warnings = Participation(), []
 
     def rounds(count: int, *members: int) -> None:
         for _ in range(count):

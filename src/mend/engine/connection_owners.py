@@ -17,7 +17,7 @@ SILENT_NS = SECOND
 """A connection that has been silent for so long may be half dead: the next one takes its place."""
 
 
-class Speakers:
+class ConnectionOwners:
     """`stands(route)`: whether a connection is still there."""
 
     def __init__(self, stands: Callable[[bytes], bool]) -> None:

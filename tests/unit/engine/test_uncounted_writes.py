@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mend import MendConfig, session
-from mend.engine.movement import CANARIES_MAX, SIGNS_MAX, Movement
+from mend.engine.uncounted_writes import CANARIES_MAX, SIGNS_MAX, UncountedWrites
 from tests.noted import pair
 
 
@@ -19,7 +19,7 @@ class Watched:
     def __init__(self, parameters: int = 3) -> None:
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(parameters)])
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.movement = Movement(
+        self.movement = UncountedWrites(
             self.model, list(self.model), lambda event: self.told.append(pair(event))
         )
 

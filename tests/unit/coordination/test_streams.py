@@ -11,7 +11,16 @@ from msgspec.structs import replace
 
 from mend.consensus.records import Absent
 from mend.coordination import wire
-from mend.coordination.messages import Ack, Envelope, MergeProposal, Message, Orders, Patch, Report
+from mend.coordination.messages import (
+    Ack,
+    Envelope,
+    MergeProposal,
+    Message,
+    Orders,
+    Patch,
+    Reason,
+    Report,
+)
 from mend.coordination.streams import (
     ENCODED_MAX,
     PEERS_MAX,
@@ -46,7 +55,7 @@ def drawn(chance: random.Random, known: Orders) -> Orders:
     if chance.random() < 0.3:
         said["live"] = tuple(sorted(chance.sample(range(8), 3)))
     if chance.random() < 0.3:
-        said["why"] = (f"because of {chance.randrange(3)}",)
+        said["why"] = (Reason(f"because of {chance.randrange(3)}"),)
     return replace(known, **said)
 
 

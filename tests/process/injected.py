@@ -51,7 +51,7 @@ class ShownBenchmark(MicroBenchmark):
     cause = ""
 
     def stepped(self, step: int, *_: object) -> None:
-        asked, self._asked = self._asked, None
+        asked, self._published.asks = self._published.asks, None
         if asked is not None:
             times = self.times()
             product_ns = round(PRODUCT_NS * (times if self.cause == "compute" else 1.0))

@@ -86,7 +86,7 @@ def test_a_story_says_what_was_set_up_what_happened_and_how_it_ended() -> None:
     assert "At 0.30 s nothing reaches rack 1 from rack 0, until 0.60 s." in story
     assert "At 0.50 s the witness crashes." in story
     assert "   0.500 s  the witness crashes" in story
-    assert "the witness has heard hello from racks 0, 1, 2: the job begins" in story
+    assert "the witness: racks 0,1,2 have met: the job begins" in story
     assert (
         "fragment 0 version 1 is decided: offers of racks 0, 1, 2 (all-in, 3 of 3 racks)" in story
     )

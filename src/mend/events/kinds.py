@@ -319,7 +319,7 @@ class SnapshotRead(InfoEvent, frozen=True, tag="snapshot"):
 
 
 class RackSilent(WarningEvent, frozen=True, tag="rack-silent"):
-    """A rack is not heard, or is heard again."""
+    """A rack of the job is not heard any more; the effect says whether rounds go on."""
 
     says = "rack {peer} is silent: {effect}"
     remedy = "see docs/troubleshooting.md, A rack is silent"
@@ -328,7 +328,7 @@ class RackSilent(WarningEvent, frozen=True, tag="rack-silent"):
 
 
 class RackBack(LoudEvent, frozen=True, tag="rack-back"):
-    """A rack is not heard, or is heard again."""
+    """A silent rack is heard again."""
 
     says = "rack {peer} is heard again"
     peer: Whole

@@ -66,6 +66,11 @@ ROWS = (
         quick="--megabytes 2 --repeats 2",
     ),
     Row(
+        "relay",
+        "pull through the port of a rack's leader, against a direct one",
+        quick="--megabytes 2 --repeats 2",
+    ),
+    Row(
         "floods",
         "commits of a job under floods, beside the same floods at a bystander",
         quick="--repeats 1 --seconds 0.3 --floods garbage",

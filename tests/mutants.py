@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-rest: a flood of connections is admitted at once",
-        "transport.bulk_server:Holder._rest",
+        "transport.bulk_server:PayloadServer._rest",
         "self._next_ns > now_ns",
         "self._next_ns < 0",
         (

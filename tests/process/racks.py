@@ -197,9 +197,10 @@ class Siblings:
         port: int,
         *,
         whole: frozenset[int] = frozenset(),
-        namespaces: Sequence[str],
+        namespaces: Sequence[str] = (),
     ) -> None:
         """`whole`: the ranks that end as an interpreter does. `namespaces`: of each rank."""
+        namespaces = namespaces or [""] * ranks
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         meeting = {"MASTER_ADDR": "127.0.0.1", **env, "MASTER_PORT": str(port)}
         self.log = log

@@ -70,7 +70,7 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     ended = rf"\[launch\] rack 1 ended exit={EVICTED_EXIT} restart=evicted 1/2 still_running=0"
     assert re.search(ended, told), told
     slow = r"rack 1 is slow by the compute of rank 0 \(.*?\): "
-    assert re.search(rf"\[rack 1\].* evicted step=\d+ reason=.*{slow}", told), told
+    assert re.search(rf"\[rack 1\].* evicted step=\d+ msg=.*{slow}", told), told
     assert "[rack 1] twin True copied from rack " in told, told
     digests = re.findall(r"digest (\w+) merged True", told)
     assert len(digests) == 2, told

@@ -372,7 +372,7 @@ def test_a_job_that_cannot_begin_ends_at_once_with_the_reason(tmp_path: Path) ->
             r'rack 0: fragments is 2 there and not here"', said[-1]
         ), said  # fmt: skip
         told = "\n".join(said)
-        assert re.search(r"\[rack 0\] .*waiting for=.*rack 1 was refused", told), told
+        assert re.search(r"\[rack 0\] .* waiting .*for: .*rack 1 was refused", told), told
 
 
 TOO_LATE = """

@@ -340,7 +340,7 @@ class Acts:
 
     def holds(self, fragment: int, version: int, path: str) -> None:
         """Wait until this rank has the bytes of a decided version, and tell the test."""
-        while (fragment, version) not in self.runtime._rank.rank.anchors:
+        while (fragment, version) not in self.runtime._rank.rank.store.anchors:
             time.sleep(0.005)
         self.touch(path)
 

@@ -171,7 +171,7 @@ def test_the_reference_finds_the_same_bits(seed: int) -> None:
     for fields in logged(world):
         fragment, version = fields["fragment"], fields["version"]
         found = [digest_in(outcome, fragment, version, scenario, rank) for rank in range(ranks)]
-        assert found == fields["digests"], f"fragment {fragment} version {version}"
+        assert tuple(found) == fields["digests"], f"fragment {fragment} version {version}"
     for peer, training in world.trainings.items():
         for fragment, track in enumerate(training.trainer.tracks):
             theirs = outcome.anchors[fragment][track.anchor.version].values

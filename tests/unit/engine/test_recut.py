@@ -258,7 +258,7 @@ def test_a_folder_of_two_ranks_is_read_by_one_and_refused_to_shards(tmp_path: Pa
     assert "The number of ranks can change only for models that each rank holds whole" in said
     assert "Start 2 per rack, or begin a new job" in said
     other = (("codec", "int8"), then[1])
-    with pytest.raises(CheckpointError, match=r"plan: codec .* was float32, is int8 here$"):
+    with pytest.raises(CheckpointError, match=r"plan: codec was float32, is int8 here$"):
         read_part(tmp_path, 0, one, other, Cuttable(PLAN, 2, lambda *_: other))
     path = tmp_path / "rack-0" / rank_file(1)
     data = bytearray(path.read_bytes())

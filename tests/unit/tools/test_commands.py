@@ -146,7 +146,7 @@ def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
         (["repro", "--verify", "no/such"], "no/such cannot be read (No such file or directory)"),
         (["repro", "--", "no/such.py"], "SCRIPT='no/such.py': there is no such file"),
         (["explain", "no/such"], "no/such: there is no such file or folder. Give the folder"),
-        (["demo", "--codec", "zip"], "--codec='zip': needs one of none, bf16"),
+        (["demo", "--codec", "zip"], "--codec='zip': needs one of float32, bfloat16"),
         (["top", "nohost"], "address='nohost': is no address. Give tcp://host:port."),
     ],
 )

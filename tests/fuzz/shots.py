@@ -108,6 +108,4 @@ def _decided(world: World) -> object:
     report = world.run()
     assert not report.problems, report.problems
     commits = world.checkers.commits.values()
-    return sorted(
-        (c["fragment"], c["version"], str(c["members"]), str(c["digests"])) for c in commits
-    )
+    return sorted((c.fragment, c.version, str(c.members), str(c.digests)) for c in commits)

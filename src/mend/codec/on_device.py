@@ -21,7 +21,7 @@ from mend.kernels import ROW_NUMEL, DeviceOfferKernel, device_offer_kernel
 ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 """Codecs with such a kernel."""
 
-_NAMES = ", ".join(ON_DEVICE).replace("bfloat16", "bf16")
+_NAMES = ", ".join(ON_DEVICE)
 
 SAID_MAX = 400
 """Characters of a message of Triton."""

@@ -383,7 +383,7 @@ class MendConfig:
     encode_on: Literal["host", "device"] = _tuning(
         "host",
         k.one_of("host", "device"),
-        "place where offers are encoded; device: on the GPU, with bf16, int8, int4, e3m0 or "
+        "place where offers are encoded; device: on the GPU, with bfloat16, int8, int4, e3m0 or "
         "topk, for 8 bytes of GPU memory per parameter that the rank owns (compression.md)",
         Scope.RACK,
     )

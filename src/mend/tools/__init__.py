@@ -130,10 +130,10 @@ def demo_command(
     codec: Annotated[
         str,
         typer.Option(
-            help="Compression of deltas: none, bf16, int8, int4, e3m0, topk, sparse, or powersgd-1 "
-            "to powersgd-64."
+            help="Codec of deltas: float32, bfloat16, int8, int4, e3m0, topk, sparse, or "
+            "powersgd-1 to powersgd-64."
         ),
-    ] = "none",
+    ] = "float32",
     out: Annotated[Path, typer.Option(help="Folder for results, events and summary.json.")] = Path(
         "runs/demo"
     ),

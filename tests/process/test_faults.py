@@ -132,7 +132,7 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
         argv = [job.nursery.python, "-m", "mend.tools", "explain", job.events_folder]
         env = environment(COLUMNS="400")
         said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
-        assert re.search(rf"drop .*rack 2 has diverged: {told}", said), said
+        assert re.search(rf"drop: .*rack 2 has diverged: {told}", said), said
 
 
 def killed_and_left(job: Job, number: signal.Signals, *, middle: bool) -> Result:

@@ -17,7 +17,7 @@ from mend.codec.on_device import ON_DEVICE
 from mend.engine.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
 from mend.errors import ConfigError
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
-from mend.fragment.device import Side
+from mend.fragment.device import Move, Side
 from mend.fragment.shards import replicated
 from mend.kernels import ROW_NUMEL
 from mend.tools.ports import free_ports
@@ -151,7 +151,8 @@ def test_an_apply_on_the_side_stream_is_realign(named: bool, apply_mode: Any) ->
     delta = delta_N if named else None
     realign(expected_N, anchor_N, delta, next_N, apply_mode, 0.3, expected_N)
     side = Side(CUDA)
-    side.apply(view, owned, side.upload(1, anchor_N, delta, next_N, apply_mode), apply_mode, 0.3)
+    uploaded = side.upload(Move(0, 1, int(named), apply_mode), anchor_N, delta, next_N)
+    side.apply(view, owned, uploaded, 0.3)
     after_N = torch.empty(owned.numel)
     view.read(owned, after_N)
     assert torch.equal(bits(after_N), bits(expected_N))

@@ -1,7 +1,7 @@
 """Captures and applies on a GPU, on a side stream; the training thread only launches them.
 
-Used by the training thread. A new anchor is uploaded as soon as it is decided, if no other one
-waits on the device; else at its apply point.
+Used by the training thread, but for `prefetch`: the loop uploads a new anchor as soon as it is
+published, if no other one waits on the device; else it is uploaded at its apply point.
 
 Where the device encodes, it keeps of every fragment the anchor that was applied last and the
 residual, and of an open offer the delta and what is pending; with feedback in the weights no
@@ -10,6 +10,7 @@ residual, and what is sent in place of what is pending.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +28,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.errors import NonFinite
 from mend.fragment.apply import ApplyMode
-from mend.fragment.device import Landed, Side, Uploaded
+from mend.fragment.device import Landed, Move, Side, Uploaded
 from mend.kernels import ROW_NUMEL
 
 
@@ -67,6 +68,8 @@ class CudaStaging:
     ) -> None:
         self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
         self.apply_mode, self._alpha = apply_mode, blend_alpha
+        self._lock = threading.Lock()
+        """Of what waits."""
         self._waiting: tuple[int, Uploaded] | None = None
         self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
         """By fragment: which one is on the device, and its values there."""
@@ -112,49 +115,61 @@ class CudaStaging:
         self._held[fragment] = size
 
     def prefetch(
-        self, fragment: int, track: FragmentState, delta_N: Tensor | None, new: Anchor
+        self, fragment: int, old: Anchor, offer: int, delta_N: Tensor | None, new: Anchor
     ) -> None:
-        """Begin the upload of an anchor that will be applied; `delta_N` as for `realign`."""
-        if self._waiting is not None:
-            before, older = self._waiting
-            if before != fragment or older.version >= new.version:
-                return
-            self.side.forget(older)
-        self._waiting = fragment, self._upload(fragment, track, delta_N, new)
+        """Begin the upload of an anchor that will be applied. `old`: the anchor that is applied;
+        `offer`, `delta_N`: as for `realign`. Any thread may call it: `realign` uses the upload only
+        if it is of the move that is due by then."""
+        old_N = old.values
+        if self.encoder is not None:
+            on_device = self._anchors.get(fragment)
+            if on_device is None or on_device[0] is not old:
+                return  # the training thread brings it there
+            old_N = on_device[1]
+        with self._lock:
+            if self._waiting is not None:
+                before, older = self._waiting
+                if before != fragment or older.move.version >= new.version:
+                    return
+                self.side.forget(older)
+                self._waiting = None
+            move = Move(old.version, new.version, offer, self.apply_mode)
+            self._waiting = fragment, self.side.upload(move, old_N, delta_N, new.values)
 
     def realign(
         self,
         fragment: int,
         track: FragmentState,
+        offer: int,
         delta_N: Tensor | None,
         new: Anchor,
         out_N: Tensor | None,
     ) -> None:
-        """Order the move under the new anchor: of the model, or into `out_N` (device, fp32)."""
-        uploaded = self._taken(fragment, delta_N is not None, new.version)
+        """Order the move under the new anchor: of the model, or into `out_N` (device, fp32).
+        `offer`: number of the own offer that it has merged, with its merged part `delta_N`; 0 and
+        None: it has merged none."""
+        move = Move(track.anchor.version, new.version, offer, self.apply_mode)
+        uploaded = self._taken(fragment, move)
         if uploaded is None:
-            uploaded = self._upload(fragment, track, delta_N, new)
-        self.side.apply(track.view, track.owned, uploaded, self.apply_mode, self._alpha, out_N)
+            encodes = self.encoder is not None
+            old_N = self._anchor(fragment, track) if encodes else track.anchor.values
+            uploaded = self.side.upload(move, old_N, delta_N, new.values)
+        self.side.apply(track.view, track.owned, uploaded, self._alpha, out_N)
         if self.encoder is not None:
             self._anchors[fragment] = new, uploaded.next_N
             if delta_N is not None:  # named: it leaves a residual, or nothing
                 self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
 
-    def _taken(self, fragment: int, named: bool, version: int) -> Uploaded | None:
-        """What waits, if it is what is to be applied. It may be older, or have gone another way."""
-        if self._waiting is None or self._waiting[0] != fragment:
-            return None
-        uploaded, self._waiting = self._waiting[1], None
-        if (uploaded.version, uploaded.named) == (version, named):
+    def _taken(self, fragment: int, move: Move) -> Uploaded | None:
+        """What waits, if it is of this move. It may be older, or have gone another way."""
+        with self._lock:
+            if self._waiting is None or self._waiting[0] != fragment:
+                return None
+            uploaded, self._waiting = self._waiting[1], None
+        if uploaded.move == move:
             return uploaded
         self.side.forget(uploaded)
         return None
-
-    def _upload(
-        self, fragment: int, track: FragmentState, delta_N: Tensor | None, new: Anchor
-    ) -> Uploaded:
-        old_N = track.anchor.values if self.encoder is None else self._anchor(fragment, track)
-        return self.side.upload(new.version, old_N, delta_N, new.values, self.apply_mode)
 
 
 def _encoded(

@@ -186,7 +186,7 @@ class LiveRank:
                 rules = self.numerics.of(moments=bool(track.moments))
                 self._resumed.restore(fragment, track, rules)
         if self._side is not None:
-            self._side.prepare(_on_device(self.numerics, tracks))
+            self._side.prepare(*_on_device(self.numerics, tracks))
             _prepare(self.numerics, tracks)
         return tracks
 
@@ -541,12 +541,13 @@ def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
     del second, parcels, ready
 
 
-def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
-    """Number of elements of each vector that the device will hold: those of a round. Where the
-    device encodes, also an anchor and a residual of every fragment (no residual with feedback in
-    the weights), a delta and a pending residual."""
+def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> tuple[list[int], list[int]]:
+    """Number of elements of each vector that the device will hold, and of each that is uploaded:
+    those of a round. Where the device encodes, also an anchor and a residual of every fragment (no
+    residual with feedback in the weights), a delta and a pending residual."""
     numels = [track.owned.numel for track in tracks if track.moments is None]
+    most = max(numels)
     if numerics.on_device is None:
-        return [max(numels)] * 3
-    stay = 1 if numerics.in_weights else 2
-    return [*numels * stay, *[max(numels)] * 4]
+        return [most], [most] * 2
+    residuals = [] if numerics.in_weights else numels
+    return [*residuals, most, most], [*numels, most, most]

@@ -114,8 +114,9 @@ class PublishedState:
     asks: Validate | None = None
     """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
-    fresh = False
-    """Something was published since the training thread last looked; read without the lock."""
+    on_anchor: Callable[[int], None] = staticmethod(lambda fragment: None)
+    """Called by the loop with the fragment of every anchor that it has published. Set by the
+    training thread before the loop publishes."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -183,8 +184,8 @@ class PublishedState:
     def publish(self, fragment: int, anchor: Anchor) -> None:
         with self.changed:
             self.panels[fragment].anchors[anchor.version] = anchor
-            self.fresh = True
             self.changed.notify_all()
+        self.on_anchor(fragment)
 
     def forget(self, fragment: int, version: int) -> None:
         with self.changed:

@@ -11,6 +11,7 @@ capture, then apply).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -148,6 +149,7 @@ class TrainerRounds:
         self._budget_ns = policy.stall_max_ns
         blend = options.apply_mode, options.blend_alpha
         self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
+        published.on_anchor = self._prefetch
         if resumed is not None:
             self._go_on_after(resumed[0])
 
@@ -183,20 +185,30 @@ class TrainerRounds:
             self.batch = 0
         if self.benchmark is not None:
             self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
-        if self.beside is not None and self.published.fresh:
-            self._prefetch(self.beside)
         return self.step >= self.calendar.next_step
 
-    def _prefetch(self, beside: CudaStaging) -> None:
-        """Start the upload of anchors that were decided meanwhile."""
-        self.published.fresh = False
-        for fragment, track in enumerate(self.weights):
-            with self.published.changed:
-                anchors = dict(self.published.panels[fragment].anchors)
-            newest, _ = unbroken_run(anchors, track.anchor.version)
-            if newest > track.anchor.version:
-                _, delta_N = self._outcome(fragment, newest)
-                beside.prefetch(fragment, track, delta_N, anchors[newest])
+    def _prefetch(self, fragment: int) -> None:
+        """Start the upload of the newest anchor. The loop calls it at once when it publishes one:
+        at the next step it might be too late. What this reads the training thread may change at the
+        same time; then the upload is not of the move that it makes, and is dropped."""
+        track = self.tracks[fragment]
+        if self.beside is None or track.moments is not None:
+            return
+        old, offer = track.anchor, track.offer
+        with self.published.changed:
+            panel = self.published.panels[fragment]
+            anchors = dict(panel.anchors)
+            newest, _ = unbroken_run(anchors, old.version)
+            if newest <= old.version:
+                return
+            named = (
+                offer is not None
+                and panel.fate((self.member, offer.seq), old.version, newest) == "named"
+            )
+        seq, delta_N = (offer.seq, offer.merged_N) if named and offer is not None else (0, None)
+        # Without room on the device the apply asks again, in the script's own thread.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.beside.prefetch(fragment, old, seq, delta_N, anchors[newest])
 
     def work(self) -> Requests:
         """Everything that is due after the current step."""
@@ -582,7 +594,8 @@ class TrainerRounds:
             numel = track.owned.numel if track.shared else 0
             room_N = torch.empty(numel, dtype=torch.float32, device=device)
             out_N = room_N if track.shared else None
-            self.beside.realign(fragment, track, delta_N, anchor, out_N)
+            seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
+            self.beside.realign(fragment, track, seq, delta_N, anchor, out_N)
             if out_N is not None:
                 yield from self._write(track, fragment, out_N)
             return

@@ -1,10 +1,11 @@
 """Snapshot and apply for parameters on a GPU, beside the training stream.
 
-Everything runs on one side stream per rank. Around each of its jobs the training stream gets two
-events and nothing else: one that the job waits for (the parameters are written), one that the next
-step waits for (the job is done with them). What crosses the bus does so before or after, under the
-training steps: a snapshot goes to the host from a copy on the device, a new anchor is uploaded when
-it arrives, not when it is due. Never peers, clocks, files.
+Snapshots and applies run on one side stream per rank. Around each of them the training stream gets
+two events and nothing else: one that the job waits for (the parameters are written), one that the
+next step waits for (the job is done with them). What crosses the bus does so before or after, under
+the training steps: a snapshot goes to the host from a copy on the device, and a new anchor is
+uploaded when it arrives, not when it is due, on a stream of its own: a snapshot that had to wait
+for an upload would hold up the training stream for as long. Never peers, clocks, files.
 
 On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
 snapshot, two for an anchor that waits for its apply point. `encode` leaves two there, and needs two
@@ -15,9 +16,11 @@ Legend: N elements of a vector.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,15 +57,28 @@ Encode = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 host), all on the device."""
 
 
+class Move(NamedTuple):
+    """A move of the model from one anchor to another: what decides which vectors it needs."""
+
+    base: int
+    """Version of the old anchor."""
+    version: int
+    """Version of the new one."""
+    offer: int
+    """Number of the own offer that the new anchor has merged; 0: none."""
+    apply_mode: ApplyMode
+
+
 @dataclass(eq=False)
 class Uploaded:
     """The vectors that an apply needs, on the device or on the way to it."""
 
-    version: int
-    named: bool
+    move: Move
     next_N: Tensor
     base_N: Tensor | None
     """Subtracted from theta: the old anchor, or what was captured; None: not needed."""
+    ready: Any
+    """Event after which both are on the device."""
 
     @property
     def device_bytes(self) -> int:
@@ -70,22 +86,31 @@ class Uploaded:
 
 
 class Side:
-    """The side stream of one rank's device. Used by the training thread alone."""
+    """The side streams of one rank's device. The loop may call `upload` and `forget`, everything
+    else is the training thread's."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._torch: Any = torch.get_device_module(device)
         # torch.cpu has streams and events that do nothing: the same code runs without a GPU.
-        self._stream = self._torch.Stream(device) if device.type != "cpu" else torch.cpu.Stream()
+        new_stream: Any = (
+            torch.cpu.Stream if device.type == "cpu" else partial(self._torch.Stream, device)
+        )
+        self._stream, self._uploads = new_stream(), new_stream()
+        self._lock = threading.Lock()
+        """Of what both threads write: the copies under way, and the counts of bytes."""
         self._flying: list[tuple[Any, tuple[Tensor, ...]]] = []
         self.bytes_peak = 0
         """Most memory of the device that was taken at once."""
         self._waiting_bytes = 0
 
-    def prepare(self, numels: Sequence[int]) -> None:
-        """Have torch's allocator hold what rounds will take: vectors of so many elements (fp32)."""
-        with self._torch.stream(self._stream):
-            ready = [torch.empty(n, dtype=torch.float32, device=self.device) for n in numels]
+    def prepare(self, numels: Sequence[int], uploaded: Sequence[int]) -> None:
+        """Have torch's allocator hold what rounds will take: vectors of so many elements (fp32),
+        and of so many for uploads."""
+        ready = []
+        for stream, sizes in ((self._stream, numels), (self._uploads, uploaded)):
+            with self._torch.stream(stream):
+                ready += [torch.empty(n, dtype=torch.float32, device=self.device) for n in sizes]
         self._count(sum(each.nbytes for each in ready))
         del ready
 
@@ -100,7 +125,7 @@ class Side:
             view.read(owned, staged_N)
             self._end(main)
             out_N.copy_(staged_N, non_blocking=True)
-            landed: Landed = self._mark().synchronize
+            landed: Landed = self._mark(self._stream).synchronize
         self._count(4 * owned.numel)
         return landed
 
@@ -123,51 +148,47 @@ class Side:
             self._end(main)
             left_N, parcel_B = encode(delta_N, anchor_N, residual_N)
             out_B.copy_(parcel_B, non_blocking=True)
-            landed: Landed = self._mark().synchronize
+            landed: Landed = self._mark(self._stream).synchronize
         self._count(parcel_B.nbytes)
         return delta_N, left_N, landed
 
     @torch.no_grad()
     def fetch(self, values_N: Tensor) -> Tensor:
         """A copy on the device, for what is given to the side stream later."""
-        with self._torch.stream(self._stream):
+        with self._torch.stream(self._uploads):
             found_N = torch.empty(values_N.numel(), dtype=torch.float32, device=self.device)
             found_N.copy_(values_N, non_blocking=True)
-            self._keep(self._mark(), (values_N,))
+            ready = self._lend(found_N)
+        self._stream.wait_event(ready)
+        self._keep(ready, (values_N,))
         return found_N
 
     def held(self, more: int) -> None:
         """Bytes that stay on the device from now on; negative: that do not any more."""
-        self._waiting_bytes += more
-        self._count(0)
+        self._wait_for(more)
 
     # -------------------------------------------------------------- apply
 
     @torch.no_grad()
     def upload(
-        self,
-        version: int,
-        anchor_N: Tensor,
-        delta_N: Tensor | None,
-        next_N: Tensor,
-        apply_mode: ApplyMode,
+        self, move: Move, anchor_N: Tensor, delta_N: Tensor | None, next_N: Tensor
     ) -> Uploaded:
-        """Start bringing a new anchor to the device. Arguments as those of `realign`, pinned."""
-        named = delta_N is not None
-        with self._torch.stream(self._stream):
+        """Start bringing a new anchor to the device. Tensors as those of `realign`, pinned, or on
+        the device and complete."""
+        with self._torch.stream(self._uploads):
             base_N = None
             there_N = torch.empty(next_N.numel(), dtype=torch.float32, device=self.device)
             sources: tuple[Tensor, ...] = (anchor_N, next_N)
-            if not named or apply_mode == "carry":
+            if delta_N is None or move.apply_mode == "carry":
                 base_N = torch.empty_like(there_N).copy_(anchor_N, non_blocking=True)
             if delta_N is not None and base_N is not None:
                 base_N.sub_(there_N.copy_(delta_N, non_blocking=True))
                 sources = (*sources, delta_N)
             there_N.copy_(next_N, non_blocking=True)
-            self._keep(self._mark(), sources)
-        found = Uploaded(version, named, there_N, base_N)
-        self._waiting_bytes += found.device_bytes
-        self._count(0)
+            ready = self._lend(there_N, base_N)
+        self._keep(ready, sources)
+        found = Uploaded(move, there_N, base_N, ready)
+        self._wait_for(found.device_bytes)
         return found
 
     @torch.no_grad()
@@ -176,7 +197,6 @@ class Side:
         view: FragmentView,
         owned: Owned,
         new: Uploaded,
-        apply_mode: ApplyMode,
         alpha: float,
         out_N: Tensor | None = None,
     ) -> None:
@@ -184,6 +204,7 @@ class Side:
         device) where replicas have to be told. The formulas are those of `realign`."""
         main = self._begin()
         with self._torch.stream(self._stream):
+            self._stream.wait_event(new.ready)
             for live, inner, outer in view.pieces(owned):
                 plain = live.is_contiguous()
                 flat = live.view(-1) if plain else live.reshape(-1)
@@ -193,12 +214,13 @@ class Side:
                     place = slice(outer.start + start, outer.start + stop)
                     in_place = out_N is None and theta_n.dtype == torch.float32
                     moved_n = theta_n if in_place else theta_n.to(torch.float32, copy=True)
-                    _move(moved_n, new, place, apply_mode, alpha)
+                    _move(moved_n, new, place, alpha)
                     if not in_place:
                         (theta_n if out_N is None else out_N[place]).copy_(moved_n)
                 if not plain and out_N is None:
                     live.copy_(flat.view(live.shape))
             self._end(main)
+            self._collect()
         self.forget(new)
 
     def forget(self, new: Uploaded) -> None:
@@ -207,7 +229,7 @@ class Side:
 
     def close(self) -> None:
         """Wait until no copy reads or writes memory of the host any more."""
-        self._mark().synchronize()
+        self._mark(self._stream).synchronize()
         self._flying.clear()
 
     # -------------------------------------------------------------- streams
@@ -220,31 +242,51 @@ class Side:
 
     def _end(self, main: Any) -> None:
         """The training stream waits for what the side stream has been given so far."""
-        main.wait_event(self._mark())
+        main.wait_event(self._mark(self._stream))
 
-    def _mark(self) -> Any:
+    def _mark(self, stream: Any) -> Any:
         event = self._torch.Event()
-        event.record(self._stream)
+        event.record(stream)
         return event
+
+    def _lend(self, *uploaded: Tensor | None) -> Any:
+        """Let the side stream use them: return the event after which it may, and have the allocator
+        wait for that stream before it gives their memory away."""
+        if self.device.type != "cpu":
+            for vector in uploaded:
+                if vector is not None:
+                    vector.record_stream(self._stream)
+        return self._mark(self._uploads)
 
     def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
         """Host memory must not be used again while a copy still reads it."""
-        self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
-        self._flying.append((done, sources))
+        with self._lock:
+            self._flying.append((done, sources))
+
+    def _collect(self) -> None:
+        """Let go of host memory that no copy reads any more. Only the training thread asks events:
+        CUDA forbids it to others while that thread captures a graph."""
+        with self._lock:
+            self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
+
+    def _wait_for(self, more: int) -> None:
+        """Bytes that wait on the device from now on; negative: that do not any more."""
+        with self._lock:
+            self._waiting_bytes += more
+            self.bytes_peak = max(self.bytes_peak, self._waiting_bytes)
 
     def _count(self, more: int) -> None:
-        self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
+        with self._lock:
+            self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
 
 
-def _move(
-    theta_n: Tensor, new: Uploaded, place: slice, apply_mode: ApplyMode, alpha: float
-) -> None:
+def _move(theta_n: Tensor, new: Uploaded, place: slice, alpha: float) -> None:
     """`realign` on the device, in place: the same operations, each rounded to fp32. A sum of two
     has the same bits in either order."""
     next_n = new.next_N[place]
     if new.base_N is not None:
         theta_n.sub_(new.base_N[place]).add_(next_n)
-    elif apply_mode == "overwrite":
+    elif new.move.apply_mode == "overwrite":
         theta_n.copy_(next_n)
     else:
         theta_n.sub_(next_n).mul_(alpha).add_(next_n)

@@ -13,7 +13,6 @@ from torch import Tensor
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, Parts, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
-from mend.engine.cuda_staging import CudaStaging
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.outcome import Outcome
@@ -319,9 +318,8 @@ class ReplayTrainer(Trainer):
         self.clock.worked(self.step, begun_ns)
         yield from self._stop_if_over()
 
-    def _prefetch(self, beside: CudaStaging) -> None:
+    def _prefetch(self, fragment: int) -> None:
         """No upload ahead: the newest version may not be the one to apply."""
-        self.published.fresh = False
 
     def _follow(self) -> Requests:
         """Apply, discard and capture what the tape has for this step, in its order."""

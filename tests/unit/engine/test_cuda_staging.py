@@ -3,6 +3,7 @@ the same on real ones."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from mend.errors import NonFinite
 from mend.fragment.device import Side, device_of
 from mend.types import SECOND
 from tests.unit.codec.offer_reference import reference
-from tests.unit.engine.hand import MOVE, Hand
+from tests.unit.engine.hand import MOVE, NUMEL, Hand
 
 CPU = torch.device("cpu")
 PATIENT = {"stall_max_ns": SECOND}
@@ -144,12 +145,11 @@ def test_an_anchor_is_uploaded_when_it_comes_not_when_it_is_due() -> None:
     side = Side(CPU)
     hand = Hand(side=side, overlap=2, **PATIENT)
     hand.step(4)
-    hand.decide(0.5, names=True)
     before = side.bytes_peak
-    hand.step(1)
+    hand.decide(0.5, names=True)
     assert hand.track().anchor.version == 0, "not due yet"
     assert side.bytes_peak == 2 * before, "two vectors wait, where a snapshot took one"
-    hand.step(1)
+    hand.step(2)
     assert hand.track().anchor.version == 1
     assert hand.theta() == 0.5 + 2 * MOVE
 
@@ -160,13 +160,22 @@ def test_a_model_on_two_devices_has_no_side() -> None:
     assert device_of([here, there]) is None
 
 
-def test_what_waits_is_not_applied_in_place_of_what_is_due() -> None:
-    """A version may be decided between the last look at the board and the apply."""
-    hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
-    hand.step(4)
-    beside, track = hand.trainer.beside, hand.track()
-    assert beside is not None
-    older, newer = hand.decide(0.5), hand.decide(0.75)
-    beside.prefetch(0, track, None, older)
-    beside.realign(0, track, None, newer, None)
-    assert hand.theta() == 0.75 + 4 * MOVE
+def test_upload_of_another_move_is_not_applied() -> None:
+    """The loop uploads while the training thread decides, and may see another move."""
+    for version, base, offer, mode in product((0, 1), repeat=4):
+        hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
+        hand.step(4)
+        beside, track = hand.trainer.beside, hand.track()
+        assert beside is not None
+        named = track.offer
+        assert named is not None
+        anchors = [hand.decide(0.5, publish=False), hand.decide(0.75, publish=False)]
+        wrong = hand.numerics.adopt(torch.full_like(anchors[0].values, 9.0), NUMEL, 7)
+        beside.apply_mode = ("carry", "overwrite")[mode]
+        beside.prefetch(
+            0, (track.anchor, wrong)[base], (0, named.seq)[offer],
+            (None, named.merged_N)[offer], anchors[version],
+        )  # fmt: skip
+        beside.apply_mode = "carry"
+        beside.realign(0, track, 0, None, anchors[1], None)
+        assert hand.theta() == 0.75 + 4 * MOVE, (version, base, offer, mode)

@@ -1,34 +1,52 @@
-"""Level shape on two GPUs: ranks that share a batch have the bits of one GPU.
+"""Level shape on several GPUs: ranks that share a batch, a layer or both have the bits of one GPU.
 
 torchrun --nproc-per-node 2 -m pytest tests/gpu/test_determinism_ranks.py -q
+torchrun --nproc-per-node 4 -m pytest tests/gpu/test_determinism_ranks.py -q
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._determinism_models import Gpt, Llama, loss_in_bf16
-from mend.determinism import DeterministicTrainer, ddp_hook, enable, fix_fsdp
+from mend.determinism import (
+    ColumnParallel,
+    DeterministicTrainer,
+    RowParallel,
+    SequenceParallel,
+    SplitTokens,
+    cross_entropy,
+    ddp_hook,
+    enable,
+    fix_fsdp,
+)
 from mend.determinism.enabling import PINNED
 from mend.errors import NotDeterministic
 
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
-        int(os.environ.get("WORLD_SIZE", "1")) != 2 or torch.cuda.device_count() < 2,
-        reason="needs torchrun --nproc-per-node 2 on two GPUs",
+        RANKS not in (2, 4) or torch.cuda.device_count() < RANKS,
+        reason="needs torchrun --nproc-per-node 2 or 4, a GPU for each",
     ),
     pytest.mark.filterwarnings("default"),  # what NCCL warns of is its own
 ]
 SEED, ROWS, TOKENS, WORDS, STEPS = 7, 8, 128, 512, 3
+KINDS = ("ddp", "fsdp", "tp", "sp", "tp x fsdp")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,57 +58,141 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def share(batch: Tensor, microbatches: int) -> Tensor:
+def share(batch: Tensor, microbatches: int, group: Any) -> Tensor:
     """This rank's rows: of every microbatch its neighbours, in rank order."""
-    parts = batch.chunk(microbatches * dist.get_world_size())
-    return torch.cat(parts[dist.get_rank() :: dist.get_world_size()])
+    if group is None:
+        return batch
+    parts = batch.chunk(microbatches * dist.get_world_size(group))
+    return torch.cat(parts[dist.get_rank(group) :: dist.get_world_size(group)])
 
 
-def trained(how: str, microbatches: int = 1, leaf_rows: int = 1) -> tuple[str, list[float]]:
+def cut_layers(model: nn.Module, mesh: DeviceMesh, tokens_cut: bool) -> None:
+    """`tokens_cut`: also the tokens between the layers, and the vocabulary."""
+    columns = partial(ColumnParallel, tokens_cut=tokens_cut)
+    plan: dict[str, ParallelStyle] = {
+        f"blocks.*.{name}": columns() for name in ("query", "key", "value")
+    }
+    plan["blocks.*.gate_up"] = columns(fused=2)
+    plan |= {f"blocks.*.{name}": RowParallel(tokens_cut=tokens_cut) for name in ("out", "down")}
+    if tokens_cut:
+        plan |= {"words": SplitTokens(), "norm": SequenceParallel(), "head": columns()}
+        plan |= {
+            f"blocks.*.{name}": SequenceParallel() for name in ("norm_in", "norm_mid", "dropout")
+        }
+    parallelize_module(model, mesh, plan)
+
+
+def shard(model: Any, mesh: DeviceMesh | None = None) -> None:
+    for block in model.blocks:
+        # FSDP2 cannot cut rows that tensor parallelism has cut for two fused layers.
+        fused = block.gate_up.weight if mesh is not None else None
+        fully_shard(
+            block,
+            mesh=mesh,
+            shard_placement_fn=lambda each, fused=fused: Shard(1) if each is fused else None,
+        )
+    fully_shard(model, mesh=mesh)
+    fix_fsdp(model)
+
+
+def wrapped(model: nn.Module, how: str) -> tuple[nn.Module, Any]:
+    """The model as `how` cuts it, and the ranks that share the batch."""
+    if how == "ddp":
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(None, ddp_hook)
+        return model, dist.group.WORLD
+    if how == "fsdp":
+        shard(model)
+        return model, dist.group.WORLD
+    if how in ("tp", "sp"):
+        cut_layers(model, init_device_mesh("cuda", (RANKS,)), how == "sp")
+    if how == "tp x fsdp":
+        mesh = init_device_mesh("cuda", (RANKS // 2, 2), mesh_dim_names=("dp", "tp"))
+        cut_layers(model, mesh["tp"], False)
+        shard(model, mesh["dp"])
+        return model, mesh["dp"].get_group()
+    return model, None
+
+
+def loss_over_words(model: nn.Module, words_BT: Tensor) -> Tensor:
+    """loss_in_bf16() where every rank has its share of the vocabulary."""
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = model(words_BT[:, :-1])
+        return cross_entropy(logits.flatten(0, 1), words_BT[:, 1:].flatten())
+
+
+@cache
+def trained(
+    how: str, microbatches: int = 1, leaf_rows: int = 1, tokens: int = TOKENS, ckpt: bool = False
+) -> tuple[str, tuple[float, ...]]:
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randint(0, WORDS, (STEPS, ROWS, TOKENS + 1), generator=generator).cuda()
+    drawn = torch.randint(0, WORDS, (STEPS, ROWS, tokens + 1), generator=generator).cuda()
     with enable(SEED, level="shape", leaf_rows=leaf_rows):
         torch.manual_seed(0)
-        model: nn.Module = Llama(WORDS, 256, 2, 4, 2, 512, dropout=0.1).cuda()
-        if how == "ddp":
-            model = DistributedDataParallel(model)
-            model.register_comm_hook(None, ddp_hook)
-        elif how == "fsdp":
-            for block in model.blocks:  # type: ignore[union-attr]
-                fully_shard(block)
-            fully_shard(model)
-            fix_fsdp(model)
+        plain = Llama(WORDS, 256, 2, 8, 4, 512, dropout=0.1, checkpointed=ckpt).cuda()
+        model, group = wrapped(plain, how)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         trainer = DeterministicTrainer(
             model, optimizer, SEED, level="shape", microbatches=microbatches, grad_norm_max=0.5,
-            group=None if how == "alone" else dist.group.WORLD,
+            group=group,
         )  # fmt: skip
-        losses = [
-            trainer.step(
-                batch if how == "alone" else share(batch, microbatches), loss_in_bf16
-            ).item()
-            for batch in drawn
-        ]
+        loss_fn = loss_over_words if how == "sp" else loss_in_bf16
+        losses = tuple(
+            trainer.step(share(batch, microbatches, group), loss_fn).item() for batch in drawn
+        )
         return trainer.digest(), losses
 
 
-@pytest.mark.parametrize(
-    ("how", "microbatches"), [("ddp", 1), ("ddp", 4), ("fsdp", 1), ("fsdp", 2)]
-)
-def test_two_ranks_have_the_bits_of_one(how: str, microbatches: int) -> None:
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("how", KINDS)
+def test_ranks_have_the_bits_of_one(how: str, microbatches: int) -> None:
+    if how == "tp x fsdp" and RANKS < 4:
+        pytest.skip("two ranks for each of two dimensions")
     assert trained(how, microbatches) == trained("alone")
 
 
-def test_two_ranks_have_the_bits_of_one_in_leaves_of_two_rows() -> None:
-    assert trained("ddp", 2, leaf_rows=2) == trained("alone", leaf_rows=2)
+@pytest.mark.parametrize("how", ["ddp", "tp", "sp"])
+def test_ranks_have_the_bits_of_one_in_leaves_of_two_rows(how: str) -> None:
+    found = trained(how, 1, leaf_rows=2)
+    assert found == trained("alone", leaf_rows=2)
+    assert found != trained("alone")
 
 
-def test_a_tied_weight_is_refused_on_two_ranks() -> None:
-    with enable(SEED, level="shape"):
-        model = Gpt(WORDS, 128, 1, 2, TOKENS).cuda()
-        optimizer = torch.optim.AdamW(model.parameters())
-        trainer = DeterministicTrainer(
-            model, optimizer, SEED, level="shape", group=dist.group.WORLD
-        )
-        with pytest.raises(NotDeterministic, match="used twice, or on GPUs are not in fp32"):
-            trainer.step(torch.zeros(2, 9, dtype=torch.long, device="cuda"), loss_in_bf16)
+def test_checkpointing_changes_nothing_where_layers_are_cut() -> None:
+    assert trained("sp", 2, ckpt=True) == trained("alone")
+
+
+def test_tokens_that_ranks_cannot_share_equally_are_padded() -> None:
+    """8 x 101 tokens in 8 microbatches: one more than a multiple of 2 and 4."""
+    assert trained("tp", 8, tokens=101)[0] == trained("alone", tokens=101)[0]
+
+
+def refuse_tied() -> None:
+    model = Gpt(WORDS, 128, 1, 2, TOKENS).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = DeterministicTrainer(model, optimizer, SEED, level="shape", group=dist.group.WORLD)
+    trainer.step(torch.zeros(4, 9, dtype=torch.long, device="cuda"), loss_in_bf16)
+
+
+def refuse_narrow() -> None:
+    layer = nn.Linear(64, 64).cuda().bfloat16()
+    parallelize_module(layer, init_device_mesh("cuda", (RANKS,)), ColumnParallel())
+    layer(torch.zeros(2, 3, 64, device="cuda", dtype=torch.bfloat16))
+
+
+def refuse_few() -> None:
+    mesh = init_device_mesh("cuda", (RANKS,))
+    parallelize_module(nn.Linear(64, 4 * RANKS).cuda(), mesh, ColumnParallel())
+
+
+@pytest.mark.parametrize(
+    ("refused", "named"),
+    [
+        (refuse_tied, "used twice, or on GPUs are not in fp32"),
+        (refuse_narrow, "weights in torch.bfloat16"),
+        (refuse_few, "has a multiple of 8"),
+    ],
+)
+def test_what_has_no_order_is_refused_on_several_ranks(refused: Any, named: str) -> None:
+    with enable(SEED, level="shape"), pytest.raises(NotDeterministic, match=named):
+        refused()

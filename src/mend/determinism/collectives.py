@@ -79,6 +79,26 @@ def all_gather(tensor: Tensor, group: Group = None, dim: int = 0) -> Tensor:
         return whole.movedim(0, dim)
 
 
+def own_share(x: Tensor, group: Group = None, dim: int = 0) -> Tensor:
+    """A copy of this rank's part of what all_gather() makes."""
+    with unseen():
+        return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].clone()
+
+
+class Gathered(torch.autograd.Function):
+    """all_gather() where every rank computes the same from what is gathered: the gradient of a
+    part is its part of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return all_gather(x, group, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return own_share(grad, ctx.group, ctx.dim), None, None
+
+
 def _is_small(tensor: Tensor) -> bool:
     return 0 < tensor.numel() * tensor.element_size() <= SMALL_BYTES
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from mend.determinism.attention import operator_with
+from mend.determinism.collectives import all_gather, own_share
 from mend.determinism.coverage import unseen
 from mend.determinism.gemm import refuse_wide
 from mend.determinism.gpu_products import _kernels, leaf_sum, leaves_of
@@ -162,24 +164,34 @@ class Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative(ctx.layout)
         flat, scale, mean, rstd = ctx.saved_tensors
-        at = ctx.layout
+        at, lead = ctx.layout, ctx.lead
         with unseen():
-            x = flat.view(*ctx.lead, flat.shape[1])
-            if is_packed := at.packs(x, len(ctx.lead)):
-                mean, rstd = (
-                    leaves_of(each.view(*ctx.lead, 1), at).view(-1) for each in (mean, rstd)
-                )
-            grad_LTD = leaves_of(grad.reshape(x.shape), at)
+            x, grad = flat.view(*lead, flat.shape[1]), grad.reshape(*lead, flat.shape[1])
+            if at.token_group is not None:
+                x, grad, mean, rstd = _of_all_tokens(at.token_group, x, grad, mean, rstd)
+            if is_packed := at.packs(x, len(lead)):
+                mean, rstd = (leaves_of(each.view(*lead, 1), at).view(-1) for each in (mean, rstd))
             dx, dw, db = _kernels().norm_backward(
-                grad_LTD, leaves_of(x, at), scale, mean, rstd, ctx.is_rms
+                leaves_of(grad, at), leaves_of(x, at), scale, mean, rstd, ctx.is_rms
             )
             if is_packed:
                 dx = pack(dx, at.lengths)
+            if at.token_group is not None:
+                dx = own_share(dx.view(x.shape), at.token_group, 1)
             sums = (
                 None if shape is None or each is None else leaf_sum(each).view(shape)
                 for shape, each in zip(ctx.shapes, (dw, db), strict=True)
             )
         return (dx.reshape(ctx.shape), *sums, None, None, None)
+
+
+def _of_all_tokens(
+    group: dist.ProcessGroup, x: Tensor, grad: Tensor, mean: Tensor, rstd: Tensor
+) -> tuple[Tensor, ...]:
+    """A chain over tokens is not cut: every rank adds those of all."""
+    by_row = (each.view(*x.shape[:2], -1) for each in (mean, rstd))
+    mean, rstd = (all_gather(each, group, 1).reshape(-1) for each in by_row)
+    return all_gather(x, group, 1), all_gather(grad, group, 1), mean, rstd
 
 
 def _refuse_features(features: int) -> None:
@@ -261,8 +273,15 @@ def cross_entropy(
         )
     x_NV, target_N = (x[None], target.reshape(1)) if x.dim() == 1 else (x, target)
     losses: Tensor = Losses.apply(x_NV, target_N, ignore_index)  # type: ignore[no-untyped-call]
-    if reduction == 0:
-        return losses.view(target.shape)
+    return (
+        losses.view(target.shape)
+        if not reduction
+        else reduced(losses, target_N, reduction, ignore_index)
+    )
+
+
+def reduced(losses: Tensor, target_N: Tensor, reduction: int, ignore_index: int) -> Tensor:
+    """The sum or MEAN of the losses of all rows."""
     total = losses.sum()
     if reduction == MEAN:
         return total / sum_all((target_N != ignore_index).float())

@@ -52,13 +52,23 @@ SPLIT_K = (
 """torch's switches. A pair of False also forbids split-K."""
 
 _fixed_tiles = False
-_leaf_rows = 1
+_leaf_rows = 0
+"""0: no kernels are in place."""
 
 
 def set_products(fixed_tiles: bool, leaf_rows: int) -> None:
-    """Choose the kernels of this process, and how many rows of the batch are a leaf."""
+    """Choose the kernels of this process, and how many rows of the batch are a leaf; 0: the
+    kernels are gone."""
     global _fixed_tiles, _leaf_rows
     _fixed_tiles, _leaf_rows = fixed_tiles, leaf_rows
+
+
+def refuse_without_kernels() -> None:
+    """What is called by no operator asks whether level shape has a GPU at all."""
+    if not _leaf_rows:
+        raise NotDeterministic(
+            "level shape has no kernels on this GPU", "look at enable(...).settings for the reason"
+        )
 
 
 def leaves_of(x: Tensor, at: Layout) -> Tensor:
@@ -167,21 +177,36 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative(ctx.layout)
         x_NK, weight = ctx.saved_tensors
-        dx = dw = db = None
+        dx = None
         with unseen():
             grad_NM = grad.reshape(-1, grad.shape[-1]).contiguous()
             if ctx.needs_input_grad[0]:
                 dx = product(grad_NM, weight).view(ctx.x_shape).to(ctx.x_type)
-            if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-                grad_LTM = leaves_of(grad_NM.view(grad.shape), ctx.layout)
-                if ctx.needs_input_grad[1]:
-                    dw = outer_product(grad_LTM, leaves_of(x_NK.view(ctx.x_shape), ctx.layout))
-                if ctx.has_bias and ctx.needs_input_grad[2]:
-                    db = leaf_sum(_kernels().column_sums(grad_LTM))
+            dw, db = weight_gradients(
+                grad_NM.view(grad.shape),
+                lambda: x_NK.view(ctx.x_shape),
+                ctx.layout,
+                needs_weight=ctx.needs_input_grad[1],
+                needs_bias=ctx.has_bias and ctx.needs_input_grad[2],
+            )
             if dw is not None and ctx.slots is not None:
                 ctx.slots.put("linear", dw)
                 dw = None
         return dx, dw, db
+
+
+def weight_gradients(
+    grad: Tensor, x_of: Callable[[], Tensor], at: Layout, *, needs_weight: bool, needs_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of a weight (N, K) and a bias (N), in fp32; `grad`: (..., N); `x_of`: makes (..., K)."""
+    dw = db = None
+    if needs_weight or needs_bias:
+        grad_LTN = leaves_of(grad, at)
+        if needs_weight:
+            dw = outer_product(grad_LTN, leaves_of(x_of(), at))
+        if needs_bias:
+            db = leaf_sum(_kernels().column_sums(grad_LTN))
+    return dw, db
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

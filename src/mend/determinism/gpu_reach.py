@@ -66,7 +66,12 @@ def put_on_gpu(
     gpu_products.set_products(not by_blas, leaf_rows)
     _register(library, reached)
     products = "cuBLASLt without split-K" if by_blas else "one fixed tile"
-    return restore, {
+
+    def take_away() -> None:
+        gpu_products.set_products(False, 0)
+        restore()
+
+    return take_away, {
         "kernels on CUDA": f"of mend.determinism; products by {products}",
         "leaf_rows": str(leaf_rows),
     }

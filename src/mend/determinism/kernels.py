@@ -214,7 +214,7 @@ def baddbmm(add: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float 
 
 # softmax and losses
 
-MEAN = 1
+MEAN, SUM = 1, 2
 """How aten names this reduction of a loss. 0: none, 2: sum."""
 
 

@@ -57,11 +57,6 @@ class Linear(torch.autograd.Function):
         bias: Tensor | None,
         order: Order,
     ) -> Tensor:
-        if x.device.type != "cpu":
-            raise NotDeterministic(
-                "tensor parallelism at level shape runs on the CPU alone",
-                "on a GPU use data parallelism, or level run",
-            )
         ctx.layout, ctx.order, ctx.has_bias = layout(), order, bias is not None
         ctx.x_type, ctx.weight_type, ctx.slots = x.dtype, weight.dtype, slots_of(weight)
         with unseen():

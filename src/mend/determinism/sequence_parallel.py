@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from mend.determinism.collectives import all_gather
-from mend.determinism.coverage import unseen
+from mend.determinism.collectives import Gathered, all_gather, own_share
 from mend.determinism.layout import layout, share_of_tokens
 from mend.determinism.linear import refuse_second_derivative
 from mend.determinism.tensor_parallel import TOKENS, group_of, refuse_other_levels, refuse_tokens
@@ -103,32 +102,15 @@ class _OnShare(torch.autograd.Function):
         return dx, None, None, *gradients
 
 
-def _own_share(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """A copy of this rank's share of the tokens."""
-    with unseen():
-        return x.chunk(dist.get_world_size(group), TOKENS)[dist.get_rank(group)].clone()
-
-
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _own_share(x, group)
+        return own_share(x, group, TOKENS)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.group, TOKENS), None
-
-
-class _MergeProposal(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return all_gather(x, group, TOKENS).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _own_share(grad, ctx.group), None
 
 
 def _split_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -139,7 +121,7 @@ def _split_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _gather_tokens(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     _refuse(x)
-    output: Tensor = _MergeProposal.apply(x, group)  # type: ignore[no-untyped-call]
+    output: Tensor = Gathered.apply(x, group, TOKENS)  # type: ignore[no-untyped-call]
     return output
 
 

@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mend.determinism.collectives import all_gather, sum_over_shares
+from mend.determinism.collectives import Gathered, all_gather, sum_over_shares
 from mend.determinism.coverage import unseen
+from mend.determinism.gpu_layers import Losses, reduced
+from mend.determinism.gpu_parallel import OwnRows
+from mend.determinism.gpu_products import refuse_without_kernels
+from mend.determinism.kernels import MEAN, SUM
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_second_derivative
 from mend.determinism.tensor_parallel import refuse_other_levels
@@ -28,8 +32,10 @@ def cross_entropy(
     """F.cross_entropy(whole, targets), on every rank. A collective, backward too.
 
     `logits`: (N, V / ranks), this rank's share of the words in rank order, as a head that is cut by
-    ColumnParallel makes them; `targets`: (N), numbers of words of the whole vocabulary. Only sums
-    and single numbers of each row go over the wire.
+    ColumnParallel makes them; `targets`: (N), numbers of words of the whole vocabulary. On the CPU
+    only sums and single numbers of each row go over the wire; on a GPU, where no sum is cut, a rank
+    gets all words of its share of the rows. There a target that is no word gives NaN, as in
+    F.cross_entropy, and on the CPU raises.
     """
     refuse_other_levels("this loss")
     if logits.dim() != 2 or targets.shape != logits.shape[:1]:
@@ -37,6 +43,8 @@ def cross_entropy(
             f"logits of shape {tuple(logits.shape)} and targets of {tuple(targets.shape)}; "
             "flatten them to (N, words of this rank) and (N)"
         )
+    if logits.is_cuda:
+        return _on_gpu(logits, targets, group, reduction, ignore_index)
     kept, words = targets != ignore_index, logits.shape[1] * dist.get_world_size(group)
     if bool((kept & ((targets < 0) | (targets >= words))).any()):
         raise UsageError(
@@ -50,6 +58,25 @@ def cross_entropy(
         return losses
     total = losses.sum()
     return total / kept.to(losses.dtype).sum() if reduction == "mean" else total
+
+
+def _on_gpu(
+    logits: Tensor,
+    target_N: Tensor,
+    group: dist.ProcessGroup | None,
+    reduction: str,
+    ignored: int,
+) -> Tensor:
+    refuse_without_kernels()
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    mine: Tensor = OwnRows.apply(logits, group)  # type: ignore[no-untyped-call]
+    padded = torch.nn.functional.pad(target_N, (0, -len(target_N) % ranks), value=ignored)
+    losses: Tensor = Losses.apply(mine, padded.chunk(ranks)[rank], ignored)  # type: ignore[no-untyped-call]
+    whole: Tensor = Gathered.apply(losses, group, 0)  # type: ignore[no-untyped-call]
+    losses = whole[: len(target_N)]
+    if reduction == "none":
+        return losses
+    return reduced(losses, target_N, MEAN if reduction == "mean" else SUM, ignored)
 
 
 class _TargetLoss(torch.autograd.Function):

@@ -1,14 +1,16 @@
 """Linear layers cut over ranks, to the bits of one rank. Moves tensors through torch.distributed;
 for parallelize_module.
 
-A rank's sums are whole subtrees of the uncut layer's (gemm.leaf_of cuts into 8 leaves and more);
-the ranks' results, in fp32, are summed by the rest of the tree, in rank order, and rounded once.
+On the CPU a rank's sums are whole subtrees of the uncut layer's (gemm.leaf_of cuts into 8 leaves
+and more); the ranks' results, in fp32, are summed by the rest of the tree, in rank order, and
+rounded once. On a GPU no sum is cut (gpu_parallel.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +24,11 @@ from mend.determinism.autocasting import autocast_type, compute_in
 from mend.determinism.collectives import all_gather, all_reduce, reduce_scatter
 from mend.determinism.enabling import enabled
 from mend.determinism.gemm import leaf_of
+from mend.determinism.gpu_parallel import TOKENS, CutLinear
+from mend.determinism.gpu_products import ALIGNED
 from mend.determinism.linear import Linear, Order
 from mend.determinism.trees import tree_sum
 from mend.errors import NotDeterministic, UsageError, require
-
-TOKENS = 1
-"""The dimension that ranks share between layers; (rows, tokens, features)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +90,8 @@ class _Parallel(ParallelStyle):
         if not isinstance(module, nn.Linear):
             raise UsageError(f"{type(self).__name__} cuts nn.Linear, not {type(module).__name__}")
         outputs, inputs = module.weight.shape
-        summed = inputs if self.sums_in else outputs
-        parts = device_mesh.size() * self.fused
-        if summed % parts or (summed // parts) % leaf_of(summed) or parts & (parts - 1):
-            leaves = summed // leaf_of(summed)
-            fused = f" of {self.fused} fused layers" if self.fused > 1 else ""
-            raise NotDeterministic(
-                f"{summed} features{fused} are {leaves} leaves of {leaf_of(summed)}, which "
-                f"{device_mesh.size()} ranks cannot share as subtrees",
-                "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of 2 or 4 "
-                "fused layers: of 128 for every rank and layer)",
-            )
+        check = _check_gpu_shares if device_mesh.device_type == "cuda" else _check_shares
+        check(inputs if self.sums_in else outputs, device_mesh.size(), self.fused)
         orders = leaf_of(inputs), leaf_of(outputs)
         cut = Cut(*orders, group_of(device_mesh), self.sums_in, self.fused, self.tokens_cut)
         places = {"weight": self._place(), "bias": Replicate() if self.sums_in else self._place()}
@@ -139,6 +131,28 @@ class RowParallel(_Parallel):
     sums_in = True
 
 
+def _check_shares(summed: int, ranks: int, fused: int) -> None:
+    parts = ranks * fused
+    if summed % parts or (summed // parts) % leaf_of(summed) or parts & (parts - 1):
+        leaves = summed // leaf_of(summed)
+        layers = f" of {fused} fused layers" if fused > 1 else ""
+        raise NotDeterministic(
+            f"{summed} features{layers} are {leaves} leaves of {leaf_of(summed)}, which "
+            f"{ranks} ranks cannot share as subtrees",
+            "take 1, 2, 4 or 8 ranks, and features that are a multiple of 8 (of 2 or 4 "
+            "fused layers: of 128 for every rank and layer)",
+        )
+
+
+def _check_gpu_shares(summed: int, ranks: int, fused: int) -> None:
+    if summed % (ranks * fused * ALIGNED):
+        layers = f" of {fused} fused layers" if fused > 1 else ""
+        raise NotDeterministic(
+            f"{summed} features{layers} on {ranks} GPUs",
+            f"take features of which every rank and layer has a multiple of {ALIGNED}",
+        )
+
+
 def group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
     """Raises UsageError for a mesh of several dimensions."""
     if mesh.ndim != 1:
@@ -158,8 +172,13 @@ def _forward(module: nn.Linear, cut: Cut, x: Tensor) -> Tensor:
     if cut.tokens_cut:
         refuse_tokens(x, 1 if not cut.sums_in else dist.get_world_size(cut.group))
     weight, bias = (_local(parameter) for parameter in (module.weight, module.bias))
+    if x.device.type not in ("cpu", "cuda"):
+        raise NotDeterministic(
+            f"tensor parallelism at level shape on {x.device.type}", "use CPUs or CUDA GPUs"
+        )
+    layer: Any = CutLinear if x.is_cuda else Linear
     with compute_in(autocast_type(x)):  # no operator of torch, so autocast does not see it
-        output: Tensor = Linear.apply(x, require(weight, "a layer without a weight"), bias, cut)  # type: ignore[no-untyped-call]
+        output: Tensor = layer.apply(x, require(weight, "a layer without a weight"), bias, cut)
     return output
 
 

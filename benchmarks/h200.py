@@ -83,6 +83,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         options.tau = tuple(int(tau) for tau in options.tau.split(","))
         if len(options.tau) != len(options.delays):
             parser.error("--tau needs one per delay")
+        longest = max(options.tau) + options.gap * options.gaps_measured
+        if longest > options.steps_max:
+            parser.error(
+                f"a cell takes tau + gap * gaps-measured = {longest} steps: raise --steps-max "
+                f"{options.steps_max} or lower --tau"
+            )
     return options
 
 

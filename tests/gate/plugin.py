@@ -66,10 +66,12 @@ class Shard:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         expensive = shards.expensive_of([item.nodeid for item in items], costs.read())
-        left_out = [item for item in items if not self.selection.wants(item, expensive)]
+        chosen, left_out = list[pytest.Item](), list[pytest.Item]()
+        for item in items:
+            (chosen if self.selection.wants(item, expensive) else left_out).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if self.selection.wants(item, expensive)]
+            items[:] = chosen
 
 
 class Gate:

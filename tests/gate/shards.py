@@ -5,8 +5,8 @@ its function, SLOW_TOGETHER_S). The cheapest test of a file always runs, so that
 something of everything.
 
 A slow test belongs to one of N shards by its name. The shard of a run is the number of commits
-modulo N, so N commits run everything. A test of a changed room runs whatever the shard: ROOMS has
-the rooms of files, and `slow("engine")` names more. So does a change to the test's own file.
+modulo N, so N commits run everything. A test of a changed room runs whatever the shard; ROOMS has
+the rooms of files. So does a test whose own file has changed.
 """
 
 from __future__ import annotations
@@ -80,34 +80,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_two_clusters.py": ("transport",),
     "tests/sim/": ("consensus", "coordination", "mend_lab"),
     "tests/storm/": ("coordination",),
-    "tests/unit/benchmarks/": ("benchmarks",),
-    "tests/unit/codec/": ("codec",),
-    "tests/unit/determinism/": ("determinism",),
-    "tests/unit/engine/": ("engine",),
-    "tests/unit/kernels/": ("kernels",),
-    "tests/unit/lab/": ("mend_lab",),
     "tests/unit/test_small_problems.py": ("outer", "merge"),
     "tests/unit/test_quality_gpu.py": ("benchmarks",),
-    "tests/unit/tools/": ("tools",),
-    "tests/unit/transport/": ("transport",),
 }
 """By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
-`examples`."""
-
-SLOW = (
-    "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
-    "tests/process/test_benchmarks.py::test_a_step_with_equal_bits",
-    "tests/process/test_benchmarks.py::test_two_rows_are_measured",
-    "tests/process/test_h200.py::test_racks_of_shards_do_the_same",
-    "tests/process/test_h200.py::test_two_racks_run_every_cell",
-    "tests/process/test_loss.py",
-    "tests/process/test_sweep.py",
-    "tests/unit/test_quality_gpu.py::test_a_batched_arm_is_the_reference",
-    "tests/unit/test_quality_gpu.py::test_a_run_in_pieces_is_the_run_in_one",
-    "tests/unit/test_quality_gpu.py::test_partial_rounds_are_the_reference_too",
-    "tests/unit/test_quality_gpu.py::test_the_batched_radial_mean",
-)
-"""Benchmark rows: slow without a mark of their own."""
+`examples`; that of tests/unit/ROOM needs no line."""
 
 
 class Selection(NamedTuple):
@@ -130,14 +107,19 @@ class Selection(NamedTuple):
 
     def wants(self, item: pytest.Item, expensive: frozenset[str] = frozenset()) -> bool:
         """`expensive`: the tests whose cost makes them slow."""
-        marks = list(item.iter_markers("slow"))
-        slow = marks or item.nodeid.startswith(SLOW) or item.nodeid in expensive
+        slow = item.nodeid in expensive or next(item.iter_markers("slow"), None)
         if self.shard is None or not slow:
             return True
         path, *_ = item.nodeid.partition("::")
-        about = {path, *(room for mark in marks for room in mark.args)}
-        about.update(*(rooms for begin, rooms in ROOMS.items() if path.startswith(begin)))
-        return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about)
+        return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about_of(path))
+
+
+def about_of(path: str) -> set[str]:
+    """A test file, and the rooms whose change runs all of it."""
+    rooms = {room for begin, named in ROOMS.items() if path.startswith(begin) for room in named}
+    if path.startswith("tests/unit/"):
+        rooms.add({"lab": "mend_lab"}.get(room := path.split("/")[2], room))
+    return {path, *rooms}
 
 
 def expensive_of(nodeids: Sequence[str], table: Mapping[str, Cost]) -> frozenset[str]:

@@ -169,7 +169,10 @@ class Gate:
     def outcome(self, report: pytest.TestReport) -> str:
         stats = self.config.pluginmanager.get_plugin("terminalreporter").stats
         failed = {each.nodeid for kind in ("failed", "error") for each in stats.get(kind, ())}
-        return "failed" if report.failed or report.nodeid in failed else "passed"
+        if report.failed or report.nodeid in failed:
+            return "failed"
+        skipped = report.nodeid in {each.nodeid for each in stats.get("skipped", ())}
+        return "skipped" if skipped else "passed"
 
     def write(self, text: str) -> None:
         self.config.pluginmanager.get_plugin("terminalreporter").write_line(text)

@@ -28,13 +28,14 @@ ROOT = Path(__file__).parents[2]
 SHARDS = 16
 ALL = "all"
 
-SLOW_S = 1.5
+SLOW_S = 1.0
 SLOW_TOGETHER_S = 6.0
 """CPU seconds of a test, and of all cases of a test function together."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "tests/conformance/": ("codec", "kernels", "transport"),
     "tests/fuzz/": ("transport",),
+    "tests/gate/": ("gate",),
     "tests/numerics/": ("merge", "outer", "codec"),
     "tests/process/test_attacks.py": ("transport",),
     "tests/process/test_benchmarks.py": ("benchmarks",),
@@ -90,8 +91,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/unit/test_small_problems.py": ("outer", "merge"),
     "tests/unit/test_quality_gpu.py": ("benchmarks",),
 }
-"""By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
-`examples`; that of tests/unit/ROOM needs no line."""
+"""By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks`, `examples`
+or `gate` (tests/gate); that of tests/unit/ROOM needs no line."""
 
 
 class Selection(NamedTuple):
@@ -179,6 +180,7 @@ def about(paths: list[str]) -> frozenset[str]:
     inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
     code = {part[part[0] == "src"] for part in parts if part[-1].endswith(".py")}
     beside = code & {"benchmarks", "examples", "mend_lab"}
+    beside |= {"gate"} if any(path.startswith("tests/gate/") for path in paths) else set()
     return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
 
 

@@ -14,6 +14,7 @@ from mend import mesh, rack_mesh
 from mend.determinism import enabling
 from mend.errors import ConfigError
 from mend.mesh import Place, Racks, decide, decide_without_mesh
+from tests import golden
 
 
 def on(*hosts: str, **more: object) -> list[Place]:
@@ -25,7 +26,7 @@ A4B4 = on(*"AAAABBBB")
 
 
 def refused(places: list[Place], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+    with golden.raises(ConfigError):
         decide(places)
 
 
@@ -55,7 +56,7 @@ def test_a_rack_is_whole_hosts_or_a_part_of_one() -> None:
     assert len(cut("AABBCCDD", 4).ranks) == 2
     assert len(cut("AAAAAAAA", 4).ranks) == 2
     assert len(cut("AAAAAAAA", 8).ranks) == 1, "one rack, because somebody said so"
-    with pytest.raises(ConfigError, match="rack 1 would be part of host A and of another one"):
+    with golden.raises(ConfigError):
         cut("AAABBB" * 1, 2)
 
 
@@ -145,7 +146,7 @@ def test_one_rank_is_not_several_racks() -> None:
 
 
 def test_without_a_process_group() -> None:
-    with pytest.raises(ConfigError, match=r"^process group=None: rack_mesh needs one. Call torch"):
+    with golden.raises(ConfigError):
         rack_mesh()
 
 
@@ -174,9 +175,7 @@ def test_rack_aware_decides_as_the_mesh_does() -> None:
     assert without_mesh(A4B4) == decide(A4B4)
     counted = on(*"AAAA", ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK")
     assert without_mesh(counted, addressed=False) == decide(counted)
-    with pytest.raises(
-        ConfigError, match=r"^racks=2: racks by hosts \(A, B\) would have 3, 1 ranks"
-    ):
+    with golden.raises(ConfigError):
         without_mesh(on(*"AAAB"))
 
 
@@ -188,22 +187,14 @@ def test_rack_aware_takes_a_torchrun_for_one_rack() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "match"),
+    "places",
     [
-        (
-            [*on("A", rack=0), *on("B", rack=1)],
-            "^rack=0: rank 0 says 0, rank 1 says 1. Say the same",
-        ),
-        (
-            on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
-            "^rack=1: names one rack for all .*, but MEND_RANKS_PER_RACK=2 makes several racks",
-        ),
-        (
-            A4B4,
-            r"^sideband_peers=\(\): is empty, and the racks are on several hosts \(A, B by hosts",
-        ),
+        [*on("A", rack=0), *on("B", rack=1)],
+        on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
+        A4B4,
     ],
+    ids=["two numbers", "one rack of several", "no addresses"],
 )
-def test_what_rack_aware_cannot_decide(places: list[Place], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+def test_what_rack_aware_cannot_decide(places: list[Place]) -> None:
+    with golden.raises(ConfigError):
         without_mesh(places, addressed=False)

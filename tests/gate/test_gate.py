@@ -19,6 +19,7 @@ from tests.gate import costs, forks, machine, record, shards
 from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
 from tests.gate.plugin import processes_of
+from tests.process.nursery import import_tests
 from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
@@ -380,6 +381,15 @@ def test_worker_is_a_fork_and_has_an_interpreter_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules)"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_module_that_workers_cannot_import_is_not_left_half_imported(tmp_path: Path) -> None:
+    """A run with workers was green, and left out all tests of a file whose import failed."""
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_it(): pass\nimport nothing_of_that_name\n")
+    options = ["--noconftest", "--import-mode=importlib", f"--rootdir={tmp_path}"]
+    import_tests([*options, "-o", "asyncio_default_fixture_loop_scope=function", str(file)])
+    assert str(file) not in {getattr(each, "__file__", None) for each in sys.modules.values()}
 
 
 NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"

@@ -8,7 +8,7 @@ FRAMEWORKS := .venv-frameworks
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -29,6 +29,9 @@ test-all: ## run all tests, also those that take long
 
 test-frameworks: $(FRAMEWORKS)/stamp ## run the tests of mend.integrations with the real libraries, in .venv-frameworks
 	$(FRAMEWORKS)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks
+
+golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
+	GOLDEN=1 $(PYTEST) -q $(ARGS)
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)

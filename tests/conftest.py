@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from mend.config.sources import LAUNCH_PORTS
 from mend.tools.ports import free_ports as picked
+from tests import golden
 from tests.gate import forks, machine
 from tests.gate.plugin import Gate, Runner, Shard, starts_processes, worker
 from tests.process.racks import Nursery
@@ -83,7 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    """A setting of the shell must not decide a test."""
+    """A setting of the shell, or an earlier test, must not decide a test."""
+    golden.given.clear()
     for name in [name for name in os.environ if name.startswith("MEND_")]:
         monkeypatch.delenv(name)
     if ports := pytestconfig.pluginmanager.get_plugin("gate").ports:

@@ -6,11 +6,10 @@ import ast
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 import typer
 
 import mend
@@ -70,7 +69,29 @@ DIALECT = (
 RECORDS = ("DECISIONS.md", "LOG.md")
 """They keep the words of their time."""
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+Check = Callable[[Path], None]
+
+
+def for_each(paths: Sequence[Path]) -> Callable[[Check], Callable[[], None]]:
+    """A test of all of them at once, which names each that fails."""
+
+    def wrap(check: Check) -> Callable[[], None]:
+        def test() -> None:
+            failed = list[str]()
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    failed.append(f"{path.relative_to(ROOT)}: {error}")
+            assert not failed, "\n".join(failed)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return wrap
+
+
+pages = for_each(PAGES)
 
 
 def anchors(page: Path) -> set[str]:
@@ -97,8 +118,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         linked = page.parent / target if target else page
-        assert linked.exists(), f"{page.name} links to {target}"
-        assert not heading or heading in anchors(linked), f"{page.name}: {target}#{heading}"
+        assert linked.exists(), f"links to {target}"
+        assert not heading or heading in anchors(linked), f"{target}#{heading}"
 
 
 def test_pages_that_the_source_names_exist() -> None:
@@ -133,12 +154,12 @@ def test_commands_exist_with_their_options(page: Path) -> None:
             program, first, known_commands = "mend", rest[1], LAB_COMMANDS
             rest = rest[2:]
         if program == "make":
-            assert first in TARGETS, f"{page.name}: {line}"
+            assert first in TARGETS, f"{line}"
         elif program == "mend" and first != "witness":  # the witness's lines begin like that
-            assert first in known_commands, f"{page.name}: {line}"
+            assert first in known_commands, f"{line}"
             command = known_commands[first]
             if rest and (subcommands := getattr(command, "commands", {})):
-                assert rest[0] in subcommands, f"{page.name}: {line}"
+                assert rest[0] in subcommands, f"{line}"
                 command = subcommands[rest.pop(0)]
             own = re.split(r"\S+\.py| -m | -- ", " ".join(rest))[0]  # the rest is the script's
             options = {
@@ -147,29 +168,29 @@ def test_commands_exist_with_their_options(page: Path) -> None:
                 for name in (*option.opts, *option.secondary_opts)  # --witness, --no-witness
             }
             for option in re.findall(r"(?<!\S)--[a-z-]+", own):
-                assert option in options, f"{page.name}: {line}"
+                assert option in options, f"{line}"
         elif rest and re.match(r"(benchmarks|tests)\.[a-z]", rest[0]):
             module = ROOT / (rest[0].replace(".", "/") + ".py")
-            assert module.exists(), f"{page.name}: {line}"
+            assert module.exists(), f"{line}"
             known = module.read_text() + "--help --save"
             if "OPTIONS = {" in known:
                 table = importlib.import_module(rest[0]).OPTIONS
                 known += " ".join(f"--{name.replace('_', '-')}" for name in table)
             for option in re.findall(r"(?<!\S)--[a-z-]+", line):
-                assert option in known, f"{page.name}: {line}"
+                assert option in known, f"{line}"
 
 
 @pages
 def test_settings_exist(page: Path) -> None:
     for name in re.findall(r"\bMEND_([A-Z][A-Z_]*[A-Z])\b", page.read_text()):
-        assert name in OTHERS or name.lower() in DEFAULTS, f"{page.name}: MEND_{name}"
+        assert name in OTHERS or name.lower() in DEFAULTS, f"MEND_{name}"
 
 
 @pages
 def test_fields_of_the_status_exist(page: Path) -> None:
     known = {field.name for field in dataclasses.fields(Status)}
     named = set(re.findall(r"status\(\)\.(\w+)", page.read_text()))
-    assert named <= known, f"{page.name}: {named - known}"
+    assert named <= known, f"{named - known}"
 
 
 @pages
@@ -177,16 +198,16 @@ def test_names_of_the_package_exist(page: Path) -> None:
     """`mend.name` and `runtime.call()`, in code and in `ticks`."""
     for name in re.findall(r"(?<![\w./-])mend\.([A-Za-z_]\w*)", page.read_text()):
         modules = (SOURCE / f"{name}.py").exists() or (SOURCE / name).is_dir()
-        assert name in mend.__all__ or modules or name == "toml", f"{page.name}: mend.{name}"
+        assert name in mend.__all__ or modules or name == "toml", f"mend.{name}"
     for name in re.findall(r"\bruntime\.(\w+)\(", page.read_text()):
-        assert hasattr(mend.Runtime, name), f"{page.name}: runtime.{name}()"
+        assert hasattr(mend.Runtime, name), f"runtime.{name}()"
 
 
 @pages
 def test_lines_of_the_log_have_kinds_that_exist(page: Path) -> None:
     """`mend rack=0 rank=0 KIND ...` in code blocks."""
     for kind in re.findall(r"^mend rack=\d+ rank=\d+ ([a-z-]+)", page.read_text(), re.MULTILINE):
-        assert kind in KINDS.keys() | LOGGED, f"{page.name}: {kind}"
+        assert kind in KINDS.keys() | LOGGED, f"{kind}"
 
 
 def test_every_page_is_reachable_from_the_index() -> None:
@@ -225,7 +246,7 @@ def test_user_pages_stay_short() -> None:
     assert sum(words.values()) <= USER_WORDS_MAX, (sum(words.values()), words)
 
 
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+@for_each(PICTURES)
 def test_pictures_are_used_small_and_whole(picture: Path) -> None:
     assert any(f"img/{picture.name})" in page.read_text() for page in PAGES), "no page shows it"
     assert picture.stat().st_size <= PICTURE_BYTES_MAX
@@ -238,18 +259,14 @@ def test_source_files_exist(page: Path) -> None:
     """`room/file.py`, as the pages name modules of src/mend and src/mend_lab."""
     roots = (SOURCE, SOURCE.with_name("mend_lab"), ROOT)
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text()):
-        assert any((root / name).exists() for root in roots), f"{page.name}: {name}"
+        assert any((root / name).exists() for root in roots), f"{name}"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page.name not in RECORDS],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+@for_each([page for page in PAGES if page.name not in RECORDS])
 def test_prose_has_no_dialect(page: Path) -> None:
     prose = re.sub(r"^```.*?^```|`[^`\n]*`|\"[^\"\n]*\"", "", page.read_text(), flags=re.S | re.M)
     found = re.findall(rf"\b(?:{'|'.join(DIALECT)})\b[^\n]*", prose, re.IGNORECASE)
-    assert not found
+    assert not found, found
 
 
 @pages

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+import numpy as np
 import pytest
 
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransportError
@@ -27,7 +28,8 @@ MakeLane = Callable[[], Lane]
 
 def payload(size: int, seed: int = 1) -> bytes:
     """Bytes that differ from offset to offset, so that a misplaced chunk shows."""
-    return b"".join((i * 2654435761 + seed).to_bytes(8, "big") for i in range(size // 8 + 1))[:size]
+    numbers = np.arange(size // 8 + 1, dtype=">u8") * 2654435761 + seed
+    return numbers.astype(">u8").tobytes()[:size]
 
 
 @pytest.fixture(params=["pull", "sealed", "authenticated", "delayed", "simulated"])

@@ -66,10 +66,12 @@ class Shard:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         expensive = shards.expensive_of([item.nodeid for item in items], costs.read())
-        left_out = [item for item in items if not self.selection.wants(item, expensive)]
+        chosen, left_out = list[pytest.Item](), list[pytest.Item]()
+        for item in items:
+            (chosen if self.selection.wants(item, expensive) else left_out).append(item)
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if self.selection.wants(item, expensive)]
+            items[:] = chosen
 
 
 class Gate:
@@ -167,7 +169,10 @@ class Gate:
     def outcome(self, report: pytest.TestReport) -> str:
         stats = self.config.pluginmanager.get_plugin("terminalreporter").stats
         failed = {each.nodeid for kind in ("failed", "error") for each in stats.get(kind, ())}
-        return "failed" if report.failed or report.nodeid in failed else "passed"
+        if report.failed or report.nodeid in failed:
+            return "failed"
+        skipped = report.nodeid in {each.nodeid for each in stats.get("skipped", ())}
+        return "skipped" if skipped else "passed"
 
     def write(self, text: str) -> None:
         self.config.pluginmanager.get_plugin("terminalreporter").write_line(text)

@@ -5,8 +5,8 @@ its function, SLOW_TOGETHER_S). The cheapest test of a file always runs, so that
 something of everything.
 
 A slow test belongs to one of N shards by its name. The shard of a run is the number of commits
-modulo N, so N commits run everything. A test of a changed room runs whatever the shard: ROOMS has
-the rooms of files, and `slow("engine")` names more. So does a change to the test's own file.
+modulo N, so N commits run everything. A test of a changed room runs whatever the shard; ROOMS has
+the rooms of files. So does a test whose own file has changed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ ROOT = Path(__file__).parents[2]
 SHARDS = 16
 ALL = "all"
 
-SLOW_S = 1.5
+SLOW_S = 1.0
 SLOW_TOGETHER_S = 6.0
 """CPU seconds of a test, and of all cases of a test function together."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "tests/conformance/": ("codec", "kernels", "transport"),
     "tests/fuzz/": ("transport",),
+    "tests/gate/": ("gate",),
     "tests/numerics/": ("merge", "outer", "codec"),
     "tests/process/test_attacks.py": ("transport",),
     "tests/process/test_benchmarks.py": ("benchmarks",),
     "tests/process/test_causes.py": ("detector",),
-    "tests/process/test_compression.py": ("codec", "kernels"),
+    "tests/process/test_compression.py": ("codec", "kernels", "coordination"),
     "tests/process/test_ddp.py": ("engine", "fragment"),
     "tests/process/test_deaths.py": ("consensus", "coordination", "engine"),
+    "tests/process/test_demo.py": ("tools", "trace"),
     "tests/process/test_doctor": ("tools",),
     "tests/process/test_ending.py": ("engine", "api"),
     "tests/process/test_equal_bits.py": ("determinism",),
@@ -56,8 +58,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_histories.py": ("mend_lab",),
     "tests/process/test_invariants.py": ("engine",),
     "tests/process/test_launch.py": ("tools",),
+    "tests/process/test_learning.py": ("outer", "merge", "config"),
+    "tests/process/test_links.py": ("tools",),
     "tests/process/test_lockstep.py": ("engine", "merge", "outer"),
     "tests/process/test_loss.py": ("benchmarks", "outer"),
+    "tests/process/test_mirror.py": ("engine",),
     "tests/process/test_mesh.py": ("mesh", "fragment"),
     "tests/process/test_moments.py": ("engine", "outer"),
     "tests/process/test_plan.py": ("tools",),
@@ -66,8 +71,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_radial.py": ("merge",),
     "tests/process/test_replay.py": ("trace", "mend_lab"),
     "tests/process/test_report.py": ("tools",),
-    "tests/process/test_repro.py": ("determinism",),
-    "tests/process/test_resume.py": ("engine",),
+    "tests/process/test_repro.py": ("determinism", "tools"),
+    "tests/process/test_resume.py": ("engine", "codec"),
+    "tests/process/test_simulate.py": ("mend_lab",),
+    "tests/process/test_sleepers.py": ("engine",),
     "tests/process/test_start.py": ("engine", "api"),
     "tests/process/test_statistics.py": ("fragment", "engine"),
     "tests/process/test_strangers.py": ("transport",),
@@ -75,39 +82,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_takeover.py": ("coordination", "engine"),
     "tests/process/test_tape.py": ("trace",),
     "tests/process/test_threads.py": ("engine",),
+    "tests/process/test_thin_links.py": ("tools", "transport", "engine"),
     "tests/process/test_top.py": ("tools", "status"),
     "tests/process/test_twin.py": ("engine", "coordination"),
     "tests/process/test_two_clusters.py": ("transport",),
     "tests/sim/": ("consensus", "coordination", "mend_lab"),
     "tests/storm/": ("coordination",),
-    "tests/unit/benchmarks/": ("benchmarks",),
-    "tests/unit/codec/": ("codec",),
-    "tests/unit/determinism/": ("determinism",),
-    "tests/unit/engine/": ("engine",),
-    "tests/unit/kernels/": ("kernels",),
-    "tests/unit/lab/": ("mend_lab",),
     "tests/unit/test_small_problems.py": ("outer", "merge"),
     "tests/unit/test_quality_gpu.py": ("benchmarks",),
-    "tests/unit/tools/": ("tools",),
-    "tests/unit/transport/": ("transport",),
 }
-"""By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks` or
-`examples`."""
-
-SLOW = (
-    "tests/process/test_benchmarks.py::test_it_prints_one_json_object",
-    "tests/process/test_benchmarks.py::test_a_step_with_equal_bits",
-    "tests/process/test_benchmarks.py::test_two_rows_are_measured",
-    "tests/process/test_h200.py::test_racks_of_shards_do_the_same",
-    "tests/process/test_h200.py::test_two_racks_run_every_cell",
-    "tests/process/test_loss.py",
-    "tests/process/test_sweep.py",
-    "tests/unit/test_quality_gpu.py::test_a_batched_arm_is_the_reference",
-    "tests/unit/test_quality_gpu.py::test_a_run_in_pieces_is_the_run_in_one",
-    "tests/unit/test_quality_gpu.py::test_partial_rounds_are_the_reference_too",
-    "tests/unit/test_quality_gpu.py::test_the_batched_radial_mean",
-)
-"""Benchmark rows: slow without a mark of their own."""
+"""By the beginning of a path. A room is a folder of src/mend, `mend_lab`, `benchmarks`, `examples`
+or `gate` (tests/gate); that of tests/unit/ROOM needs no line."""
 
 
 class Selection(NamedTuple):
@@ -130,14 +115,19 @@ class Selection(NamedTuple):
 
     def wants(self, item: pytest.Item, expensive: frozenset[str] = frozenset()) -> bool:
         """`expensive`: the tests whose cost makes them slow."""
-        marks = list(item.iter_markers("slow"))
-        slow = marks or item.nodeid.startswith(SLOW) or item.nodeid in expensive
+        slow = item.nodeid in expensive or next(item.iter_markers("slow"), None)
         if self.shard is None or not slow:
             return True
         path, *_ = item.nodeid.partition("::")
-        about = {path, *(room for mark in marks for room in mark.args)}
-        about.update(*(rooms for begin, rooms in ROOMS.items() if path.startswith(begin)))
-        return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about)
+        return shard_of(item.nodeid) == self.shard or not self.changed.isdisjoint(about_of(path))
+
+
+def about_of(path: str) -> set[str]:
+    """A test file, and the rooms whose change runs all of it."""
+    rooms = {room for begin, named in ROOMS.items() if path.startswith(begin) for room in named}
+    if path.startswith("tests/unit/"):
+        rooms.add({"lab": "mend_lab"}.get(room := path.split("/")[2], room))
+    return {path, *rooms}
 
 
 def expensive_of(nodeids: Sequence[str], table: Mapping[str, Cost]) -> frozenset[str]:
@@ -190,6 +180,7 @@ def about(paths: list[str]) -> frozenset[str]:
     inside = {part[2].removesuffix(".py") for part in parts if part[:2] == ["src", "mend"]}
     code = {part[part[0] == "src"] for part in parts if part[-1].endswith(".py")}
     beside = code & {"benchmarks", "examples", "mend_lab"}
+    beside |= {"gate"} if any(path.startswith("tests/gate/") for path in paths) else set()
     return frozenset(inside | beside | {path for path in paths if path.startswith("tests/")})
 
 

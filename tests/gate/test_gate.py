@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from tests.gate import costs, forks, machine, record, shards
 from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
 from tests.gate.plugin import processes_of
+from tests.process.nursery import import_tests
 from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
@@ -285,12 +287,12 @@ class Marked(NamedTuple):
     nodeid: str
     marks: list[pytest.Mark]
 
-    def iter_markers(self, name: str) -> list[pytest.Mark]:
-        return [mark for mark in self.marks if mark.name == name]
+    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
+        return (mark for mark in self.marks if mark.name == name)
 
 
 def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
-    slow = Marked("test_it.py::test_it", [pytest.mark.slow("codec").mark])
+    slow = Marked("tests/unit/codec/test_it.py::test_it", [pytest.mark.slow.mark])
     fast = slow._replace(marks=[])
     own = shards.shard_of(slow.nodeid)
     other = own + 1
@@ -298,7 +300,7 @@ def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
         (own, "", True),
         (other, "", False),
         (other, "codec", True),
-        (other, "test_it.py", True),
+        (other, "tests/unit/codec/test_it.py", True),
         (other, "merge", False),
     ]:
         selection = shards.parse(f"{shard}:{changed}")
@@ -309,7 +311,7 @@ def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
 def test_expensive_test_is_slow_but_the_cheapest_of_its_file_is_not() -> None:
     table = {
         "a.py::test_dear": costs.Cost(3, 9.0), "a.py::test_many": costs.Cost(0, 0.5),
-        "a.py::test_some": costs.Cost(0, 1.4), "b.py::test_dear": costs.Cost(3, 9.0),
+        "a.py::test_some": costs.Cost(0, 0.9), "b.py::test_dear": costs.Cost(3, 9.0),
         "b.py::test_less": costs.Cost(3, 2.0),
     }  # fmt: skip
     many = [f"a.py::test_many[{case}]" for case in range(12)]
@@ -354,17 +356,15 @@ def test_changed_paths_name_rooms_and_test_files() -> None:
     paths.append("benchmarks/merge.py")
     assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
     assert shards.about(["src/mend_lab/sim/world.py"]) == {"mend_lab"}
+    assert shards.about(["tests/gate/costs.py"]) == {"gate", "tests/gate/costs.py"}
 
 
 def test_files_and_rooms_of_the_shards_are_there() -> None:
     rooms = {path.stem for path in (ROOT / "src/mend").iterdir()}
-    rooms |= {"benchmarks", "examples", "mend_lab"}
+    rooms |= {"benchmarks", "examples", "gate", "mend_lab"}
     for begin, named in shards.ROOMS.items():
         assert list(ROOT.glob(f"{begin}*")), begin
         assert rooms.issuperset(named), begin
-    for begin in shards.SLOW:
-        path, _, name = begin.partition("::")
-        assert f"def {name}" in (ROOT / path).read_text()
 
 
 def test_selection_survives_the_way_to_workers() -> None:
@@ -381,6 +381,15 @@ def test_worker_is_a_fork_and_has_an_interpreter_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", "import sys; print('torch' in sys.modules)"],
                           capture_output=True, text=True, check=True)  # fmt: skip
     assert done.stdout == "False\n"
+
+
+def test_module_that_workers_cannot_import_is_not_left_half_imported(tmp_path: Path) -> None:
+    """A run with workers was green, and left out all tests of a file whose import failed."""
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_it(): pass\nimport nothing_of_that_name\n")
+    options = ["--noconftest", "--import-mode=importlib", f"--rootdir={tmp_path}"]
+    import_tests([*options, "-o", "asyncio_default_fixture_loop_scope=function", str(file)])
+    assert str(file) not in {getattr(each, "__file__", None) for each in sys.modules.values()}
 
 
 NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"

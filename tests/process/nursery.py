@@ -257,17 +257,38 @@ def _load(tests: list[str]) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         mend.tools.app(["version"], standalone_mode=False)
     if tests:
-        import pytest
-
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # a fork of what has begun CUDA has none
-        with contextlib.redirect_stdout(io.StringIO()):
-            pytest.main(["--collect-only", "-q", "-s", "-p", "no:cacheprovider", *tests])
+        import_tests(tests)
     else:
         assert callable(rendezvous.get_method_name)
         rendezvous.get_method_name = lambda depth=2: "not asked for"
     kernels.load()
     gc.collect()
     gc.freeze()
+
+
+class Unimported:
+    """A pytest plugin: the files that cannot be imported."""
+
+    def __init__(self) -> None:
+        self.files = set[Path]()
+
+    def pytest_exception_interact(self, node: Any) -> None:
+        self.files.add(node.path.resolve())
+
+
+def import_tests(words: list[str]) -> None:
+    """As pytest does it. A module that fails is forgotten, so that workers fail at it too: pytest
+    leaves what it has of it in sys.modules, and a fork would take that for a file without tests."""
+    import pytest
+
+    failed = Unimported()
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["--collect-only", "-q", "-s", "-p", "no:cacheprovider", *words], [failed])
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).resolve() in failed.files:
+            del sys.modules[name]
 
 
 def _python_path() -> list[str]:

@@ -74,6 +74,7 @@ def test_every_benchmark_is_tried_somewhere() -> None:
     assert all((ROOT / path).exists() for path in ELSEWHERE.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(ELSEWHERE)))
 def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: Nursery) -> None:
     found = json.loads(run(nursery, f"benchmarks.{name}", *TINY[name]))
@@ -112,6 +113,7 @@ def test_help_teaches_how_to_read_the_figures(
     assert "--save" in said or name == "peers"
 
 
+@pytest.mark.slow
 def test_a_step_with_equal_bits_is_measured_beside_a_plain_one(nursery: Nursery) -> None:
     words = ["benchmarks.determinism", "--layers", "1", "--blocks", "1", "--steps", "1"]
     found = json.loads(run(nursery, *words))
@@ -119,6 +121,7 @@ def test_a_step_with_equal_bits_is_measured_beside_a_plain_one(nursery: Nursery)
     assert found["measured"] > 1, "it costs more"
 
 
+@pytest.mark.slow
 def test_two_rows_are_measured_and_a_peer_beside_them(nursery: Nursery, tmp_path: Path) -> None:
     """`mend bench run` as a command."""
     out = tmp_path / "bench.json"

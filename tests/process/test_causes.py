@@ -77,7 +77,7 @@ def since(
 
 
 @needs_links
-@pytest.mark.slow("detector", "coordination")
+@pytest.mark.slow
 def test_smoke_in_real_time_a_link_whose_rate_falls_is_named_and_not_waited_for(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_the_bytes_on_the_socket_are_those_of_the_formula(jobs: Jobs, codec: str
     assert job.logs().count("raised the loss by 11 %") == (2 if codec == "topk" else 0), "each once"
 
 
-@pytest.mark.slow("coordination")
+@pytest.mark.slow
 def test_four_racks_receive_one_payload_and_a_half_in_a_round(jobs: Jobs) -> None:
     """Like the test above, with no word on how to exchange: 2 (R - 1) / R payloads, not R - 1."""
     racks, job = 4, jobs(racks=4)

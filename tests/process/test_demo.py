@@ -30,7 +30,7 @@ def run(python: str, module: str, *arguments: object) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.slow("tools", "trace")
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_the_demos_tape_replays(nursery: Nursery, tmp_path: Path) -> None:
     """The free run, where who is in a merge, and when it is applied, is as it happens to be."""

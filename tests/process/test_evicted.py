@@ -82,7 +82,7 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     assert "rack 1 left, evicted as it is slow" in explained
 
 
-@pytest.mark.slow("engine")
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_an_evicted_rack_that_does_not_come_back_is_retired_and_then_another_is_evicted(
     jobs: Jobs,

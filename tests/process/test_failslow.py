@@ -77,7 +77,7 @@ def test_rounds_stop_waiting_for_a_slow_rack_until_it_is_well_again(jobs: Jobs) 
     assert len({result.digest for result in results}) == 1
 
 
-@pytest.mark.slow("coordination", "detector")
+@pytest.mark.slow
 def test_slow_rack_takes_fewer_micro_batches_and_all_again_when_it_is_well(jobs: Jobs) -> None:
     """In lockstep, where the others wait for every step of it; all its ranks take as many."""
     job = jobs(ranks=2)

@@ -94,7 +94,7 @@ SPOILT: dict[str, tuple[list[list[Any]], str]] = {
         ),
         pytest.param("nan in the payload", "rda", 92, marks=pytest.mark.slow),
         # Its last: it hears at the end of its session.
-        pytest.param("nan in the payload", "mean", 108, marks=pytest.mark.slow("engine")),
+        pytest.param("nan in the payload", "mean", 108, marks=pytest.mark.slow),
     ],
 )
 def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(

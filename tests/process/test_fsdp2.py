@@ -46,7 +46,7 @@ def alone() -> dict[str, Result]:
     [
         (2, "fsdp2"),
         *(
-            pytest.param(*cut, marks=pytest.mark.slow("fragment"))
+            pytest.param(*cut, marks=pytest.mark.slow)
             for cut in ((2, "ddp"), (2, "fsdp2-keep"), (4, "fsdp2"))
         ),
         (4, "hsdp"),
@@ -66,7 +66,7 @@ def test_however_a_rack_is_cut_the_bits_are_those_of_one_rank(
     assert len(results[0].merges) == len(alone["plain"].merges)
 
 
-@pytest.mark.slow("fragment")
+@pytest.mark.slow
 def test_tensor_parallel_layers_with_shards_of_them(jobs: Jobs) -> None:
     agree(run(jobs, 4, "tp", model="even"))
 

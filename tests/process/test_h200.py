@@ -53,6 +53,7 @@ def table(folder: Path, *more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_racks_run_every_cell_from_the_same_start(nursery: Nursery, tmp_path: Path) -> None:
     launched(nursery, tmp_path, 1, "--delays", "0,30", "--recompute")
     both = [lines(tmp_path / f"rack{rack}-rank0.jsonl") for rack in range(2)]
@@ -75,6 +76,7 @@ def test_two_racks_run_every_cell_from_the_same_start(nursery: Nursery, tmp_path
     assert "| concurrent | 30 |" in said
 
 
+@pytest.mark.slow
 def test_racks_of_shards_do_the_same_with_two_ranks_each(nursery: Nursery, tmp_path: Path) -> None:
     launched(nursery, tmp_path, 2, "--parallel", "fsdp2", "--delays", "20", "--tau", "2")
     assert len(list(tmp_path.glob("rack*-rank*.jsonl"))) == 4

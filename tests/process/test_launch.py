@@ -191,7 +191,7 @@ def test_a_signal_reaches_all_racks_and_nothing_is_left(
     assert launcher.gone()
 
 
-@pytest.mark.slow("tools")
+@pytest.mark.slow
 def test_a_second_signal_kills_what_ignores_the_first(start: Start) -> None:
     launcher = start(HANG, "--stubborn", "--child")
     launcher.up()
@@ -282,7 +282,7 @@ if ranks > 1:
     ("ranks", "torchrun"),
     [
         pytest.param(1, False, id="plain"),
-        pytest.param(2, True, id="torchrun", marks=pytest.mark.slow("tools")),
+        pytest.param(2, True, id="torchrun", marks=pytest.mark.slow),
     ],
 )
 def test_a_rack_that_is_killed_is_started_again_and_joins(

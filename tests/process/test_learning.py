@@ -15,7 +15,7 @@ from tests.process.conftest import Jobs
 STEPS = 400
 
 
-@pytest.mark.slow("outer", "merge", "config")
+@pytest.mark.slow
 def test_merged_model_short_period_is_better_than_a_rack_alone(jobs: Jobs) -> None:
     job = jobs()
     for rack in range(2):  # in lockstep, so that every run has the same bits

@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.loss import table
 from benchmarks.small_problems import Cell, measure_processes
 from tests.process.racks import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 ARMS = ("alone", "data-parallel", "mend:sync_period_steps=16")
+
+pytestmark = pytest.mark.slow
 
 
 def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def account(told: dict[str, Any]) -> str:
     return str(told["status"]["joined_state"]).partition("; ")[2]
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow("engine"))])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rack_that_returns_has_its_place_of_the_newest_merged_capture(
     jobs: Jobs, ranks: int
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_rack_that_returns_has_its_place_of_the_newest_merged_capture(
     assert job.told(0)["status"]["mirror_bytes"] == sum(e["bytes"] for e in kept[-2:])
 
 
-@pytest.mark.slow("engine")
+@pytest.mark.slow
 def test_one_whose_holder_died_with_it_begins_fresh_and_says_so(jobs: Jobs) -> None:
     """Rack 2 keeps that of rack 1, rack 0 that of rack 2."""
     story = Story(jobs, 3)

@@ -230,7 +230,7 @@ def test_a_script_that_hangs_behind_its_last_step_is_ended(
     assert done.stdout == "equal: 2 steps: losses, gradients, weights, optimizer\n"
 
 
-@pytest.mark.slow("tools", "determinism")
+@pytest.mark.slow
 def test_one_run_is_recorded_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """The real command, stopped while its script would train for ever."""
     words = [*("repro", "--record", str(tmp_path)), *SCRIPT, "--steps", "1000000"]

@@ -46,7 +46,7 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
     [
         (1, {}),
         (2, {"codec": "bfloat16", "background": True}),
-        pytest.param(2, {"parallel": "fsdp2", **LOW_RANK}, marks=pytest.mark.slow("codec")),
+        pytest.param(2, {"parallel": "fsdp2", **LOW_RANK}, marks=pytest.mark.slow),
         pytest.param(1, {"codec": "topk"}, marks=pytest.mark.slow),
         pytest.param(2, {"parallel": "fsdp2"}, marks=pytest.mark.slow),
         pytest.param(2, LOW_RANK, marks=pytest.mark.slow),
@@ -126,7 +126,7 @@ def goes_on(
         assert tokens[rack] == of_then + (now - then) * behind, "each rank counts all that it reads"
 
 
-@pytest.mark.slow("engine")
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
     jobs: Jobs, tmp_path: Path, last: int
@@ -145,7 +145,7 @@ def test_a_job_of_shards_goes_on_with_another_number_of_ranks_per_rack(
     goes_on(one, jobs(ranks=last).run(**options, resume=str(second)), 1, last, later, CUT)
 
 
-@pytest.mark.slow("engine")
+@pytest.mark.slow
 def test_a_job_goes_on_from_a_checkpoint_of_torch_with_mend_in_it(
     jobs: Jobs, tmp_path: Path
 ) -> None:

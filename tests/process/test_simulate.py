@@ -46,7 +46,7 @@ def running() -> Iterator[subprocess.Popen[str]]:
         started.kill()
 
 
-@pytest.mark.slow("tools")
+@pytest.mark.slow
 def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) -> None:
     os.killpg(running.pid, signal.SIGINT)
     out, err = running.communicate(timeout=LIMIT_S)

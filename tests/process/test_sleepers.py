@@ -47,7 +47,7 @@ def written(result: Result) -> str:
     return ", ".join(map(str, result.status["versions"]))
 
 
-@pytest.mark.slow("engine")
+@pytest.mark.slow
 def test_a_rack_that_sleeps_while_the_others_end_has_their_bits_or_says_it_has_not(
     jobs: Jobs,
 ) -> None:

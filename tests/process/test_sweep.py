@@ -16,7 +16,7 @@ from benchmarks.delay_sweep import read as sweep_read
 from mend.errors import ConfigError
 from tests.process.racks import Nursery
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.slow
 
 SETTINGS = (
     "--delays", "40", "--distributions", "bimodal", "--seeds", "1", "--size", "tiny", "--tau", "4",

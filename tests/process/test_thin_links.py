@@ -13,7 +13,9 @@ from mend.tools.launch import Job, launch
 from mend.tools.links_spec import Link
 from mend.tools.plan import Asked, base_config, choices, merge_ns_assumed, recommended
 from mend.tools.plan_command import settings
-from tests.process.test_links import pytestmark  # noqa: F401  # it needs the same rights
+from tests.process.test_links import pytestmark as needs_links
+
+pytestmark = needs_links
 
 LINK, STEP_MS = "8mbit,40ms", 100.0
 LAYERS, SIDE = 32, 340
@@ -40,6 +42,7 @@ print("outcome", status.outcome, status.anchor_digest, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_model_that_outlasts_the_time_outs_begins_and_ends_merged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from mend.trace.replay_script import recite
 
 from mend.consensus.records import Commit, Record
 from mend.trace.reader import read_tape
+from mend_lab.replay.script import recite
 from mend_lab.sim import World
 from mend_lab.sim.scenario import calm
 from mend_lab.sim.world import EVICT_NS, STALL_NS

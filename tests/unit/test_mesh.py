@@ -14,6 +14,7 @@ from mend import mesh, rack_mesh
 from mend.determinism import enabling
 from mend.errors import ConfigError
 from mend.mesh import Place, Racks, decide, decide_without_mesh
+from tests import golden
 
 
 def on(*hosts: str, **more: object) -> list[Place]:
@@ -24,8 +25,8 @@ def on(*hosts: str, **more: object) -> list[Place]:
 A4B4 = on(*"AAAABBBB")
 
 
-def refused(places: list[Place], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+def refused(places: list[Place]) -> None:
+    with golden.raises(ConfigError):
         decide(places)
 
 
@@ -55,15 +56,12 @@ def test_a_rack_is_whole_hosts_or_a_part_of_one() -> None:
     assert len(cut("AABBCCDD", 4).ranks) == 2
     assert len(cut("AAAAAAAA", 4).ranks) == 2
     assert len(cut("AAAAAAAA", 8).ranks) == 1, "one rack, because somebody said so"
-    with pytest.raises(ConfigError, match="rack 1 would be part of host A and of another one"):
+    with golden.raises(ConfigError):
         cut("AAABBB" * 1, 2)
 
 
 def test_a_world_that_does_not_divide() -> None:
-    refused(
-        on(*"AAAAAA", ranks_per_rack=4, said_by="ranks_per_rack"),
-        "^ranks_per_rack=4: 6 ranks cannot be cut into racks of 4. One of 1, 2, 3 would do.",
-    )
+    refused(on(*"AAAAAA", ranks_per_rack=4, said_by="ranks_per_rack"))
 
 
 def test_slurms_switches_where_nodes_begin_to_differ() -> None:
@@ -86,15 +84,15 @@ def test_one_switch_for_all_says_nothing_and_nodes_do() -> None:
 
 def test_switches_with_unequal_nodes() -> None:
     places = [Place(host, levels=(s,)) for host, s in zip("ABC", ("s0", "s0", "s1"), strict=True)]
-    refused(places, "racks by SLURM_TOPOLOGY_ADDR .s0, s1. would have 2, 1 ranks")
+    refused(places)
 
 
 def test_unequal_hosts() -> None:
-    refused(on(*"AAAB"), "racks by hosts .A, B. would have 3, 1 ranks; all need as many")
+    refused(on(*"AAAB"))
 
 
 def test_one_host_is_not_guessed_at() -> None:
-    refused(on(*"AAAA"), "^ranks_per_rack=None: all 4 ranks are on A: nothing says .*Say rack_mesh")
+    refused(on(*"AAAA"))
 
 
 def test_a_dump_divides_a_single_machine_and_never_joins_two() -> None:
@@ -102,50 +100,50 @@ def test_a_dump_divides_a_single_machine_and_never_joins_two() -> None:
     alone = [Place("A", island=island) for island in islands]
     assert decide(alone) == Racks(((0, 1), (2, 3)), "the NCCL topology dump")
     joined = [Place("A", island="17") for _ in range(4)]
-    refused(joined, "nothing says where a rack ends")
+    refused(joined)
     known_by_some = [replace(alone[0], island=""), *alone[1:]]
-    refused(known_by_some, "nothing says where a rack ends")
+    refused(known_by_some)
     two = [Place(host, island=island) for host, island in zip("ABAB", islands, strict=True)]
     assert decide(two).source == "hosts (A, B)"
 
 
 @pytest.mark.parametrize(
-    ("changed", "match"),
+    "changed",
     [
-        ({"ranks_per_rack": 4}, "^ranks_per_rack=2: rank 0 says 2, rank 3 says 4. Say the same"),
-        ({"ranks_per_rack": None}, "^ranks_per_rack=2: rank 0 says 2, rank 3 says None"),
-        ({"shape": (("dp", 2),)}, "^inner="),
-        ({"device_type": "cuda"}, "^device_type="),
-        ({"racks": 3}, "^MEND_RACKS='3': ranks_per_rack=2 makes 2 racks of 2 ranks"),
-        ({"fault": ("LOCAL_RANK", "x", "needs a number", "Change it.")}, "^LOCAL_RANK='x'"),
+        {"ranks_per_rack": 4},
+        {"ranks_per_rack": None},
+        {"shape": (("dp", 2),)},
+        {"device_type": "cuda"},
+        {"racks": 3},
+        {"fault": ("LOCAL_RANK", "x", "needs a number", "Change it.")},
     ],
 )
-def test_ranks_that_contradict_each_other(changed: dict[str, object], match: str) -> None:
+def test_ranks_that_contradict_each_other(changed: dict[str, object]) -> None:
     places = on(*"AAAA", ranks_per_rack=2, said_by="ranks_per_rack", device_type="cpu")
-    refused([*places[:3], replace(places[3], **changed)], match)  # type: ignore[arg-type]
+    refused([*places[:3], replace(places[3], **changed)])  # type: ignore[arg-type]
 
 
 def test_sources_that_contradict_each_other() -> None:
     torn = [Place("A", levels=(switch,)) for switch in ("s0", "s0", "s1", "s1")]
-    refused(torn, "^SLURM_TOPOLOGY_ADDR='s0': ranks 0, 1, 2, 3 share a host and not a switch")
+    refused(torn)
     depths = [Place("A", levels=("s0",)), Place("B", levels=("s0", "s1"))]
-    refused(depths, "^SLURM_TOPOLOGY_ADDR=.*nodes have 1, 2 levels of switches")
+    refused(depths)
     numbers = [Place(host, node_number=0) for host in "AABB"]
-    refused(numbers, "^SLURM_NODEID=0: says 1 nodes, and the ranks are on A, B. Unset")
-    refused(on(*"AABB", racks=4), r"^MEND_RACKS='4': hosts \(A, B\) makes 2 racks of 2 ranks")
+    refused(numbers)
+    refused(on(*"AABB", racks=4))
 
 
 def test_a_layout_that_is_no_rack() -> None:
-    refused(on(*"AABB", shape=(("dp", 2), ("tp", 2))), "^inner=.*is 4 ranks; a rack has 2 by hosts")
+    refused(on(*"AABB", shape=(("dp", 2), ("tp", 2))))
     assert decide(on(*"AABB", shape=(("dp", 1), ("tp", 2)))).ranks == ((0, 1), (2, 3))
 
 
 def test_one_rank_is_not_several_racks() -> None:
-    refused(on("A"), "^world size=1: one rank is not several racks")
+    refused(on("A"))
 
 
 def test_without_a_process_group() -> None:
-    with pytest.raises(ConfigError, match=r"^process group=None: rack_mesh needs one. Call torch"):
+    with golden.raises(ConfigError):
         rack_mesh()
 
 
@@ -174,9 +172,7 @@ def test_rack_aware_decides_as_the_mesh_does() -> None:
     assert without_mesh(A4B4) == decide(A4B4)
     counted = on(*"AAAA", ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK")
     assert without_mesh(counted, addressed=False) == decide(counted)
-    with pytest.raises(
-        ConfigError, match=r"^racks=2: racks by hosts \(A, B\) would have 3, 1 ranks"
-    ):
+    with golden.raises(ConfigError):
         without_mesh(on(*"AAAB"))
 
 
@@ -188,22 +184,14 @@ def test_rack_aware_takes_a_torchrun_for_one_rack() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "match"),
+    "places",
     [
-        (
-            [*on("A", rack=0), *on("B", rack=1)],
-            "^rack=0: rank 0 says 0, rank 1 says 1. Say the same",
-        ),
-        (
-            on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
-            "^rack=1: names one rack for all .*, but MEND_RANKS_PER_RACK=2 makes several racks",
-        ),
-        (
-            A4B4,
-            r"^sideband_peers=\(\): is empty, and the racks are on several hosts \(A, B by hosts",
-        ),
+        [*on("A", rack=0), *on("B", rack=1)],
+        on(*"AAAA", rack=1, ranks_per_rack=2, said_by="MEND_RANKS_PER_RACK"),
+        A4B4,
     ],
+    ids=["two numbers", "one rack of several", "no addresses"],
 )
-def test_what_rack_aware_cannot_decide(places: list[Place], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
+def test_what_rack_aware_cannot_decide(places: list[Place]) -> None:
+    with golden.raises(ConfigError):
         without_mesh(places, addressed=False)

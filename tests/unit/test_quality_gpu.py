@@ -117,6 +117,7 @@ def settings(arm: str) -> Settings:
 # ------------------------------------------------------------------ the reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arm",
     [
@@ -139,6 +140,7 @@ def test_a_batched_arm_is_the_reference(arm: str) -> None:
             torch.testing.assert_close(ours, applied.values, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["merge:H=4:tau=2", "merge:H=3:lr=.7:mu=.6"])
 def test_the_batched_radial_mean_is_that_of_the_reference(arm: str) -> None:
     """Weight by weight; embeddings by the mean."""
@@ -268,6 +270,7 @@ def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[l
     return [Facts(steps, each) for each in events], commits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arm",
     [
@@ -459,6 +462,7 @@ def test_a_warm_start_is_data_parallel_for_all() -> None:
     assert made.outers[1].rounds == [2, 2, 2, 1], "applied at 2, 6; 3, 7; 4, 8; 5 behind it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "inner"), [(3, "muon"), (5, "adamw"), (8, "muon")])
 def test_a_run_in_pieces_is_the_run_in_one(cut: int, inner: str, tmp_path: Path) -> None:
     arms = (

@@ -22,7 +22,7 @@ LONG = [
 
 @pytest.mark.parametrize(
     "cell",
-    [*CELLS, *(pytest.param(cell, marks=pytest.mark.slow("outer", "merge")) for cell in LONG)],
+    [*CELLS, *(pytest.param(cell, marks=pytest.mark.slow) for cell in LONG)],
     ids=lambda cell: "-".join(map(str, cell)),
 )
 def test_merged_model_default_outer_step_is_not_worse_than_alone(cell: Cell) -> None:

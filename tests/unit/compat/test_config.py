@@ -11,6 +11,7 @@ from mend import compat
 from mend.config import describe
 from mend.config.predecessor import BECOMES, FOREIGN, FORMER, translated
 from mend.errors import ConfigError
+from tests import golden
 
 AT = "tcp://127.0.0.1:7"
 SHARED: list[tuple[str, Any, Any]] = [
@@ -128,7 +129,7 @@ def test_a_setting_without_effect_is_accepted(name: str, default: Any, other: An
     switch = FOREIGN[name].needs
     assert switch in {row[0] for row in REFUSED}
     for given in ({name: other, switch: True}, {switch: True, name: other}):
-        with pytest.raises(ConfigError, match=f"^{switch}=True"):
+        with golden.raises(ConfigError):
             compat.MendConfig(**given)
 
 
@@ -149,7 +150,7 @@ def test_low_rank_of_the_predecessor_is_part_of_the_codec() -> None:
     assert compat.MendConfig(**{rank: 8, mode: "powersgd"}).codec == "powersgd-8"
     assert compat.MendConfig(**{mode: "powersgd"}).codec == "powersgd-4"
     assert compat.MendConfig(**{mode: "quant4"}).codec == "int4"
-    with pytest.raises(ConfigError, match=f"^{rank}=8: has an effect with {mode}='powersgd' alone"):
+    with golden.raises(ConfigError):
         compat.MendConfig(**{rank: 8})
 
 
@@ -161,7 +162,7 @@ def test_value_of_the_wrong_type_is_refused_not_a_crash(given: Any) -> None:
 
 
 def test_both_names_of_one_setting_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^quorum_min_learners=2: is merge_min_racks here"):
+    with golden.raises(ConfigError):
         compat.MendConfig(quorum_min_learners=2, merge_min_racks=2)
 
 
@@ -171,10 +172,10 @@ def test_other_name_of_a_setting_is_refused_with_the_right_one(
 ) -> None:
     new = {**BECOMES, **FORMER}[name]
     assert new in {row.field for row in describe()}
-    with pytest.raises(ConfigError, match=rf"^{name}=2: the argument {name} is .*\. Set {new}\."):
+    with golden.raises(ConfigError):
         mend.MendConfig(**{name: 2})
     monkeypatch.setenv(f"MEND_{name.upper()}", "2")
-    with pytest.raises(ConfigError, match=rf"^MEND_{name.upper()}='2': .* Set {new}\."):
+    with golden.raises(ConfigError):
         mend.MendConfig()
 
 
@@ -186,7 +187,7 @@ def test_a_config_of_all_defaults_is_accepted_without_a_word() -> None:
 
 
 def test_zero_is_not_false() -> None:
-    with pytest.raises(ConfigError, match=r"^incremental_collect=0"):
+    with golden.raises(ConfigError):
         compat.MendConfig(incremental_collect=0)
 
 
@@ -194,17 +195,16 @@ def test_zero_is_not_false() -> None:
 def test_mends_own_config_names_the_class_that_takes_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = f"^{name}=.*of tsugi-mend and none of mend. mend.compat.MendConfig takes it"
-    with pytest.raises(ConfigError, match=said) as caught:
+    with golden.raises(ConfigError) as caught:
         mend.MendConfig(**{name: FOREIGN[name].default})
     assert caught.value.remedy
     monkeypatch.setenv(f"MEND_{name.upper()}", "1")
-    with pytest.raises(ConfigError, match=f"^MEND_{name.upper()}="):
+    with golden.raises(ConfigError):
         mend.MendConfig()
 
 
 def test_mends_own_settings_and_unknown_names_are_handed_on() -> None:
     assert compat.MendConfig(fragments=2).fragments == 2
     assert translated({"fragments": 2, "nonsense": 1}) == {"fragments": 2, "nonsense": 1}
-    with pytest.raises(ConfigError, match="closest name"):
+    with golden.raises(ConfigError):
         compat.MendConfig(nonsense=1)

@@ -23,6 +23,7 @@ from mend.config.keyfile import (
 from mend.config.wiring import settings_of
 from mend.errors import ConfigError
 from mend.tools.keys_command import create
+from tests import golden
 
 ONE, OTHER = bytes(range(32)), bytes(range(1, 33))
 OUTSIDE = "tcp://0.0.0.0:21900"
@@ -40,7 +41,7 @@ def test_what_is_made_is_read_the_first_key_first_and_others_may_not(key: Path) 
 
 
 def test_a_key_is_never_written_over_another_file(key: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be created"):
+    with golden.raises(ConfigError):
         create(key, (OTHER,))
     assert read_secrets(key) == (ONE, OTHER)
 
@@ -57,7 +58,7 @@ def test_the_umask_makes_it_no_more_readable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666, 0o601])
 def test_a_file_that_others_may_read_or_write_is_refused(key: Path, mode: int) -> None:
     key.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"may be read by others \(mode {mode:04o}\)") as caught:
+    with golden.raises(ConfigError) as caught:
         read_secrets(key)
     assert f"chmod 600 {key}" in str(caught.value)
 
@@ -70,34 +71,34 @@ def test_a_secret_mounted_read_only_through_a_link_is_taken(key: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("", "needs 1 to 4 different keys, has 0"),
-        ("# nothing else\n\n", "has 0"),
-        (f"{line_of(ONE)}\n{line_of(ONE)}\n", "has 2"),
-        ("".join(f"{line_of(bytes([n]) * 32)}\n" for n in range(5)), "has 5"),
-        (line_of(ONE)[:-4], "its key 1 is not `mend-key-1` and 43 letters"),
-        (f"{line_of(ONE)}\nsecret hush\n", "its key 2 is not"),
-        (line_of(ONE).replace("key-1", "key-2"), "its key 1 is not"),
-        (line_of(ONE) + " hush", "its key 1 is not"),
-        ("\0" * 10, "its key 1 is not"),
-        ("#" * (FILE_BYTES_MAX + 1), "is over"),
+        "",
+        "# nothing else\n\n",
+        f"{line_of(ONE)}\n{line_of(ONE)}\n",
+        "".join(f"{line_of(bytes([n]) * 32)}\n" for n in range(5)),
+        line_of(ONE)[:-4],
+        f"{line_of(ONE)}\nsecret hush\n",
+        line_of(ONE).replace("key-1", "key-2"),
+        line_of(ONE) + " hush",
+        "\0" * 10,
+        "#" * (FILE_BYTES_MAX + 1),
     ],
 )
 def test_a_damaged_file_is_refused_without_a_word_of_what_is_in_it(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str
 ) -> None:
     path = tmp_path / "key"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with golden.raises(ConfigError) as caught:
         read_secrets(path)
     assert "hush" not in str(caught.value)
     assert line_of(ONE)[12:20] not in str(caught.value)
 
 
 def test_no_file_is_said_with_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be read \(No such file.*mend keys new FILE"):
+    with golden.raises(ConfigError):
         read_secrets(tmp_path / "none")
 
 
@@ -127,14 +128,14 @@ def test_beyond_loopback_there_is_a_key_or_a_word(key: Path) -> None:
         assert remedy in str(caught.value)
     assert protection_of(MendConfig(), OUTSIDE) == "none"
     insecure = MendConfig(insecure=True)
-    with pytest.warns(UserWarning, match="`mend keys new FILE`, and `export MEND_KEY_FILE=FILE`"):
+    with golden.warns(UserWarning):
         assert secrets_of(insecure, OUTSIDE) == ()
     assert protection_of(insecure, OUTSIDE) == "insecure"
     keyed = MendConfig(key_file=key)
     for bind in (OUTSIDE, "tcp://127.0.0.1:1"):
         assert secrets_of(keyed, bind) == (ONE, OTHER)
         assert protection_of(keyed, bind) == "keys"
-    with pytest.raises(ConfigError, match="insecure=True: has no effect with a key_file"):
+    with golden.raises(ConfigError):
         MendConfig(key_file=key, insecure=True)
 
 
@@ -201,7 +202,7 @@ def test_mounted_secret_is_read_by_a_process_of_its_group(key: Path) -> None:
 
 def test_key_file_that_cannot_be_read_is_found_at_the_config(tmp_path: Path) -> None:
     """It was found by mend_init, minutes later, after the model had been loaded."""
-    with pytest.raises(ConfigError, match=r"key_file=.*cannot be read by this user"):
+    with golden.raises(ConfigError):
         MendConfig(key_file=tmp_path / "none")
 
 
@@ -209,7 +210,7 @@ def test_letters_that_are_no_base64_are_refused_and_not_left_out(key: Path) -> N
     text = key.read_text()
     secret = text.index(keyfile.WORD) + len(keyfile.WORD) + 5
     key.write_text(f"{text[:secret]}!{text[secret:]}")
-    with pytest.raises(ConfigError, match="its key 1 is not"):
+    with golden.raises(ConfigError):
         read_secrets(key)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mend.config import kinds
@@ -23,6 +23,7 @@ ANYTHING = st.one_of(
 
 
 @pytest.mark.parametrize("name", ALL)
+@settings(max_examples=40)
 @given(value=ANYTHING)
 def test_accept_stores_a_value_or_says_no(name: str, value: Any) -> None:
     """No third way: another exception would be a crash. What is stored is taken again."""
@@ -35,6 +36,7 @@ def test_accept_stores_a_value_or_says_no(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+@settings(max_examples=40)
 @given(written=st.text())
 def test_parse_reads_a_text_or_says_no(name: str, written: str) -> None:
     try:

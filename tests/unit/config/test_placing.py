@@ -12,6 +12,7 @@ import pytest
 from mend.config import MendConfig
 from mend.config.placing import is_open, place
 from mend.errors import ConfigError
+from tests import golden
 
 PORT = 51900
 EVERYWHERE = f"tcp://0.0.0.0:{PORT}"
@@ -122,7 +123,7 @@ def test_a_rack_that_is_told_its_number_looks_nothing_up() -> None:
 
 
 def test_a_number_that_is_another_machines_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rack=0: .*this machine \(tcp://peer2.* as rack 1"):
+    with golden.raises(ConfigError):
         place(config(1, 2, rack=0), machine(2))
 
 
@@ -154,7 +155,7 @@ def test_others_only_without_a_number_lack_the_number_and_nothing_else() -> None
     """Each rack's list is another one: no order of them would come out equal on all racks."""
     for given in (config(2), config(2, 3), config(2, 3, racks=3), config(2, 3, 1, racks=4)):
         site = Site("box9", frozenset({"10.0.0.9"}))
-        with pytest.raises(ConfigError, match=r"^rack=None: .*MEND_RACK \(or rack=\)"):
+        with golden.raises(ConfigError):
             place(given, site)
         assert place(replace(given, rack=0), site).rack == 0
 
@@ -164,16 +165,16 @@ def test_others_only_without_a_number_lack_the_number_and_nothing_else() -> None
 
 def test_names_that_do_not_resolve_are_told_where_they_matter() -> None:
     site = machine(1, names={"peer2": "10.0.0.2"})
-    with pytest.raises(ConfigError, match=r"^rack=None: .*\(peer1 do not\).*MEND_RACK"):
+    with golden.raises(ConfigError):
         place(config(1, 2), site)
-    with pytest.raises(ConfigError, match=r"^racks=None: .*MEND_RACKS to 2 or 3"):
+    with golden.raises(ConfigError):
         place(config(1, 2, rack=0), site)
     assert place(config(1, 2, rack=0, racks=2), site).advertise_host == "peer1"
     assert place(config(1, 2, rack=0, racks=3), site).racks == 3
 
 
 def test_without_a_way_to_any_peer_the_host_is_missing() -> None:
-    with pytest.raises(ConfigError, match=r"^advertise_host=None: .*no route to peer2"):
+    with golden.raises(ConfigError):
         place(config(2, rack=0), machine(1, names={}))
 
 
@@ -182,21 +183,21 @@ def test_several_entries_of_this_machine_are_ambiguous() -> None:
         sideband_addr=EVERYWHERE,
         sideband_peers=(f"tcp://127.0.0.2:{PORT}", f"tcp://127.0.0.3:{PORT}"),
     )
-    with pytest.raises(ConfigError, match=r"^rack=None: .*127.0.0.2.* and .*127.0.0.3.* both"):
+    with golden.raises(ConfigError):
         place(given, machine(1))
     assert place(replace(given, rack=1), machine(1)).advertise_host == "127.0.0.3"
 
 
 def test_a_list_that_has_this_machine_and_not_all_racks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="leaves out another"):
+    with golden.raises(ConfigError):
         place(config(1), machine(1))
-    with pytest.raises(ConfigError, match="leaves out another"):
+    with golden.raises(ConfigError):
         place(config(1, 2, merge_min_racks=3), machine(1))
 
 
 def test_a_port_that_nobody_knows_is_refused() -> None:
     given = config(2, rack=0, sideband_addr="tcp://0.0.0.0:0")
-    with pytest.raises(ConfigError, match=r"^sideband_addr=.*port of its own"):
+    with golden.raises(ConfigError):
         place(given, machine(1))
 
 
@@ -205,7 +206,7 @@ def test_an_ipv6_number_cannot_be_advertised() -> None:
         sideband_addr=f"tcp://[::]:{PORT}", sideband_peers=(f"tcp://[fd00::1]:{PORT}", *peers(2))
     )
     site = Site("box1", frozenset({"fd00::1"}), names={"fd00::1": "fd00::1", **NAMES})
-    with pytest.raises(ConfigError, match=r"^advertise_host='fd00::1'.*tcp://\[fd00::1\]:51900"):
+    with golden.raises(ConfigError):
         place(given, site)
 
 
@@ -224,7 +225,7 @@ def test_whatever_all_racks_agree_on_is_never_inferred_apart() -> None:
             site = machine(own + 1, names=names)
             given = config(*listed, **more)
             if others_only and not says_rack:
-                with pytest.raises(ConfigError, match=r"^rack=None: "):
+                with golden.raises(ConfigError):
                     place(given, site)
                 continue
             placed = place(given, site)

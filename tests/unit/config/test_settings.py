@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import re
 import warnings
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -29,6 +28,7 @@ from mend.merge import MERGES
 from mend.outer import OUTERS, Nesterov
 from mend.transport.delayed import Distribution
 from mend.types import fp32
+from tests import golden
 from tests.configuration_table import PAGE, with_table
 
 # ------------------------------------------------------------------ what it is
@@ -89,22 +89,19 @@ def test_replace_changes_what_it_names_and_reads_no_source(monkeypatch: Any) -> 
 
 
 def test_replace_checks_like_a_new_one() -> None:
-    with pytest.raises(ConfigError, match=r"^rack=2: "):
+    with golden.raises(ConfigError):
         dataclasses.replace(MendConfig(), rack=2)
 
 
 def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^fragment=3: the argument fragment is no .*is fragments\."
-    ):
+    with golden.raises(ConfigError):
         MendConfig(fragment=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["sideband_psk", "sideband_tls", "sideband_peer_allowlist"])
 def test_a_protection_that_is_not_there_is_refused_not_ignored(name: str) -> None:
     """Who sets a key and hears nothing believes that it protects. What does protect is named."""
-    said = f"^{name}='[*]+': the argument {name} is a setting of tsugi-mend.*mend keys new FILE"
-    with pytest.raises(ConfigError, match=said):
+    with golden.raises(ConfigError):
         MendConfig(**{name: "secret"})
 
 
@@ -262,20 +259,20 @@ def test_the_default_overlap_never_warns_and_always_fits(period: int) -> None:
 
 
 def test_an_overlap_above_a_quarter_of_the_period_is_said() -> None:
-    with pytest.warns(UserWarning, match="overlap_steps=9 is more than a quarter") as caught:
+    with golden.warns(UserWarning) as caught:
         assert MendConfig(sync_period_steps=32, overlap_steps=9).tau == 9
     assert caught[0].filename == __file__
 
 
 def test_an_overlap_as_long_as_the_period_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be less than sync_period_steps=10"):
+    with golden.raises(ConfigError):
         MendConfig(sync_period_steps=10, overlap_steps=10)
 
 
 def test_an_outer_step_that_overshoots_is_said() -> None:
-    with pytest.warns(UserWarning, match=r"outer_lr=0\.7 .*= 7 from the first round.* worse than"):
+    with golden.warns(UserWarning):
         MendConfig(outer_lr=0.7, outer_optimizer_momentum=0.9, outer_ramp_rounds=0)
-    with pytest.warns(UserWarning, match="= 13.3: more than 10"):
+    with golden.warns(UserWarning):
         MendConfig(outer_optimizer_momentum=0.925)
 
 
@@ -308,7 +305,7 @@ def test_default_momentum_short_period_is_small(period: int, most: float) -> Non
 
 
 def test_given_momentum_too_long_for_the_period_warns_with_the_remedy() -> None:
-    with pytest.warns(UserWarning, match="sync_period_steps=16 that ruins a model.* makes it 0.5"):
+    with golden.warns(UserWarning):
         config = MendConfig(sync_period_steps=16, outer_optimizer_momentum=0.9)
     assert config.outer_momentum == 0.9  # who asks for it has it
 
@@ -324,24 +321,24 @@ def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
 def test_racks_follow_the_quorum_only_when_nobody_names_them(monkeypatch: Any) -> None:
     assert MendConfig(merge_min_racks=1).racks == 2
     assert MendConfig(merge_min_racks=5).racks == 5
-    with pytest.raises(ConfigError, match=r"^merge_min_racks=5: .*racks=3.*raise racks"):
+    with golden.raises(ConfigError):
         MendConfig(merge_min_racks=5, racks=3)
     monkeypatch.setenv("MEND_RACKS", "3")
-    with pytest.raises(ConfigError, match=r"^merge_min_racks=5: "):
+    with golden.raises(ConfigError):
         MendConfig(merge_min_racks=5)
 
 
 def test_a_rack_beyond_the_racks_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^rack=2: .*0 to 1.*MEND_RACKS\) to 3"):
+    with golden.raises(ConfigError):
         MendConfig(rack=2, racks=2)
     assert MendConfig(rack=2, racks=3).rack_number == 2
 
 
 def test_who_does_not_know_its_rack_is_told_how_to_say_it() -> None:
     config = MendConfig()
-    with pytest.raises(ConfigError, match="MEND_RACK; mend launch sets it"):
+    with golden.raises(ConfigError):
         _ = config.rack_number
-    with pytest.raises(ConfigError, match="MEND_RACK"):
+    with golden.raises(ConfigError):
         _ = config.bind_address
 
 
@@ -372,7 +369,7 @@ def test_peers_in_any_form_are_the_same_config(given: Any) -> None:
 @pytest.mark.parametrize("given", ["tcp://a:1", "0=tcp://a:1,2=tcp://b:2", "0=tcp://a:1"])
 def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
     """A list of only the others would count them as racks 0, 1, ... and find the wrong ones."""
-    with pytest.raises(ConfigError, match="must name the racks 0 to 1, this one too"):
+    with golden.raises(ConfigError):
         MendConfig(sideband_peers=given)
 
 
@@ -395,7 +392,7 @@ def test_peers_may_leave_this_rack_out_where_it_says_where_it_listens() -> None:
     ],
 )
 def test_peers_that_leave_more_than_this_rack_out_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="or all but this one, as racks="):
+    with golden.raises(ConfigError):
         MendConfig(sideband_addr="tcp://0.0.0.0:5", **given)
 
 
@@ -409,7 +406,7 @@ def test_a_rack_listens_where_it_is_told_or_where_the_others_look_for_it() -> No
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:21900", "tcp://[::]:21900"])
 def test_who_listens_everywhere_must_say_where_to_find_it(address: str) -> None:
     """Otherwise the other racks would be told to connect to 0.0.0.0, which is themselves."""
-    with pytest.raises(ConfigError, match="Set advertise_host"):
+    with golden.raises(ConfigError):
         MendConfig(rack=0, sideband_addr=address)
     config = MendConfig(rack=0, sideband_addr=address, advertise_host="10.0.0.1")
     assert config.bind_address == address
@@ -453,18 +450,13 @@ def test_an_outer_optimizer_has_to_be_registered_and_racks_to_have_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(OUTERS, "fedadam", OUTERS["nesterov"])
-    said = (
-        "outer_optimizer='mine': needs one of nesterov, fedadam (the names registered in this "
-        "process). Change %s, or import what calls mend.outer.register('mine', ...) before "
-        "MendConfig is built."
-    )
-    with pytest.raises(ConfigError, match=re.escape(said % "the argument outer_optimizer")):
+    with golden.raises(ConfigError):
         MendConfig(outer_optimizer="mine")
     with monkeypatch.context() as patch:
         patch.setenv("MEND_OUTER_OPTIMIZER", "mine")
-        with pytest.raises(ConfigError, match=re.escape(said % "MEND_OUTER_OPTIMIZER")):
+        with golden.raises(ConfigError):
             MendConfig()
-    with pytest.raises(ConfigError, match="outer_optimizer=3: needs nesterov, or the name of a"):
+    with golden.raises(ConfigError):
         MendConfig(outer_optimizer=3)  # type: ignore[arg-type]
     monkeypatch.setitem(OUTERS, "mine", type("Mine", (Nesterov,), {}))
     mine = MendConfig(outer_optimizer="mine", outer_lr=9, outer_optimizer_momentum=0.5)
@@ -508,7 +500,7 @@ def test_shared_setting_declared_once_is_read_checked_compared_and_listed(
     monkeypatch.setenv("MEND_COOLDOWN_ROUNDS", "4")
     assert ("cooldown_rounds", "4") in Wider().facts(Scope.PLAN)
     assert ("cooldown_rounds", "5") in Wider(cooldown_rounds=5).facts(Scope.PLAN)
-    with pytest.raises(ConfigError, match=r"^cooldown_rounds=10: needs a whole number, 0 to 9"):
+    with golden.raises(ConfigError):
         Wider(cooldown_rounds=10)
     assert "cooldown_rounds" in inspect.signature(Wider).parameters
     (row,) = (row for row in settings._table(Wider) if row not in describe())
@@ -539,30 +531,27 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
     assert config.moment_periods == {1: 9, 2: 20}
     assert MendConfig(second_moment_sync_period_steps=20).moment_periods == {2: 20}
     assert MendConfig().moment_periods == {}
-    refused = r"second_moment_sync_period_steps=8: .*overlap_steps, which is 8\. Use 768"
-    with pytest.raises(ConfigError, match=refused):
+    with golden.raises(ConfigError):
         MendConfig(second_moment_sync_period_steps=8)
 
 
 def test_what_finds_slow_racks_is_checked_together() -> None:
-    with pytest.raises(ConfigError, match="must not exceed failslow_window_steps=4"):
+    with golden.raises(ConfigError):
         MendConfig(failslow_window_steps=4, failslow_min_samples=5)
-    with pytest.raises(ConfigError, match="started again is refused in lockstep"):
+    with golden.raises(ConfigError):
         MendConfig(failslow_action="evict", lockstep=True)
 
 
 def test_nobody_joins_in_lockstep_so_nothing_is_mirrored() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^mirror_rack_state=True: does not work with lockstep=True"
-    ):
+    with golden.raises(ConfigError):
         MendConfig(lockstep=True, mirror_rack_state=True)
 
 
 def test_expected_racks_are_racks_of_the_job() -> None:
     assert MendConfig(racks=4, expected_racks=(3, 0, 1)).expected_racks == (0, 1, 3)
-    with pytest.raises(ConfigError, match="numbered 0 to 1"):
+    with golden.raises(ConfigError):
         MendConfig(racks=2, expected_racks=(2,))
-    with pytest.raises(ConfigError, match="lockstep"):
+    with golden.raises(ConfigError):
         MendConfig(lockstep=True, expected_racks=(0,))
 
 

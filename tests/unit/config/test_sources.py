@@ -10,6 +10,7 @@ import pytest
 from mend.config import MendConfig
 from mend.config.sources import named_key_file
 from mend.errors import ConfigError
+from tests import golden
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_wrong_text_names_the_variable_to_change(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"MEND_{name.upper()}", text)
-    with pytest.raises(ConfigError, match=f"Change MEND_{name.upper()}") as caught:
+    with golden.raises(ConfigError) as caught:
         MendConfig()
     assert caught.value.field == name
 
@@ -120,19 +121,12 @@ def test_an_empty_variable_counts_as_not_set(file: Path, monkeypatch: pytest.Mon
     assert (config.fragments, config.rack) == (3, None)
 
 
-@pytest.mark.parametrize(
-    ("variable", "closest"),
-    [
-        ("MEND_MERGE_MIN", "MEND_"),
-        ("MEND_FRAGMENT", "MEND_FRAGMENTS"),
-        ("MEND_CONFIGS", "MEND_CONFIG"),
-    ],
-)
+@pytest.mark.parametrize("variable", ["MEND_MERGE_MIN", "MEND_FRAGMENT", "MEND_CONFIGS"])
 def test_a_misspelt_variable_is_refused_with_the_closest_name(
-    variable: str, closest: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, "4")
-    with pytest.raises(ConfigError, match=f"{variable}='4': is no setting .*{closest}"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
@@ -164,7 +158,7 @@ def test_typo_that_looks_like_a_variable_of_a_service_is_refused(
     if variable != "MEND_PORT":
         monkeypatch.setenv("MEND_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv(variable, "tcp://10.0.0.1:21900")
-    with pytest.raises(ConfigError, match=f"{variable}=.*is no setting"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
@@ -196,53 +190,53 @@ def test_lists_and_tables_of_the_file_are_taken(file: Path) -> None:
 @pytest.mark.parametrize("line", ['racks = "2"', "racks = 2.0", "lockstep = 1", "racks = 99"])
 def test_a_wrong_value_of_the_file_names_the_file(file: Path, line: str) -> None:
     file.write_text(line)
-    with pytest.raises(ConfigError, match=r"Change \w+ in .*job\.toml"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
 def test_a_misspelt_key_is_refused_with_the_closest_name(file: Path) -> None:
     file.write_text("[mend]\nfragment = 3\n")
-    with pytest.raises(ConfigError, match=r"^fragment=3: the key fragment in .*is fragments\."):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
 def test_a_key_of_the_file_that_is_overruled_is_still_checked_for_its_name(file: Path) -> None:
     file.write_text("rakcs = 3\n")
-    with pytest.raises(ConfigError, match="racks"):
+    with golden.raises(ConfigError):
         MendConfig(racks=3)
 
 
 @pytest.mark.parametrize("content", [b"racks = ", b"\xff\xfe", b"racks = 2\nracks = 3"])
 def test_a_file_that_is_no_toml_is_refused(file: Path, content: bytes) -> None:
-    file.write_bytes(content)
+    file.write_bytes(content)  # what tomllib says differs between versions of Python
     with pytest.raises(ConfigError, match=r"^MEND_CONFIG='.*job\.toml': cannot be read as TOML"):
         MendConfig()
 
 
 def test_a_file_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEND_CONFIG", "/no/such/file.toml")
-    with pytest.raises(ConfigError, match="cannot be read as TOML"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
 def test_racks_from_the_file_are_named(file: Path) -> None:
     """Only racks that nobody names follow the quorum."""
     file.write_text("racks = 2\nmerge_min_racks = 3\n")
-    with pytest.raises(ConfigError, match="merge_min_racks=3"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
 def test_an_integer_that_python_does_not_print_is_refused(file: Path) -> None:
     """TOML takes hexadecimal integers of any length."""
     file.write_text(f"rakcs = 0x{'f' * 5000}\n")
-    with pytest.raises(ConfigError, match=r"^rakcs=a number of too many digits: "):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
 def test_a_shortened_name_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEND_OUTCOMES, which `mend launch` sets, would be as close."""
     monkeypatch.setenv("MEND_MERGE_MIN", "2")
-    with pytest.raises(ConfigError, match=r"closest name is MEND_MERGE_MIN_RACKS\.$"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 

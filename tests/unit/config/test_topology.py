@@ -9,6 +9,7 @@ import pytest
 from mend.config import MendConfig
 from mend.config.topology import Hints, read_hints, slurm_levels, slurm_nodes
 from mend.errors import ConfigError
+from tests import golden
 
 ALL = (
     "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN", "SLURM_NODEID", "SLURMD_NODENAME",
@@ -50,7 +51,7 @@ def test_ranks_per_rack_is_no_setting_and_no_mistake_either(
     monkeypatch.setenv("MEND_RANKS_PER_RACK", "4")
     assert MendConfig().racks == 2
     monkeypatch.setenv("MEND_RANK_PER_RACK", "4")
-    with pytest.raises(ConfigError, match="closest name is MEND_RANKS_PER_RACK"):
+    with golden.raises(ConfigError):
         MendConfig()
 
 
@@ -77,12 +78,12 @@ def test_a_number_counts_nodes_of_the_step_before_those_of_the_job(
 def test_a_value_that_is_no_number_is_named(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}='{value}': needs a whole number"):
+    with golden.raises(ConfigError):
         told(monkeypatch, **{name: value})
 
 
 def test_a_node_outside_of_its_own_list_is_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="SLURM_NODEID=2: is no node of SLURM_JOB_NODELIST"):
+    with golden.raises(ConfigError):
         told(monkeypatch, SLURM_NODEID="2", SLURM_JOB_NODELIST="a[1-2]")
 
 
@@ -113,7 +114,7 @@ def test_the_switches_above_a_node(address: str, pattern: str, levels: tuple[str
     ],
 )
 def test_an_address_that_does_not_fit_its_pattern(address: str, pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"^SLURM_TOPOLOGY_ADDR=.*does not fit"):
+    with golden.raises(ConfigError):
         slurm_levels(address, pattern)
 
 
@@ -142,5 +143,5 @@ def test_sets_of_nodes(text: str, names: tuple[str, ...]) -> None:
 )  # fmt: skip
 def test_no_set_is_worse_than_an_error(text: str) -> None:
     """The last three would be more names than fit into memory."""
-    with pytest.raises(ConfigError, match=r"^SLURM_JOB_NODELIST='a.*is no set of nodes"):
+    with golden.raises(ConfigError):
         slurm_nodes(text)

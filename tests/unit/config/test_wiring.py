@@ -17,6 +17,7 @@ from mend.consensus.records import MomentFragments, Policy, filled_fields
 from mend.coordination.validation import Difference, policy_differences
 from mend.fragment.model_plan import ModelPlan
 from mend.types import SECOND
+from tests import golden
 
 SETTINGS = {field.name for field in fields(MendConfig)}
 FOUND_LATER = {"ranks", "moments"}
@@ -102,9 +103,7 @@ def test_settings_that_may_starve_a_rack_are_warned_of() -> None:
     addresses = tuple(f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
     options: dict[str, Any] = {"rack": 0, "staleness_max_rounds": 0, "grace_window_ms": 0}
     three = {"racks": 3, "sideband_peers": addresses}
-    with pytest.warns(
-        UserWarning, match=r"staleness_max_rounds=0 with grace_window_ms=0 and racks=3: .*Set "
-    ):
+    with golden.warns(UserWarning):
         settings_of(MendConfig(**options, **three), None)
     settings_of(MendConfig(**options, racks=2, sideband_peers=addresses[:2]), None)
     settings_of(MendConfig(**options, **three, lockstep=True), None)

@@ -118,7 +118,7 @@ def test_every_message_has_a_tag_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_message_comes_back_as_it_was(kind: Any, data: st.DataObject) -> None:
     envelope = data.draw(envelopes(kind))

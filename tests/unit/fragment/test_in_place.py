@@ -11,6 +11,7 @@ from torch import nn
 
 from mend.errors import UsageError
 from mend.fragment.in_place import InPlace
+from tests import golden
 
 
 def watched() -> tuple[nn.Sequential, InPlace]:
@@ -27,7 +28,7 @@ def test_a_parameter_that_was_replaced_is_not_exchanged_unseen() -> None:
     model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()})
     guard.check()
     model.load_state_dict({name: p.clone() for name, p in model.state_dict().items()}, assign=True)
-    with pytest.raises(UsageError, match=r"parameter 0\.weight was replaced"):
+    with golden.raises(UsageError):
         guard.check()
 
 
@@ -49,7 +50,7 @@ def test_elements_that_become_another_parameters_are_noticed(
     first, second = (layer.weight for layer in model)
     second.data = of(first.data)
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"parameter 1\.weight shares memory with 0\.weight"):
+        with golden.raises(UsageError):
             guard.check()
     second.data = of(first.data).clone()
     guard.check()
@@ -58,7 +59,7 @@ def test_elements_that_become_another_parameters_are_noticed(
 def test_elements_in_one_place_are_noticed() -> None:
     model, guard = watched()
     model[0].weight.data = torch.zeros(1).expand(2, 2)
-    with pytest.raises(UsageError, match=r"0\.weight has several elements in one place"):
+    with golden.raises(UsageError):
         guard.check()
 
 

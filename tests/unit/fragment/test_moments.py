@@ -10,6 +10,7 @@ from mend.errors import ConfigError, UsageError
 from mend.fragment.moments import FIRST, SECOND, MomentsView, build_moment_plan, moments_of
 from mend.fragment.plan import exchanged_parameters
 from mend.types import Owned, Span
+from tests import golden
 
 
 def model() -> nn.Module:
@@ -115,24 +116,24 @@ def test_every_parameter_has_the_moment_of_its_own_optimizer_and_group() -> None
 def test_what_cannot_be_averaged_is_refused_by_name() -> None:
     module = model()
     named = exchanged_parameters(module)
-    with pytest.raises(ConfigError, match=r"^momentum_sync_period_steps=8: .*mend_init\(opt"):
+    with golden.raises(ConfigError):
         moments_of(named, [], FIRST, 8)
-    with pytest.raises(ConfigError, match=r"_steps=8: .*RMSprop.*Adam"):
+    with golden.raises(ConfigError):
         moments_of(named, [torch.optim.RMSprop(module.parameters())], FIRST, 8)
     plain = torch.optim.SGD(module.parameters())
-    with pytest.raises(ConfigError, match=r"=8: SGD as configured here .*\(momentum=0\?\)\. Set"):
+    with golden.raises(ConfigError):
         moments_of(named, [plain], FIRST, 8)
-    with pytest.raises(ConfigError, match=r"second_moment_sync.*SGD keeps no second moments\. L"):
+    with golden.raises(ConfigError):
         moments_of(named, [torch.optim.SGD(module.parameters(), momentum=0.9)], SECOND, 8)
     adam = torch.optim.Adam(module.parameters())
     view, owned = view_of(module, [adam])
     stepped(module, adam)
     adam.state[module[0].bias] = {"state1": torch.zeros(2)}
-    with pytest.raises(UsageError, match=r"0\.bias: Adam keeps state1, and no exp_avg"):
+    with golden.raises(UsageError):
         view.read(owned, torch.zeros(owned.numel))
     for packed in (torch.zeros(4, dtype=torch.uint8), torch.zeros(2)):
         adam.state[module[0].bias]["exp_avg"] = packed
-        with pytest.raises(UsageError, match=r"0\.bias: exp_avg of Adam.*cannot be averaged"):
+        with golden.raises(UsageError):
             view.read(owned, torch.zeros(owned.numel))
 
 

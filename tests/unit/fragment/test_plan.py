@@ -18,6 +18,7 @@ from mend.fragment.plan import (
     rank_facts,
     sharded_by_rows,
 )
+from tests import golden
 
 
 class Tied(nn.Module):
@@ -57,7 +58,7 @@ def test_a_sparse_parameter_is_refused_as_what_it_is(trained: bool) -> None:
     model = nn.Linear(2, 2)
     base = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=trained)
     model.register_parameter("base", base)
-    with pytest.raises(ConfigError, match=r"'base': is torch.sparse_coo, and only dense"):
+    with golden.raises(ConfigError):
         exchanged_parameters(model, frozen=not trained)
     assert trained or len(exchanged_parameters(model)) == 2
 
@@ -67,10 +68,10 @@ def test_parameters_in_one_memory_are_refused() -> None:
     the job still ended as merged."""
     model, flat = Tied(), torch.zeros(300)
     model.head.weight = nn.Parameter(model.emb.weight.data)
-    with pytest.raises(ConfigError, match=r"head\.weight.* shares memory with emb\.weight"):
+    with golden.raises(ConfigError):
         exchanged_parameters(model)
     model.head.weight = nn.Parameter(model.emb.weight.data[1:3].t())
-    with pytest.raises(ConfigError, match=r"head\.weight.* shares memory with emb\.weight"):
+    with golden.raises(ConfigError):
         exchanged_parameters(model)
     model.head.weight.requires_grad_(False)
     assert "head.weight" not in dict(exchanged_parameters(model))
@@ -83,7 +84,7 @@ def test_parameters_in_one_memory_are_refused() -> None:
     model.left, model.right = (nn.Parameter(half) for half in torch.zeros(4, 6).chunk(2, dim=1))
     assert {"left", "right"} < dict(exchanged_parameters(model)).keys()
     model.middle = nn.Parameter(model.left.data.as_strided((4, 2), (6, 1), 2))
-    with pytest.raises(ConfigError, match=r"middle.* shares memory with left"):
+    with golden.raises(ConfigError):
         exchanged_parameters(model)
 
 
@@ -103,7 +104,7 @@ def test_a_parameter_with_several_elements_in_one_place_is_refused(
     if not refused:
         assert dict(exchanged_parameters(model))
         return
-    with pytest.raises(ConfigError, match=r"gain.*in one place.*tensor\.clone\(\)"):
+    with golden.raises(ConfigError):
         exchanged_parameters(model)
 
 
@@ -210,7 +211,7 @@ def test_replicas_that_differ_in_a_bit_are_found() -> None:
 
 def test_ranks_with_other_parameters_are_no_rack() -> None:
     ranks = [held_by(m, hash_all=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
-    with pytest.raises(ConfigError, match=r"bias.*rank 0 and rank 1"):
+    with golden.raises(ConfigError):
         first_unequal_replica(ranks)
 
 

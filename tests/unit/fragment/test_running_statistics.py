@@ -7,6 +7,7 @@ from torch import nn
 from mend.errors import UsageError
 from mend.fragment.running_statistics import StatisticsView, plan_statistics, statistics_of
 from mend.types import Owned, Span
+from tests import golden
 
 
 def model(momentum: float | None = 0.1) -> nn.Module:
@@ -125,7 +126,7 @@ def test_a_buffer_of_another_type_is_refused_by_name() -> None:
     module = model()
     view, owned = view_of(module)
     module.double()
-    with pytest.raises(UsageError, match=r"buffer 1\.running_mean was torch\.float32 \(4,\)"):
+    with golden.raises(UsageError):
         view.read(owned, torch.empty(owned.numel))
 
 

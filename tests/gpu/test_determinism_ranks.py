@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -34,6 +33,7 @@ from mend.determinism import (
     fix_fsdp,
 )
 from mend.determinism.enabling import PINNED
+from mend.determinism.sharding import whole_tensor
 from mend.errors import NotDeterministic
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -84,13 +84,7 @@ def cut_layers(model: nn.Module, mesh: DeviceMesh, tokens_cut: bool) -> None:
 
 def shard(model: Any, mesh: DeviceMesh | None = None) -> None:
     for block in model.blocks:
-        # FSDP2 cannot cut rows that tensor parallelism has cut for two fused layers.
-        fused = block.gate_up.weight if mesh is not None else None
-        fully_shard(
-            block,
-            mesh=mesh,
-            shard_placement_fn=lambda each, fused=fused: Shard(1) if each is fused else None,
-        )
+        fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     fix_fsdp(model)
 
@@ -165,6 +159,24 @@ def test_checkpointing_changes_nothing_where_layers_are_cut() -> None:
 def test_tokens_that_ranks_cannot_share_equally_are_padded() -> None:
     """8 x 101 tokens in 8 microbatches: one more than a multiple of 2 and 4."""
     assert trained("tp", 8, tokens=101)[0] == trained("alone", tokens=101)[0]
+
+
+def test_cut_layers_with_biases_have_the_bits_of_whole_ones() -> None:
+    def made(is_cut: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128)).cuda()
+        x = torch.randn(3, 37, 256).cuda().requires_grad_()
+        if is_cut:
+            mesh = init_device_mesh("cuda", (RANKS,))
+            parallelize_module(model, mesh, {"0": ColumnParallel(), "2": RowParallel()})
+        with torch.autocast("cuda", torch.bfloat16):
+            out = model(x)
+        found = torch.autograd.grad(out.float().square().sum(), (x, *model.parameters()))
+        return [out, *(whole_tensor(each) for each in found)]
+
+    with enable(SEED, level="shape"):
+        for one, other in zip(made(False), made(True), strict=True):
+            assert torch.equal(one, other)
 
 
 def refuse_tied() -> None:

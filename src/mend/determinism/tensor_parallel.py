@@ -142,17 +142,6 @@ def _distribute(whole: Tensor, mesh: DeviceMesh, place: Placement, fused: int) -
     )
 
 
-def _distribute(whole: Tensor, mesh: DeviceMesh, place: Placement, fused: int) -> DTensor:
-    """Not every torch cuts by a _StridedShard, so rows are brought into the order of ranks."""
-    if fused == 1:
-        return distribute_tensor(whole, mesh, [place])
-    by_rank = whole.view(fused, mesh.size(), -1, *whole.shape[1:]).transpose(0, 1)
-    local = distribute_tensor(by_rank.reshape(whole.shape), mesh, [Shard(0)]).to_local()
-    return DTensor.from_local(
-        local, mesh, [place], run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
 def _check_shares(summed: int, ranks: int, fused: int) -> None:
     parts = ranks * fused
     if summed % parts or (summed // parts) % leaf_of(summed) or parts & (parts - 1):

@@ -140,5 +140,5 @@ def test_a_recorded_step_waits_for_the_gpu_once(detail: int) -> None:
             recorded("none", detail)
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    waits = [str(each.message) for each in said if "synchronizing" in str(each.message)]
+    waits = [str(each.message) for each in said if "called a synchronizing" in str(each.message)]
     assert len(waits) == STEPS, waits

@@ -77,7 +77,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor
     if all(isinstance(place, Replicate) for place in tensor.placements):
         return local_of(tensor)
-    if (share := _share_of_layer(tensor)) is not None:
+    if (share := share_of(tensor) or _share_of_layer(tensor)) is not None:
         return next(whole_of([share]))
     whole: Tensor = tensor.full_tensor()
     return whole

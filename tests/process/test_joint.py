@@ -51,6 +51,7 @@ def test_racks_end_with_equal_bits_however_they_are_cut(jobs: Jobs) -> None:
         assert trained(jobs, "float32", ranks, racks) == expected, name
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_with_int4_microbatches_change_no_bits(jobs: Jobs) -> None:
     """Each rank rounds in blocks of its own part, so the number of ranks does change them."""

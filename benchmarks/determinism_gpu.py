@@ -5,8 +5,9 @@ beside plain torch and torch.compile.
 
 GPT's weights are fp32 and its layers compute in bf16 (autocast); Llama's weights are bf16. AdamW is
 fused. A step is forward, backward and optimizer. "device": replays of a CUDA graph, in which the
-host costs nothing; "eager": wall time of calls. The variants take turns, and medians with quartiles
-over the rounds are given.
+host costs nothing; "eager": wall time of calls; "trainer": wall time of DeterministicTrainer.step
+beside a plain step, with and without its setting `cuda_graph`. The variants take turns, and medians
+with quartiles over the rounds are given.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts
@@ -26,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks._determinism_models import Gpt, Llama, loss_in_bf16, loss_of
-from mend.determinism import enable, rows
+from mend.determinism import DeterministicTrainer, enable, rows
 
 SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = {
     "GPT-2 124M, 16 x 1024": (Gpt, torch.float32, 16, 1024, 2),
@@ -34,7 +36,7 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = 
 }
 """Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
 
-Step = Callable[[], None]
+Step = Callable[[], Any]
 
 
 def step_of(
@@ -129,10 +131,39 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def compare_trainers(name: str, rounds: int) -> dict[str, Any]:
+    make, dtype, count, tokens, leaf_rows = SHAPES[name]
+    loss = loss_in_bf16 if dtype == torch.float32 else loss_of
+    vocabulary = 50257 if make is Gpt else 32768
+    words_BT = torch.randint(0, vocabulary, (count, tokens + 1), device="cuda")
+    steps = {"plain": step_of(make, dtype, words_BT)}
+    for _ in range(3):
+        steps["plain"]()
+    plain = measured(steps, rounds, 3)  # before torch's kernels are replaced
+    with enable(7, level="shape", leaf_rows=leaf_rows):
+        for kind in ("eager", "cuda_graph"):
+            torch.manual_seed(0)
+            with torch.device("cuda"):
+                model = make().to(dtype)
+            trainer = DeterministicTrainer(
+                model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True), 7,
+                level="shape", cuda_graph=kind == "cuda_graph",
+            )  # fmt: skip
+            steps[kind] = partial(trainer.step, words_BT, loss)
+            for _ in range(4):
+                steps[kind]()
+        if trainer._graphs is None or trainer._graphs.why_not:
+            raise SystemExit(f"no step was replayed: {trainer._graphs}")
+        del steps["plain"]
+        times = {**plain, **measured(steps, rounds, 3)}
+    return {**summary(times), "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--trainers", action="store_true", help="only DeterministicTrainer")
     parser.add_argument("--out")
     chosen = parser.parse_args()
     result: dict[str, Any] = {
@@ -141,7 +172,10 @@ def main() -> None:
         "cuda": torch.version.cuda,
     }
     for name in [chosen.only] if chosen.only else SHAPES:
-        result[name] = compare(name, chosen.rounds)
+        result[name] = {} if chosen.trainers else compare(name, chosen.rounds)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        result[name]["trainer"] = compare_trainers(name, chosen.rounds)
         torch.cuda.empty_cache()
         print(name, json.dumps(result[name], indent=1), flush=True)
     if chosen.out:

@@ -58,16 +58,21 @@ def batches(steps: int = 3, tokens: int = TOKENS) -> Tensor:
 def trained(
     make: Callable[[], nn.Module], loss: Loss, microbatches: int, *,
     dtype: torch.dtype = torch.float32, level: Any = "shape", clip: float | None = 0.5,
-    leaf_rows: int = 1, fused: bool = True, tokens: int = TOKENS,
+    leaf_rows: int = 1, fused: bool = True, tokens: int = TOKENS, steps: int = 3,
+    cuda_graph: bool = False, why_not: str | None = None,
 ) -> tuple[str, list[float]]:  # fmt: skip
     with enable(SEED, level=level, leaf_rows=leaf_rows):
         torch.manual_seed(0)
         model = make().to("cuda", dtype)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
         trainer = DeterministicTrainer(
-            model, optimizer, SEED, level=level, microbatches=microbatches, grad_norm_max=clip
-        )
-        losses = [trainer.step(batch, loss).item() for batch in batches(tokens=tokens)]
+            model, optimizer, SEED, level=level, microbatches=microbatches, grad_norm_max=clip,
+            cuda_graph=cuda_graph,
+        )  # fmt: skip
+        losses = [trainer.step(batch, loss).item() for batch in batches(steps, tokens)]
+        if (graphs := trainer._graphs) is not None:
+            assert graphs.why_not is why_not is None or why_not in str(graphs.why_not)
+            assert why_not or all(plan.is_trusted for plan in graphs._plans.values())
         return trainer.digest(), losses
 
 
@@ -167,6 +172,36 @@ def test_packed_sequences_have_the_gradients_of_padded_ones() -> None:
     one = digest(sequences(lengths), packed, target, place)
     other = digest(rows(0, len(lengths)), words[:, :TOKENS], padded, None)
     assert one == other
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("name", ["GPT, dropout", "Llama, weights in bf16", "Llama, fp32"])
+def test_cuda_graphs_change_no_bits(name: str, microbatches: int) -> None:
+    make, loss, more = CASES[name]
+    expected = trained(make, loss, microbatches, steps=6, **more)
+    assert trained(make, loss, microbatches, steps=6, cuda_graph=True, **more) == expected
+
+
+class Waits:
+    """Waits for the GPU, which a graph cannot."""
+
+    def __call__(self, model: nn.Module, words_BT: Tensor) -> Tensor:
+        loss = loss_in_bf16(model, words_BT)
+        return loss * (1 if loss.item() > 0 else 2)
+
+
+class Draws:
+    """A number that Python draws in every step, which a graph would repeat."""
+
+    def __call__(self, model: nn.Module, words_BT: Tensor) -> Tensor:
+        return loss_in_bf16(model, words_BT) * (1 + torch.rand(()).item())
+
+
+@pytest.mark.parametrize(("make_loss", "why"), [(Waits, "captur"), (Draws, "has other bits")])
+def test_what_a_graph_cannot_repeat_runs_without(make_loss: Any, why: str) -> None:
+    expected = trained(llama, make_loss(), 1, steps=5)
+    found = trained(llama, make_loss(), 1, steps=5, cuda_graph=True, why_not=why)
+    assert found == expected
 
 
 def close(one: Tensor, other: Tensor, error: float) -> bool:

@@ -3,6 +3,10 @@ element's place in the global batch, not on what else is in the batch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -17,6 +21,47 @@ _ADD, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 """SplitMix64's constants (Steele, Lea, Flood 2014), as signed integers."""
 
 
+NAMES_MAX = 4096
+"""Calls of dropout in one CUDA graph."""
+
+
+class Names:
+    """Numbers of layers in memory of a GPU: while a CUDA graph is captured, dropout takes these,
+    and before each replay fill() draws what dropout would."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._names = torch.zeros(NAMES_MAX, dtype=torch.int64, device=device)
+        self._count = 0
+
+    def take(self) -> Tensor:
+        if self._count == NAMES_MAX:
+            raise RuntimeError(f"more than {NAMES_MAX} calls of dropout")
+        self._count += 1
+        return self._names[self._count - 1]
+
+    def fill(self) -> None:
+        if self._count:
+            drawn = [layout().first_row + _draw() for _ in range(self._count)]
+            self._names[: self._count].copy_(torch.tensor(drawn))
+
+
+_names: ContextVar[Names | None] = ContextVar("mend-names", default=None)
+
+
+@contextmanager
+def names(those: Names) -> Iterator[None]:
+    """Inside, dropout takes its numbers from there."""
+    token = _names.set(those)
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+def _draw() -> int:
+    return int(torch.randint(0, 1 << 62, ()))
+
+
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     """aten::dropout.
 
@@ -28,27 +73,30 @@ def dropout(x: Tensor, p: float, train: bool) -> Tensor:
     refuse_subclass("dropout", x)
     if p == 1:
         return x * 0
-    layer = int(torch.randint(0, 1 << 62, ()))
+    numbers = _names.get()
+    layer = _draw() if numbers is None else numbers.take()
     with unseen():
         kept = kept_elements(x, p, layer)
     return x * kept.to(x.dtype) / (1 - p)
 
 
-def kept_elements(x: Tensor, p: float, layer: int) -> Tensor:
-    """Booleans of x's shape; an element's depends on `layer` and its indices, not on the shape."""
+def kept_elements(x: Tensor, p: float, layer: int | Tensor) -> Tensor:
+    """Booleans of x's shape; an element's depends on `layer` and its indices, not on the shape.
+    `layer`: a tensor is one of Names, which knows the first row."""
     at, shape = layout(), x.shape
+    first_name = layer if isinstance(layer, Tensor) else at.first_row + layer
     if not (at.packs(x, 1) or at.packs(x, 2)):
         x = at.unflatten(x)
     first = torch.arange(x.shape[0] if x.dim() else 1, device=x.device)
     rest = list(x.shape[1:])
-    hashed = _mix(first + (at.first_row + layer))
+    hashed = _mix(first + first_name)
     lead = 1
     if at.packs(x, 1) or at.packs(x, 2):
         lead = 1 if at.packs(x, 1) else 2
         sizes = torch.tensor(at.lengths)
         row = torch.arange(len(sizes)).repeat_interleave(sizes).to(x.device)
         within = torch.cat([torch.arange(size) for size in at.lengths]).to(x.device)
-        hashed = _mix(_mix(row + (at.first_row + layer)) ^ within)
+        hashed = _mix(_mix(row + first_name) ^ within)
         rest = list(x.shape[lead:])
     for dim, size in enumerate(rest):
         start = at.first_token if dim == 0 else 0

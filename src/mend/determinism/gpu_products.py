@@ -305,10 +305,10 @@ def keeps_law(device: torch.device) -> bool:
         biased = product(x, weight.t(), bias)
         flipped = weight.t().contiguous()
         for rows in LAW_ROWS:
-            made = (product(x[:rows], weight.t(), bias), product(x[:rows], flipped))
-            if not same_bits(made[0], biased[:rows]):
+            with_bias = [product(x[:rows], each, bias) for each in (weight.t(), flipped)]
+            if not all(same_bits(each, biased[:rows]) for each in with_bias):
                 return False
-            if not same_bits(made[1], chain[:rows].bfloat16()):
+            if not same_bits(product(x[:rows], flipped), chain[:rows].bfloat16()):
                 return False
         grad_LTN, x_LTK = draw(4, 512, outputs), draw(4, 512, inputs)
         together = _outer_products(grad_LTN, x_LTK)

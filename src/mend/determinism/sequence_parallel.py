@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from mend.determinism.collectives import Gathered, all_gather, own_share
+from mend.determinism.gpu_parallel import TOKENS
 from mend.determinism.layout import layout, share_of_tokens
 from mend.determinism.linear import refuse_second_derivative
-from mend.determinism.tensor_parallel import TOKENS, group_of, refuse_other_levels, refuse_tokens
+from mend.determinism.tensor_parallel import group_of, refuse_other_levels, refuse_tokens
 from mend.errors import UsageError
 
 NORMS = (nn.RMSNorm, nn.LayerNorm)

@@ -77,8 +77,31 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor
     if all(isinstance(place, Replicate) for place in tensor.placements):
         return local_of(tensor)
+    if (share := share_of(tensor) or _share_of_layer(tensor)) is not None:
+        return next(whole_of([share]))
     whole: Tensor = tensor.full_tensor()
     return whole
+
+
+def _share_of_layer(tensor: DTensor) -> Share | None:
+    """This rank's share of a layer that tensor parallelism cut along the second dimension of a
+    mesh, and FSDP2 then along the first, whose parts it puts together; None: it was not cut so. A
+    collective, which torch has not in all versions."""
+    if tensor.device_mesh.ndim != 2:
+        return None
+    (outer, inner), shape = tensor.placements, list(tensor.shape)
+    cut = (Shard, _StridedShard)
+    if not isinstance(outer, cut) or not isinstance(inner, cut):
+        return None
+    if type(outer) is type(inner) is Shard and outer.dim == inner.dim:
+        return None  # cut along the first dimension of the mesh first
+    fused = int(inner.split_factor) if isinstance(inner, _StridedShard) else 1
+    data, layer = (tensor.device_mesh.get_group(dim) for dim in range(2))
+    if shape[inner.dim] % (fused * dist.get_world_size(layer)) or (fused > 1 and inner.dim):
+        return None
+    shape[inner.dim] //= dist.get_world_size(layer)
+    local = Share(local_of(tensor), torch.Size(shape), outer.dim, 1, data)
+    return Share(next(whole_of([local])), tensor.shape, inner.dim, fused, layer)
 
 
 def whole_of(shares: Iterable[Share]) -> Iterator[Tensor]:

@@ -96,7 +96,7 @@ class _Parallel(ParallelStyle):
         cut = Cut(*orders, group_of(device_mesh), self.sums_in, self.fused, self.tokens_cut)
         places = {"weight": self._place(), "bias": Replicate() if self.sums_in else self._place()}
         for name, parameter in list(module.named_parameters(recurse=False)):
-            whole = distribute_tensor(parameter.detach(), device_mesh, [places[name]])
+            whole = _distribute(parameter.detach(), device_mesh, places[name], self.fused)
             module.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
         module.forward = partial(_forward, module, cut)  # type: ignore[method-assign]
         return module
@@ -129,6 +129,17 @@ class RowParallel(_Parallel):
     As torch's RowwiseParallel; out and down."""
 
     sums_in = True
+
+
+def _distribute(whole: Tensor, mesh: DeviceMesh, place: Placement, fused: int) -> DTensor:
+    """Not every torch cuts by a _StridedShard, so rows are brought into the order of ranks."""
+    if fused == 1:
+        return distribute_tensor(whole, mesh, [place])
+    by_rank = whole.view(fused, mesh.size(), -1, *whole.shape[1:]).transpose(0, 1)
+    local = distribute_tensor(by_rank.reshape(whole.shape), mesh, [Shard(0)]).to_local()
+    return DTensor.from_local(
+        local, mesh, [place], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def _check_shares(summed: int, ranks: int, fused: int) -> None:

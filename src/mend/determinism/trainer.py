@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, ValuesView
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from mend.determinism.enabling import (
     seed_of,
     set_random_state,
 )
+from mend.determinism.graphs import Graphs
 from mend.determinism.layout import layout, rows
 from mend.determinism.stepping import make_step
 from mend.determinism.trees import Stack, tree_sum
@@ -70,7 +72,10 @@ class DeterministicTrainer(Closes):
     `microbatches`: the batch's tensors are cut into so many along their first dimension, and the
     gradients averaged. `group`: the ranks that share the global batch (DDP, FSDP2). The rows of
     the global batch count microbatch by microbatch, and within one rank by rank.
-    `grad_norm_max`: gradients are clipped to it.
+    `grad_norm_max`: gradients are clipped to it. `cuda_graph`: level shape on one GPU: replay each
+    microbatch as a CUDA graph where its shape repeats, to the same bits (graphs.py); `loss_fn` is
+    then one object that depends on its arguments alone. What cannot be replayed is not, and the log
+    says why.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class DeterministicTrainer(Closes):
         microbatches: int = 1,
         group: dist.ProcessGroup | None = None,
         grad_norm_max: float | None = None,
+        cuda_graph: bool = False,
     ) -> None:
         self.model, self.optimizer, self.seed, self.scheduler = model, optimizer, seed, scheduler
         self.level, self.microbatches, self.group = level, microbatches, group
@@ -93,6 +99,10 @@ class DeterministicTrainer(Closes):
             if value < 1 or (level == "shape" and value & (value - 1)):
                 rule = "a power of two at level shape, where the sum over the batch is a tree"
                 raise ConfigError(name, value, rule, "Take 1, 2, 4 or 8.")
+        if cuda_graph and (level != "shape" or group is not None):
+            rule = "needs level shape and no group: torch's own numbers and hooks are not replayed"
+            raise ConfigError("cuda_graph", cuda_graph, rule, "Leave it out.")
+        self._graphs = Graphs(model, microbatches > 1) if cuda_graph else None
         if level == "shape" and all(each.is_cpu for each in model.parameters()):
             say_if_tiny(sum(each.numel() for each in model.parameters()))
         self.steps = 0
@@ -162,16 +172,24 @@ class DeterministicTrainer(Closes):
             ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         part, seed, packed = number * ranks + rank, seed_of(self.seed, self.steps), layout().lengths
         # At level shape dropout goes by the row, and each part draws the same names of layers.
-        seed_all(seed_of(seed, part) if part and self.level == "run" else seed)
+        begin = partial(seed_all, seed_of(seed, part) if part and self.level == "run" else seed)
+        begin()
         count = rows_in(batch)
-        with rows(part * (len(packed) or count), 0 if packed else count):
+
+        def run(batch: Batch) -> Tensor:
             loss = loss_fn(self.model, batch)
             if loss.numel() != 1:
                 raise UsageError(f"loss_fn returned {loss.numel()} elements; return the loss, one")
             if self.microbatches > 1:
                 loss = loss / self.microbatches
             loss.backward()  # type: ignore[no-untyped-call]
-        loss = loss.detach()
+            return loss.detach()
+
+        with rows(part * (len(packed) or count), 0 if packed else count):
+            if self._graphs is None:
+                loss = run(batch)
+            else:
+                loss = self._graphs.backward(batch, run, begin, self.steps, loss_fn)
         if self.group is not None:
             all_reduce(loss, self.group, mean=True)
         return loss

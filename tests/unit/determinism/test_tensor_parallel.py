@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,6 +19,9 @@ class Mesh:
     """Of three ranks, one of which is here."""
 
     ndim = 1
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        self.device_type = device_type
 
     def size(self) -> int:
         return 3
@@ -51,3 +56,15 @@ def test_ranks_that_cannot_share_the_leaves_are_refused(
 ) -> None:
     with pytest.raises(NotDeterministic, match="3 ranks cannot share"):
         style()._apply(nn.Linear(inputs, 8), Mesh())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "fused", "named"),
+    [(95, 1, "95 features on 3 GPUs"), (24, 2, "24 features of 2 fused")],
+)
+def test_gpus_that_cannot_share_aligned_features_are_refused(
+    outputs: int, fused: int, named: str
+) -> None:
+    mesh: Any = Mesh("cuda")
+    with pytest.raises(NotDeterministic, match=named):
+        ColumnParallel(fused=fused)._apply(nn.Linear(8, outputs), mesh)

@@ -1,0 +1,66 @@
+"""A job's merged weights do not depend on how its racks are cut: level shape inside of the racks,
+lockstep between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Result
+
+STEPS = 9
+CONFIG: dict[str, Any] = {
+    "lockstep": True,
+    "fragments": 2,
+    "sync_period_steps": 4,
+    "overlap_steps": 1,
+    "wait_timeout_s": 90,
+}
+
+CUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "microbatches 4 and 1": (1, [{"microbatches": 4}, {}]),
+    "TP 2, microbatches 1 and 4": (2, [{"cut": "tp"}, {"cut": "tp", "microbatches": 4}]),
+    "DP 2, microbatches 2 and 1": (2, [{"cut": "dp", "microbatches": 2}, {"cut": "dp"}]),
+}
+"""Ranks, and how each of two racks is cut over them: layers of all racks alike, as mend asks."""
+
+
+def trained(jobs: Jobs, codec: str, ranks: int, racks: list[dict[str, Any]], **more: Any) -> Any:
+    """Of rank 0 of each rack: what no cut may change."""
+    job = jobs(ranks=ranks)
+    options = {"steps": STEPS, "config": {**CONFIG, "codec": codec}, **more}
+    for rack, own in enumerate(racks):
+        job.start(rack, script="tests.process.jointly", **{**options, **own})
+    for rack in range(len(racks)):
+        job.ended(rack, code=0)
+    results: list[list[Result]] = [[job.result(r, k) for k in range(ranks)] for r in range(2)]
+    for ours in results:
+        assert len({result.digest for result in ours}) == 1
+    assert results[0][0].weights == results[1][0].weights
+    assert len(results[0][0].commits) > 3
+    assert results[0][0].losses != results[1][0].losses, "each rack has data of its own"
+    return [(each[0].weights, each[0].losses) for each in results]
+
+
+@pytest.mark.timeout(600)
+def test_racks_end_with_equal_bits_however_they_are_cut(jobs: Jobs) -> None:
+    expected = trained(jobs, "float32", 1, [{}, {}])
+    for name, (ranks, racks) in CUTS.items():
+        assert trained(jobs, "float32", ranks, racks) == expected, name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_with_int4_microbatches_change_no_bits(jobs: Jobs) -> None:
+    """Each rank rounds in blocks of its own part, so the number of ranks does change them."""
+    for name, (ranks, racks) in CUTS.items():
+        whole = [{**each, "microbatches": 1} for each in racks]
+        assert trained(jobs, "int4", ranks, racks) == trained(jobs, "int4", ranks, whole), name
+
+
+@pytest.mark.timeout(600)
+def test_without_level_shape_they_end_with_others(jobs: Jobs) -> None:
+    whole = trained(jobs, "float32", 1, [{}, {}], level="run")
+    assert trained(jobs, "float32", 1, [{"microbatches": 4}, {}], level="run") != whole

@@ -21,5 +21,6 @@ def load() -> None:
             kernels.offer_kernel(name)
         kernels.delta_kernel()
         kernels.squares_kernel()
-        kernels.halves_kernel()
+        for name in ("float32", "bfloat16", *BLOCKS):
+            kernels.merge_kernel(name)
         kernels.product_kernels()

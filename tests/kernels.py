@@ -23,4 +23,5 @@ def load() -> None:
         kernels.squares_kernel()
         for name in ("float32", "bfloat16", *BLOCKS):
             kernels.merge_kernel(name)
+        kernels.gram_kernel()
         kernels.product_kernels()

@@ -42,7 +42,18 @@ from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsoun
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError, ensure, require
 from mend.fragment.apply import ApplyMode
-from mend.merge import MERGES, PIECE_NUMEL_MAX, Gram, Made, Measuring, Merge, nothing
+from mend.kernels import GramKernel, gram_kernel
+from mend.merge import (
+    MERGES,
+    PIECE_NUMEL_MAX,
+    Gram,
+    Made,
+    Measuring,
+    Merge,
+    Radial,
+    gram_by,
+    nothing,
+)
 from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span, fp32
 
@@ -193,6 +204,7 @@ class Numerics:
         if owned not in self._codecs:
             codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
+            self._gram_kernel(owned.numel)
             for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
                 kernel_for(self.rule, self.outer, plain, owned.numel)
             self._codecs.setdefault(owned, codecs)
@@ -283,11 +295,11 @@ class Numerics:
             for number, (begin, end) in enumerate(tensors.measured)
             for first, last in blocks(end - begin, PORTION_NUMEL)
         ]
-        measured = [nothing(len(payloads))] * len(pieces)
+        measured, kernel = [nothing(len(payloads))] * len(pieces), self._gram_kernel(numel)
 
         def job(position: int) -> None:
             _, start, stop = pieces[position]
-            measured[position] = self._measured(rule, codec, payloads, start, stop)
+            measured[position] = self._measured(rule, kernel, codec, payloads, start, stop)
 
         self.pool.each([partial(job, position) for position in range(len(pieces))])
         grams = [nothing(len(payloads))] * len(tensors.measured)
@@ -296,13 +308,27 @@ class Numerics:
         return partial_of(tuple(weights), grams)
 
     def _measured(
-        self, rule: Measuring, codec: Codec, payloads: Sequence[Tensor], begin: int, end: int
+        self,
+        rule: Measuring,
+        kernel: GramKernel | None,
+        codec: Codec,
+        payloads: Sequence[Tensor],
+        begin: int,
+        end: int,
     ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
+        if kernel is not None and codec.exact:
+            size = PORTION_NUMEL  # nothing is decoded
         decode = decoding(codec, payloads, min(size, end - begin))
         for first, last in blocks(end - begin, size):
-            gram = gram.plus(rule.measure(decode(begin + first, begin + last)))
+            deltas = decode(begin + first, begin + last)
+            gram = gram.plus(gram_by(kernel, deltas) if kernel else rule.measure(deltas))
         return gram
+
+    def _gram_kernel(self, numel: int) -> GramKernel | None:
+        """None for a rule of others, and for a short vector, as in `kernel_for`."""
+        ours = type(self.rule) is Radial and numel >= PORTION_NUMEL
+        return gram_kernel() if ours else None
 
     def total(self, partials: Sequence[bytes]) -> bytes:
         """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""

@@ -77,6 +77,12 @@ Inf included, it ends the work with its row.
 digests `finish_hash` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a multiple
 of 4 bytes."""
 
+GramKernel = Callable[[np.ndarray, int, np.ndarray, np.ndarray], int]
+"""(addresses of M vectors of fp32, uint64; their elements; bins, int64 (R, M); sums, int64 (R, 2,
+2M, 2M), zeros), both written -> number of records. R is at least the number of rows of ROW_NUMEL.
+Each record is a `merge.Gram` of some rows, with its sums as high * 2^32 + low and only those of a
+vector and a later one, or itself."""
+
 _Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
 
 
@@ -172,6 +178,13 @@ def finish_hash(lanes_8: np.ndarray, size: int) -> bytes:
 
 
 @cache
+def gram_kernel() -> GramKernel | None:
+    """None without numba."""
+    kernel: GramKernel | None = _load("grams", "gram")
+    return kernel
+
+
+@cache
 def product_kernels() -> ProductKernels | None:
     """None without numba."""
     kernels: ProductKernels | None = _load("products", "kernels")
@@ -209,10 +222,10 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     return made
 
 
-def part(function: _Function) -> _Function:
+def part(function: _Function, **options: Any) -> _Function:
     """A part of kernels, compiled with the first kernel that calls it, for the types of that
     call."""
     import numba
 
-    made: _Function = numba.njit(error_model="numpy")(function)
+    made: _Function = numba.njit(error_model="numpy", **options)(function)
     return made

@@ -50,14 +50,14 @@ def _pointer(element: Any, kind: Any) -> Any:
     return pointer
 
 
-_floats = _pointer(types.float32, ir.FloatType())
+floats = _pointer(types.float32, ir.FloatType())
 _bytes = _pointer(types.uint8, ir.IntType(8))
 
 
 @part
 def _float32(address: Any, start: Any, room_k: Any) -> Any:
     """The row of a payload of float32 that begins with this element: where it is."""
-    return numba.carray(_floats(address + _U64(4 * start)), (ROW_NUMEL,), _F32)
+    return numba.carray(floats(address + _U64(4 * start)), (ROW_NUMEL,), _F32)
 
 
 _decode, _BLOCK, _BLOCK_BYTES = PARTS["int8"].decode, PARTS["int8"].block, PARTS["int8"].block_bytes
@@ -152,7 +152,7 @@ def _step(
 
 
 @part
-def _greatest(x_n: Any) -> Any:
+def greatest(x_n: Any) -> Any:
     """The bits of the greatest magnitude."""
     top, bits_n = _I32(0), x_n.view(_I32)
     for i in range(len(bits_n)):
@@ -184,7 +184,7 @@ def _merge(
     decay: Any, share: Any, stretch: Any, momentum: Any, lr: Any, limit: Any,
     out_N: Any, state_out_N: Any, lanes_2D8: Any,
 ) -> Any:  # fmt: skip
-    greatest, most, r = _I32(0), _F32(limit).view(_I32), 0
+    top, most, r = _I32(0), _F32(limit).view(_I32), 0
     sum_k, room_2k = np.empty(ROW_NUMEL, _F64), np.empty((2, ROW_NUMEL), _F32)
     keeps, replaces = len(state_N) > 0, len(anchor_N) == 0
     _begin(lanes_2D8)
@@ -202,13 +202,13 @@ def _merge(
                 state_k, state_out_k = state_N[start:stop], state_out_N[start:stop]
             anchor_k = anchor_N[start:stop]
             _step(sum_k, anchor_k, state_k, decay, share, stretch, momentum, lr, out_k, state_out_k)
-        greatest = max(greatest, _greatest(out_k))
-        if greatest >= most:
+        top = max(top, greatest(out_k))
+        if top >= most:
             break
         _hash(out_N, start, lanes_2D8[0])
         if keeps:
             _hash(state_out_N, start, lanes_2D8[1])
-    return _I32(greatest).view(_F32)
+    return _I32(top).view(_F32)
 
 
 def merge(codec: str) -> MergeKernel:

@@ -26,7 +26,7 @@ from mend.engine.sums import Tensors, factors_in
 from mend.engine.vectors import PORTION_NUMEL
 from mend.engine.worker_pool import stay_on_one_core
 from mend.errors import NonFinite, Unmergeable, WireError
-from mend.kernels import merge_kernel
+from mend.kernels import gram_kernel, merge_kernel
 from mend.merge import MERGES, Average
 from mend.outer import Nesterov, Rates
 from mend.types import fp32
@@ -573,3 +573,30 @@ def test_a_compiled_slice_and_a_fragment_of_values_have_the_bits_of_torch(
     finished = by_both(monkeypatch, partial(numerics.finish, out, weights, 1, WHOLE, rates))
     whole = numerics.merge(payloads, WEIGHTS[1:], weights, 1, rates=rates)
     assert whole.digest == finished.digest
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_compiled_sums_over_tensors_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Tensors of odd sizes, elements of very different lengths, zeros and NaN."""
+    pytest.importorskip("numba")
+    cuts = (0, 1, 4096, 9001, 200_000, PORTION_NUMEL + 4096, PORTION_NUMEL + 9000)
+    deltas = [noise(cuts[-1], seed) for seed in range(3)]
+    deltas[0][9001:50_000] *= 2.0**-60
+    deltas[1][9001:80_000] = 0.0
+    deltas[2][4096:4200] *= 2.0**100
+    deltas[2][0], deltas[1][cuts[-1] - 1] = math.inf, math.nan
+    tensors = Tensors(cuts, (False,) * (len(cuts) - 1))
+    numerics = Numerics(CODECS[codec](), MERGES["rda"](), Nesterov(1.0, 0.0))
+    payloads = [numerics.codec.encode(delta) for delta in deltas]
+    anchor = numerics.genesis(noise(cuts[-1], 9))
+    calls: list[int] = []
+    kernel = gram_kernel()
+    assert kernel is not None
+    counted = lambda *arguments: calls.append(1) or kernel(*arguments)  # noqa: E731
+    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: counted)
+    compiled = numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)
+    assert calls
+    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: None)
+    assert compiled == numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)

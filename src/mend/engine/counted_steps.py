@@ -150,8 +150,9 @@ class CountedSteps:
 
     def go_on(self) -> None:
         """Finish the work of the last step, if the handler of a signal has interrupted it."""
-        with self.movement.aside():
-            self._rank.go_on()
+        if self._rank.unfinished:
+            with self.movement.aside():
+                self._rank.go_on()
 
     def _before(self) -> None:
         self.go_on()

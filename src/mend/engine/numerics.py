@@ -42,7 +42,7 @@ from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsoun
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError, ensure, require
 from mend.fragment.apply import ApplyMode
-from mend.kernels import GramKernel, gram_kernel
+from mend.kernels import GramKernel, apply_kernel, gram_kernel
 from mend.merge import (
     MERGES,
     PIECE_NUMEL_MAX,
@@ -205,6 +205,8 @@ class Numerics:
             codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
             self._gram_kernel(owned.numel)
+            if owned.numel >= PORTION_NUMEL:
+                apply_kernel()
             for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
                 kernel_for(self.rule, self.outer, plain, owned.numel)
             self._codecs.setdefault(owned, codecs)

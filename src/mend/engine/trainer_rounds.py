@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from mend.consensus.records import AWAITED, EVICTED, Mitigation, Policy
 from mend.coordination.events import (
@@ -76,6 +77,7 @@ from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
 from mend.fragment.statistics import in_few_words
 from mend.fragment.view import Pieces, portions
+from mend.kernels import apply_kernel
 from mend.types import MS, SECOND, Member
 
 ASLEEP_NS = 250 * MS
@@ -615,8 +617,17 @@ class TrainerRounds:
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         apply_mode, alpha = self.options.apply_mode, self.options.blend_alpha
+        kernel = apply_kernel() if new_N.numel() >= PORTION_NUMEL else None
+        if delta_N is not None and apply_mode == "overwrite":
+            kernel = None  # a copy
         for theta_n, place in pieces:
             delta_n = delta_N[place] if delta_N is not None else None
+            if kernel is not None:
+                given = (theta_n, old_N[place], new_N[:0] if delta_n is None else delta_n)
+                theta, old, delta = (each.numpy() for each in given)
+                kernel(theta, old, delta, new_N[place].numpy(), apply_mode == "blend", alpha)
+                increment_version(theta_n)  # autograd and UncountedWrites look at it
+                continue
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
     def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:

@@ -77,6 +77,11 @@ Inf included, it ends the work with its row.
 digests `finish_hash` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a multiple
 of 4 bytes."""
 
+ApplyKernel = Callable[[_Vector, _Vector, _Vector, _Vector, bool, float], None]
+"""(theta, which is written; the anchor; the delta, empty where none is named; the next anchor: fp32
+n, contiguous; whether to blend, and by which alpha): `fragment.apply.realign` of every mode but
+overwrite."""
+
 GramKernel = Callable[[np.ndarray, int, np.ndarray, np.ndarray], int]
 """(addresses of M vectors of fp32, uint64; their elements; bins, int64 (R, M); sums, int64 (R, 2,
 2M, 2M), zeros), both written -> number of records. R is at least the number of rows of ROW_NUMEL.
@@ -175,6 +180,13 @@ def finish_hash(lanes_8: np.ndarray, size: int) -> bytes:
     """xxh3_128 of a block of `size` bytes, of its lanes after a `MergeKernel`."""
     finished: bytes = import_module("mend.kernels.hashes").finish(lanes_8, size)
     return finished
+
+
+@cache
+def apply_kernel() -> ApplyKernel | None:
+    """None without numba."""
+    kernel: ApplyKernel | None = _load("applies", "apply")
+    return kernel
 
 
 @cache

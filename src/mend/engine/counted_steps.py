@@ -179,7 +179,7 @@ class CountedSteps:
         self.movement.stepped()
         # Between the count and the work no handler may raise: the work would never be done. Steps
         # without work do without, as it takes microseconds.
-        due = trainer.step + 1 >= trainer.calendar.next_step
+        due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
             if trainer.stepped(1 if tokens is None else tokens):
                 with self.movement.writing():

@@ -187,7 +187,34 @@ class TrainerRounds:
             self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
         if self.beside is not None and self.published.fresh:
             self._prefetch(self.beside)
-        return self.step >= self.calendar.next_step
+        return self.due(self.step)
+
+    def due(self, step: int) -> bool:
+        """Whether `work` is due after this step, the current or the next one. A poll that would
+        find nothing is not: it costs ten times as much as to see that."""
+        calendar = self.calendar
+        if step < calendar.next_step:
+            return False
+        if step < calendar.event_step and self._finds_nothing():
+            calendar.polled(step)
+            return False
+        return True
+
+    def _finds_nothing(self) -> bool:
+        """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
+        agree. The loop may write meanwhile; the next poll sees it."""
+        published, life = self.published, self.life
+        if self.policy.ranks > 1 or published.opened or published.finished or life.lost:
+            return False
+        if published.failure is not None or self.member.rack in published.mitigations:
+            return False
+        if self.batch_pct != 100 or not self.states.idle:
+            return False
+        return all(
+            panel.decided == track.anchor.version
+            and (track.offer is None or track.offer.seq not in panel.discarded)
+            for track, panel in zip(self.tracks, published.panels, strict=True)
+        )
 
     def _prefetch(self, beside: CudaStaging) -> None:
         """Start the upload of anchors that were decided meanwhile."""

@@ -84,7 +84,8 @@ overwrite."""
 
 GramKernel = Callable[[np.ndarray, int, np.ndarray, np.ndarray], int]
 """(addresses of M vectors of fp32, uint64; their elements; bins, int64 (R, M); sums, int64 (R, 2,
-2M, 2M), zeros), both written -> number of records. R is at least the number of rows of ROW_NUMEL.
+2M, 2M), zeros), both written -> number of records. R is at least the number of rows of 512
+elements.
 Each record is a `merge.Gram` of some rows, with its sums as high * 2^32 + low and only those of a
 vector and a later one, or itself."""
 

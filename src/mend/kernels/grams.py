@@ -16,15 +16,17 @@ from typing import Any
 import numba
 import numpy as np
 
-from mend.kernels import ROW_NUMEL, GramKernel, compiled, part
+from mend.kernels import GramKernel, compiled, part
 from mend.kernels.merges import floats, greatest
 
 _F32, _F64, _I32, _I64, _U64 = np.float32, np.float64, np.int32, np.int64, np.uint64
 
 _CHUNK_NUMEL = 128
 """A digit is at most 2^23, so the sum of this many products is exact in fp64."""
-_CHUNKS, _GROUP = ROW_NUMEL // _CHUNK_NUMEL, 4
-"""Of a row; and how many are split before they are multiplied, so that digits stay in the cache."""
+_CHUNKS = 4
+"""Of a row. Vectors often begin at multiples of 2 MiB, and then equal places of all of them share
+the same few lines of a cache: with rows of 16 KiB eight vectors took three times as long."""
+_ROW_NUMEL = _CHUNKS * _CHUNK_NUMEL
 
 _BITS, _BIN_ZERO, _BIN_WRONG = 24, -128, 127
 """Those of merge.gram."""
@@ -44,17 +46,17 @@ def _bin(x_k: Any) -> Any:
 
 
 @part
-def _split(x_ci: Any, first: Any, k: Any, digits_cDi: Any, m: Any) -> None:
-    """Both digits of bin k of some chunks, from chunk `first` on."""
+def _split(x_ci: Any, k: Any, digits_cDi: Any, m: Any) -> None:
+    """Both digits of bin k of a row."""
     if k in (_BIN_ZERO, _BIN_WRONG):
-        for c in range(_GROUP):
+        for c in range(_CHUNKS):
             for i in range(_CHUNK_NUMEL):
                 digits_cDi[c, 2 * m, i] = digits_cDi[c, 2 * m + 1, i] = _F64(0)
         return
     half_way = _F32(math.ldexp(1.0, -_BITS // 2 * k))
-    for c in range(_GROUP):
+    for c in range(_CHUNKS):
         for i in range(_CHUNK_NUMEL):
-            rest = (x_ci[first + c, i] * half_way) * half_way
+            rest = (x_ci[c, i] * half_way) * half_way
             high = np.rint(rest)
             digits_cDi[c, 2 * m, i] = _F64(high)
             digits_cDi[c, 2 * m + 1, i] = _F64(np.rint((rest - high) * _LOW))
@@ -63,7 +65,7 @@ def _split(x_ci: Any, first: Any, k: Any, digits_cDi: Any, m: Any) -> None:
 def _products(digits_cDi: Any, m: Any, other: Any, sums_DD: Any) -> None:
     """Add the products of the digits of two vectors."""
     a, b, c, d = 2 * m, 2 * m + 1, 2 * other, 2 * other + 1
-    for chunk in range(_GROUP):
+    for chunk in range(_CHUNKS):
         hh, hl, lh, ll = _F64(0), _F64(0), _F64(0), _F64(0)
         for i in range(_CHUNK_NUMEL):
             hh += digits_cDi[chunk, a, i] * digits_cDi[chunk, c, i]
@@ -91,19 +93,19 @@ def _carry(sums_2DD: Any) -> None:
 @part
 def _rows(places_M: Any, start: Any, numel: Any, rooms_Mk: Any, m: Any) -> Any:
     """A row of a vector; the last one with zeros at its end."""
-    x_k = numba.carray(floats(places_M[m] + _U64(4 * start)), (ROW_NUMEL,), _F32)
-    if numel - start >= ROW_NUMEL:
+    x_k = numba.carray(floats(places_M[m] + _U64(4 * start)), (_ROW_NUMEL,), _F32)
+    if numel - start >= _ROW_NUMEL:
         return x_k
-    for i in range(ROW_NUMEL):
+    for i in range(_ROW_NUMEL):
         rooms_Mk[m, i] = x_k[i] if i < numel - start else _F32(0)
     return rooms_Mk[m]
 
 
 def _gram(places_M: Any, numel: Any, bins_RM: Any, sums_R2DD: Any) -> Any:
     members, count = len(places_M), 0
-    digits_cDi = np.empty((_GROUP, 2 * members, _CHUNK_NUMEL), _F64)
-    rooms_Mk, bins_M = np.empty((members, ROW_NUMEL), _F32), np.empty(members, _I64)
-    for start in range(0, numel, ROW_NUMEL):
+    digits_cDi = np.empty((_CHUNKS, 2 * members, _CHUNK_NUMEL), _F64)
+    rooms_Mk, bins_M = np.empty((members, _ROW_NUMEL), _F32), np.empty(members, _I64)
+    for start in range(0, numel, _ROW_NUMEL):
         alike = count > 0
         for m in range(members):
             bins_M[m] = _bin(_rows(places_M, start, numel, rooms_Mk, m))
@@ -113,14 +115,12 @@ def _gram(places_M: Any, numel: Any, bins_RM: Any, sums_R2DD: Any) -> Any:
                 bins_RM[count, m] = bins_M[m]
             count += 1
         sums_2DD = sums_R2DD[count - 1]
-        for first in range(0, _CHUNKS, _GROUP):
-            for m in range(members):
-                x_k = _rows(places_M, start, numel, rooms_Mk, m)
-                x_ci = x_k.reshape((_CHUNKS, _CHUNK_NUMEL))
-                _split(x_ci, first, bins_M[m], digits_cDi, m)
-            for m in range(members):
-                for other in range(m, members):
-                    _multiply(digits_cDi, m, other, sums_2DD[1])
+        for m in range(members):
+            x_k = _rows(places_M, start, numel, rooms_Mk, m)
+            _split(x_k.reshape((_CHUNKS, _CHUNK_NUMEL)), bins_M[m], digits_cDi, m)
+        for m in range(members):
+            for other in range(m, members):
+                _multiply(digits_cDi, m, other, sums_2DD[1])
         _carry(sums_2DD)
     return count
 

@@ -36,7 +36,7 @@ partial sum is exact in fp64, and a library may add (and fuse) in any order it l
 PIECE_NUMEL_MAX = _CHUNK_NUMEL << 9
 """Sums of chunks are added as int64: at most 2^53 each, so 512 of them are far from its end."""
 
-ROW_NUMEL = 4096
+ROW_NUMEL = 512
 """Elements that a kernel looks at together."""
 
 BIN_ZERO, BIN_WRONG = -128, 127

@@ -24,7 +24,7 @@ from torch import Tensor
 from mend.codec import CODECS, BlockCodec, Codec, LayoutCodec
 from mend.consensus.records import NORM_MAX
 from mend.engine.buffers import Buffers
-from mend.engine.digest import StateHash, digest_of_state
+from mend.engine.digest import DIGEST_BLOCK_BYTES, StateHash, digest_of_state
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, ensure, require
@@ -124,11 +124,13 @@ def make_offer(
 
 class _Hashing:
     """The checksum of a payload whose parts are filled by several threads. Whichever closes the gap
-    hashes what is contiguous by then, while it is in the cache and the others fill."""
+    hashes what is contiguous by then, while it is in the cache and the others fill: at least
+    DIGEST_BLOCK_BYTES, as each call takes the interpreter's lock. `ends`: of the parts, in elements
+    of `data`."""
 
-    def __init__(self, parts_B: Sequence[Tensor]) -> None:
-        self._parts, self._filled = parts_B, [False] * len(parts_B)
-        self._hash, self._next, self._busy = StateHash(), 0, False
+    def __init__(self, data: Tensor, ends: Sequence[int]) -> None:
+        self._data, self._ends, self._filled = data, ends, [False] * len(ends)
+        self._hash, self._next, self._hashed, self._busy = StateHash(), 0, 0, False
         self._lock = threading.Lock()
 
     def filled(self, position: int) -> None:
@@ -139,14 +141,20 @@ class _Hashing:
             self._busy = True
         while True:
             with self._lock:
-                if self._next == len(self._parts) or not self._filled[self._next]:
+                while self._next < len(self._ends) and self._filled[self._next]:
+                    self._next += 1
+                end = self._ends[self._next - 1] if self._next else 0
+                ready = self._data[self._hashed : end]
+                last = self._next == len(self._ends)
+                if not ready.numel() or (ready.nbytes < DIGEST_BLOCK_BYTES and not last):
                     self._busy = False
                     return
-            self._hash.feed(self._parts[self._next])
-            self._next += 1
+            self._hash.feed(ready)
+            self._hashed = end
 
     def hexdigest(self) -> str:
-        ensure(self._next == len(self._parts), "parts are missing", hashed=self._next)
+        whole = self._data.numel()
+        ensure(self._hashed == whole, "parts are missing", hashed=self._hashed, whole=whole)
         return self._hash.hexdigest()
 
 
@@ -155,10 +163,9 @@ def _hashing(
 ) -> _Hashing | None:
     """None where the bytes of a part are not known before all of it is encoded."""
     if payload_B is not None:
-        size = codec.payload_bytes
-        return _Hashing([payload_B[size(begin) : size(end)] for begin, end in parts])
+        return _Hashing(payload_B, [codec.payload_bytes(end) for _, end in parts])
     if type(codec) is CODECS["float32"] and x_N.is_contiguous():  # the payload is x
-        return _Hashing([x_N[begin:end] for begin, end in parts])
+        return _Hashing(x_N, [end for _, end in parts])
     return None
 
 

@@ -18,7 +18,8 @@ encode    anchor - snapshot, check, checksum      (worker)
 announce  offer to the other rack                 (control plane)
 exchange  pull of the other rack's offer          (lane threads)
 gather    members are fixed                       (control plane)
-merge     mean, outer step, digest of the result  (worker; `digest` is the digest's part of it)
+merge     mean, outer step, digest of the result  (worker; `digest` is the digest's part of it,
+          but for what a compiled merge makes on the way)
 decide    both hold it, both accepted the commit  (control plane)
 apply     the new anchor into the model           (training thread)
 

@@ -21,5 +21,8 @@ def load() -> None:
             kernels.offer_kernel(name)
         kernels.delta_kernel()
         kernels.squares_kernel()
-        kernels.halves_kernel()
+        for name in ("float32", "bfloat16", *BLOCKS):
+            kernels.merge_kernel(name)
+        kernels.apply_kernel()
+        kernels.gram_kernel()
         kernels.product_kernels()

@@ -95,6 +95,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport", "tools"}),
     "numba": frozenset({"kernels"}),
+    "llvmlite": frozenset({"kernels"}),
     "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": _COMMANDS,
     "jinja2": frozenset({"tools"}),

@@ -146,6 +146,8 @@ class Calendar:
     """Per fragment the version that the rack trained on at its mark."""
     next_step: int = field(init=False)
     """Nothing happens before; the training loop asks every time."""
+    event_step: int = field(init=False)
+    """Up to here nothing but polls happens."""
 
     def __post_init__(self) -> None:
         count = self.schedule.count
@@ -199,6 +201,11 @@ class Calendar:
         nexts = [self.due(p) for p in range(len(self.marks))]
         for p, mark in enumerate(self.marks):
             nexts += [at for at in (self.end(p), self.last(p)) if mark and at > step]
+        self.event_step = min(nexts)
+        self.polled(step)
+
+    def polled(self, step: int) -> None:
+        """This step is done, and was a poll at most."""
+        self.next_step = self.event_step
         if polls := self.schedule.polls:
-            nexts.append(step - step % polls + polls)
-        self.next_step = min(nexts)
+            self.next_step = min(self.event_step, step - step % polls + polls)

@@ -150,8 +150,9 @@ class CountedSteps:
 
     def go_on(self) -> None:
         """Finish the work of the last step, if the handler of a signal has interrupted it."""
-        with self.movement.aside():
-            self._rank.go_on()
+        if self._rank.unfinished:
+            with self.movement.aside():
+                self._rank.go_on()
 
     def _before(self) -> None:
         self.go_on()
@@ -178,7 +179,7 @@ class CountedSteps:
         self.movement.stepped()
         # Between the count and the work no handler may raise: the work would never be done. Steps
         # without work do without, as it takes microseconds.
-        due = trainer.step + 1 >= trainer.calendar.next_step
+        due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
             if trainer.stepped(1 if tokens is None else tokens):
                 with self.movement.writing():

@@ -7,11 +7,13 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
 from mend.errors import ensure
+from mend.kernels import finish_hash
 
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQB")  # magic, version, numel, state vectors
@@ -39,19 +41,28 @@ class _BlockHashes:
             if self._room == 0:
                 self._close()
 
+    def take(self, lanes_D8: np.ndarray, data: memoryview) -> None:
+        """Feed whole blocks whose lanes a kernel has filled, and the bytes after them."""
+        self._check_end()
+        self._done += [finish_hash(lanes_8, DIGEST_BLOCK_BYTES) for lanes_8 in lanes_D8]
+        self.feed(data[len(lanes_D8) * DIGEST_BLOCK_BYTES :])
+
     def finish(self) -> bytes:
         self._end()
         return b"".join(self._done)
 
     def extend(self, rest: _BlockHashes) -> None:
         """Append the blocks of the next part. This part ends at the end of a block."""
+        self._check_end()
+        rest._end()
+        self._done += rest._done
+
+    def _check_end(self) -> None:
         ensure(
             self._room == DIGEST_BLOCK_BYTES,
             "a part is not cut at the end of a block",
             room=self._room,
         )
-        rest._end()
-        self._done += rest._done
 
     def _end(self) -> None:
         if self._room < DIGEST_BLOCK_BYTES:
@@ -86,6 +97,15 @@ class StateDigest:
     def feed(self, values_n: Tensor, states_n: Sequence[Tensor] = ()) -> None:
         for hashes, each_n in zip(self._vectors, (values_n, *states_n), strict=True):
             hashes.feed(bytes_of(each_n))
+
+    def take(self, lanes_VD8: np.ndarray, values_n: Tensor, states_n: Sequence[Tensor]) -> None:
+        """The same after a `MergeKernel`, which has filled the lanes of D whole blocks of each
+        vector."""
+        lanes = lanes_VD8[: len(self._vectors)]
+        for hashes, lanes_D8, each_n in zip(
+            self._vectors, lanes, (values_n, *states_n), strict=True
+        ):
+            hashes.take(lanes_D8, bytes_of(each_n))
 
     def feed_codec(self, state_S: Tensor) -> None:
         self._codec.feed(bytes_of(state_S))

@@ -402,6 +402,11 @@ class LiveRank:
         self._work = Resumable(doing)
         self.go_on()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return self._work is not None
+
     def go_on(self) -> None:
         """Finish the work of the last step, if an exception has ended a wait of it: a capture that
         is left out there would never be made."""

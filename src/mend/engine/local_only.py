@@ -95,8 +95,11 @@ class LocalOnlyRank:
 
     work = live
 
+    unfinished = False
+    """No work waits."""
+
     def go_on(self) -> None:
-        """Do nothing: no work waits."""
+        """Do nothing."""
 
     def close(self) -> None:
         """As `abort`: there are no other racks."""

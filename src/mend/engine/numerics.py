@@ -10,14 +10,13 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,69 +34,30 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
-from mend.engine.digest import DIGEST_BLOCK_BYTES, StateDigest, bytes_of, digest_of
+from mend.engine.digest import StateDigest, bytes_of, digest_of
+from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
 from mend.engine.offers import Encoded, compile_kernels, make_offer
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
-from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude, sound
+from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError, ensure, require
 from mend.fragment.apply import ApplyMode
-from mend.kernels import HalvesKernel, halves_kernel
-from mend.merge import MERGES, PIECE_NUMEL_MAX, Average, Gram, Made, Measuring, Merge, nothing
-from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
+from mend.kernels import GramKernel, apply_kernel, gram_kernel
+from mend.merge import (
+    MERGES,
+    PIECE_NUMEL_MAX,
+    Gram,
+    Made,
+    Measuring,
+    Merge,
+    Radial,
+    gram_by,
+    nothing,
+)
+from mend.outer import OuterOptimizer, Rates, Replace
 from mend.types import Owned, Span, fp32
 
-_HALVES = (0.5, 0.5)
 _FLOAT32, _MADE = CODECS["float32"](), Made()
-
-_DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-
-
-def _stretches(
-    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
-) -> Iterator[tuple[int, int, Weights]]:
-    """Blocks of [begin, end) with their weights, cut where the weights change."""
-    start = 0
-    for stop, weights in runs:
-        first, last = max(start, begin), min(stop, end)
-        for low, high in blocks(last - first, size):
-            yield first + low, first + high, weights
-        start = stop
-
-
-def _decoding(
-    codec: Codec, payloads: Sequence[Tensor], numel: int
-) -> Callable[[int, int], list[Tensor]]:
-    """A function that decodes elements [start, stop) of all payloads, at most `numel`, into memory
-    that the next call uses again."""
-    rooms = [torch.empty(numel, dtype=torch.float32, device="cpu") for _ in payloads]
-
-    def decode(start: int, stop: int) -> list[Tensor]:
-        return [
-            codec.decode(payload, start, stop, room[: stop - start])
-            for payload, room in zip(payloads, rooms, strict=True)
-        ]
-
-    return decode
-
-
-def _merge_halves(
-    kernel: HalvesKernel,
-    deltas: Sequence[Tensor],
-    anchor_n: Tensor,
-    states: Sequence[Tensor],
-    out_n: Tensor,
-    states_out: Sequence[Tensor],
-    rates: Rates,
-) -> bool:
-    """Whether the kernel has written the next anchor and its states. False: an element leaves the
-    range of fp32, perhaps in the sum of the deltas only."""
-    empty = np.empty(0, np.float32)
-    state, state_out = (each[0].numpy() if each else empty for each in (states, states_out))
-    first, second = (each.numpy() for each in deltas)
-    numbers = rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr
-    norm = kernel(first, second, anchor_n.numpy(), state, *numbers, out_n.numpy(), state_out)
-    return norm < NORM_MAX
 
 
 def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
@@ -244,7 +204,11 @@ class Numerics:
         if owned not in self._codecs:
             codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
-            self._halves_kernel(owned.numel)
+            self._gram_kernel(owned.numel)
+            if owned.numel >= PORTION_NUMEL:
+                apply_kernel()
+            for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
+                kernel_for(self.rule, self.outer, plain, owned.numel)
             self._codecs.setdefault(owned, codecs)
         return self._codecs[owned]
 
@@ -333,11 +297,11 @@ class Numerics:
             for number, (begin, end) in enumerate(tensors.measured)
             for first, last in blocks(end - begin, PORTION_NUMEL)
         ]
-        measured = [nothing(len(payloads))] * len(pieces)
+        measured, kernel = [nothing(len(payloads))] * len(pieces), self._gram_kernel(numel)
 
         def job(position: int) -> None:
             _, start, stop = pieces[position]
-            measured[position] = self._measured(rule, codec, payloads, start, stop)
+            measured[position] = self._measured(rule, kernel, codec, payloads, start, stop)
 
         self.pool.each([partial(job, position) for position in range(len(pieces))])
         grams = [nothing(len(payloads))] * len(tensors.measured)
@@ -346,13 +310,27 @@ class Numerics:
         return partial_of(tuple(weights), grams)
 
     def _measured(
-        self, rule: Measuring, codec: Codec, payloads: Sequence[Tensor], begin: int, end: int
+        self,
+        rule: Measuring,
+        kernel: GramKernel | None,
+        codec: Codec,
+        payloads: Sequence[Tensor],
+        begin: int,
+        end: int,
     ) -> Gram:
         gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
-        decode = _decoding(codec, payloads, min(size, end - begin))
+        if kernel is not None and codec.exact:
+            size = PORTION_NUMEL  # nothing is decoded
+        decode = decoding(codec, payloads, min(size, end - begin))
         for first, last in blocks(end - begin, size):
-            gram = gram.plus(rule.measure(decode(begin + first, begin + last)))
+            deltas = decode(begin + first, begin + last)
+            gram = gram.plus(gram_by(kernel, deltas) if kernel else rule.measure(deltas))
         return gram
+
+    def _gram_kernel(self, numel: int) -> GramKernel | None:
+        """None for a rule of others, and for a short vector, as in `kernel_for`."""
+        ours = type(self.rule) is Radial and numel >= PORTION_NUMEL
+        return gram_kernel() if ours else None
 
     def total(self, partials: Sequence[bytes]) -> bytes:
         """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""
@@ -388,9 +366,12 @@ class Numerics:
         state_numel = codecs.state_numel
         digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
         rates = rates or self.rates(anchor.rounds, part, len(payloads))
-        span = partial(self._merge_span, codec, payloads, runs, anchor, data, rates)
+        merging = self._pass(codec, payloads, runs, anchor, data, rates)
         self.pool.each(
-            [partial(span, digest, *part) for digest, part in zip(digests, parts, strict=True)]
+            [
+                partial(merging.run, *part, digest)
+                for digest, part in zip(digests, parts, strict=True)
+            ]
         )
         for rest in digests[1:]:
             digests[0].extend(rest)
@@ -428,15 +409,12 @@ class Numerics:
         codec = self._stateless(numel)
         self._check_payloads(codec, payloads, numel)
 
-        def job(begin: int, end: int) -> None:
-            decode = _decoding(codec, payloads, min(block_numel(), end - begin))
-            for first, last in blocks(end - begin, block_numel()):
-                start, stop = begin + first, begin + last
-                self.rule.block(decode(start, stop), weights, out[start:stop])
-                if not sound(out[start:stop]):
-                    raise Unmergeable("a slice holds what is no number", ())
-
-        self.pool.each([partial(job, *part) for part in self._parts(numel)])
+        runs, rates = [(numel, tuple(weights))], Rates(1.0)
+        merging = MergePass(self.rule, Replace(), codec, payloads, runs, rates, out, out)
+        try:
+            self.pool.each([partial(merging.run, *part, None) for part in self._parts(numel)])
+        except Unmergeable:
+            raise Unmergeable("a slice holds what is no number", ()) from None
 
     def finish(
         self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates
@@ -477,16 +455,17 @@ class Numerics:
         codec = anchor.codec
         self._check(codec, payloads, runs, anchor, data)
         rates = self.rates(anchor.rounds, WHOLE, len(payloads))
-        self._merge_span(codec, payloads, runs, anchor, data, rates, digest, 0, anchor.numel, block)
+        merging = self._pass(codec, payloads, runs, anchor, data, rates)
+        merging.run(0, anchor.numel, digest, block)
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
-        blocks = -(-numel // _DIGEST_NUMEL)
+        blocks = -(-numel // DIGEST_NUMEL)
         count = max(1, min(self.pool.threads, blocks))
-        cuts = [min(blocks * i // count * _DIGEST_NUMEL, numel) for i in range(count + 1)]
+        cuts = [min(blocks * i // count * DIGEST_NUMEL, numel) for i in range(count + 1)]
         return list(pairwise(cuts))
 
-    def _merge_span(
+    def _pass(
         self,
         codec: Codec,
         payloads: Sequence[Tensor],
@@ -494,40 +473,13 @@ class Numerics:
         anchor: Anchor,
         data: Tensor,
         rates: Rates,
-        digest: StateDigest | None,
-        begin: int,
-        end: int,
-        block: int | None = None,
-    ) -> None:
-        numel, size = anchor.numel, block or block_numel()
-        old = anchor.states
+    ) -> MergePass:
+        numel, old = anchor.numel, anchor.states
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
-        delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
-        decode = _decoding(codec, payloads, delta_n.numel())
-        kernel = self._halves_kernel(numel)
-        for start, stop, weights in _stretches(runs, begin, end, size):
-            merged, values = delta_n[: stop - start], data[start:stop]
-            deltas, base = decode(start, stop), anchor.data[start:stop]
-            before, after = ([state[start:stop] for state in states] for states in (old, new))
-            if (
-                kernel is None
-                or weights != _HALVES
-                or not _merge_halves(kernel, deltas, base, before, values, after, rates)
-            ):
-                self.rule.block(deltas, weights, merged)
-                self.outer.block(base, before, merged, values, after, rates)
-                # NaN and Inf survive every product and sum, so checking the result checks all
-                # inputs.
-                if not sound(values):
-                    raise Unmergeable("", ())
-            if digest is not None:
-                digest.feed(values, after)
-
-    def _halves_kernel(self, numel: int) -> HalvesKernel | None:
-        """The kernel of the mean and the outer step, where they are mend's own; None for a short
-        vector: loading numba would take longer than it saves."""
-        own = type(self.rule) is Average and type(self.outer) is Nesterov
-        return halves_kernel() if own and numel >= PORTION_NUMEL else None
+        return MergePass(
+            self.rule, self.outer, codec, payloads, runs, rates,
+            anchor.values, data[:numel], old, new,
+        )  # fmt: skip
 
     def _check(
         self,

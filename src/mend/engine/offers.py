@@ -12,6 +12,8 @@ elements, B payload bytes.
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mend.codec import BlockCodec, Codec, LayoutCodec
+from mend.codec import CODECS, BlockCodec, Codec, LayoutCodec
 from mend.consensus.records import NORM_MAX
 from mend.engine.buffers import Buffers
-from mend.engine.digest import digest_of_state
+from mend.engine.digest import DIGEST_BLOCK_BYTES, StateHash, digest_of_state
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import NonFinite, ensure, require
@@ -97,7 +99,14 @@ def make_offer(
         else:
             norms[position], squares[position] = offer.encode(payload_B, begin, end)
 
-    pool.each([partial(fill, position) for position in range(len(parts))])
+    hashing = _hashing(codec, payload_B, x_N, parts)
+
+    def work(position: int) -> None:
+        fill(position)
+        if hashing is not None:
+            hashing.filled(position)
+
+    pool.each([partial(work, position) for position in range(len(parts))])
     if payload_B is None:
         encoded_B = payload_B = codec.encode(x_N)
 
@@ -109,8 +118,55 @@ def make_offer(
     unsent, length = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
-    checksum = digest_of_state(payload_B)
+    checksum = hashing.hexdigest() if hashing is not None else digest_of_state(payload_B)
     return Encoded(payload_B, checksum, pend_N, sent_N, norm, unsent, length)
+
+
+class _Hashing:
+    """The checksum of a payload whose parts are filled by several threads. Whichever closes the gap
+    hashes what is contiguous by then, while it is in the cache and the others fill: at least
+    DIGEST_BLOCK_BYTES, as each call takes the interpreter's lock. `ends`: of the parts, in elements
+    of `data`."""
+
+    def __init__(self, data: Tensor, ends: Sequence[int]) -> None:
+        self._data, self._ends, self._filled = data, ends, [False] * len(ends)
+        self._hash, self._next, self._hashed, self._busy = StateHash(), 0, 0, False
+        self._lock = threading.Lock()
+
+    def filled(self, position: int) -> None:
+        with self._lock:
+            self._filled[position] = True
+            if self._busy:
+                return  # that thread will find this part too
+            self._busy = True
+        while True:
+            with self._lock:
+                while self._next < len(self._ends) and self._filled[self._next]:
+                    self._next += 1
+                end = self._ends[self._next - 1] if self._next else 0
+                ready = self._data[self._hashed : end]
+                last = self._next == len(self._ends)
+                if not ready.numel() or (ready.nbytes < DIGEST_BLOCK_BYTES and not last):
+                    self._busy = False
+                    return
+            self._hash.feed(ready)
+            self._hashed = end
+
+    def hexdigest(self) -> str:
+        whole = self._data.numel()
+        ensure(self._hashed == whole, "parts are missing", hashed=self._hashed, whole=whole)
+        return self._hash.hexdigest()
+
+
+def _hashing(
+    codec: Codec, payload_B: Tensor | None, x_N: Tensor, parts: Sequence[tuple[int, int]]
+) -> _Hashing | None:
+    """None where the bytes of a part are not known before all of it is encoded."""
+    if payload_B is not None:
+        return _Hashing(payload_B, [codec.payload_bytes(end) for _, end in parts])
+    if type(codec) is CODECS["float32"] and x_N.is_contiguous():  # the payload is x
+        return _Hashing(x_N, [end for _, end in parts])
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

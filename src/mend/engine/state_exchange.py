@@ -68,6 +68,13 @@ class StateExchange:
 
     # -------------------------------------------------------------- for racks that join
 
+    @property
+    def idle(self) -> bool:
+        """Whether `asked` would find no joining rack and leave all as it is."""
+        published = self._published
+        kept = self._reserved or published.room_B is not None
+        return self.state is None or not (published.asked or kept)
+
     def asked(self) -> tuple[Member, Lacks] | None:
         """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
         all ranks copy again, at one step. Several joining racks are looked at in turn. Without one,

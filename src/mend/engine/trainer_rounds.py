@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from mend.consensus.records import AWAITED, EVICTED, Mitigation, Policy
 from mend.coordination.events import (
@@ -77,6 +78,7 @@ from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
 from mend.fragment.statistics import in_few_words
 from mend.fragment.view import Pieces, portions
+from mend.kernels import apply_kernel
 from mend.types import MS, SECOND, Member
 
 ASLEEP_NS = 250 * MS
@@ -185,7 +187,34 @@ class TrainerRounds:
             self.batch = 0
         if self.benchmark is not None:
             self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
-        return self.step >= self.calendar.next_step
+        return self.due(self.step)
+
+    def due(self, step: int) -> bool:
+        """Whether `work` is due after this step, the current or the next one. A poll that would
+        find nothing is not: it costs ten times as much as to see that."""
+        calendar = self.calendar
+        if step < calendar.next_step:
+            return False
+        if step < calendar.event_step and self._finds_nothing():
+            calendar.polled(step)
+            return False
+        return True
+
+    def _finds_nothing(self) -> bool:
+        """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
+        agree. The loop may write meanwhile; the next poll sees it."""
+        published, life = self.published, self.life
+        if self.policy.ranks > 1 or published.opened or published.finished or life.lost:
+            return False
+        if published.failure is not None or self.member.rack in published.mitigations:
+            return False
+        if self.batch_pct != 100 or not self.states.idle:
+            return False
+        return all(
+            panel.decided == track.anchor.version
+            and (track.offer is None or track.offer.seq not in panel.discarded)
+            for track, panel in zip(self.tracks, published.panels, strict=True)
+        )
 
     def _prefetch(self, fragment: int) -> None:
         """Start the upload of the newest anchor. The loop calls it at once when it publishes one:
@@ -628,8 +657,17 @@ class TrainerRounds:
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         apply_mode, alpha = self.options.apply_mode, self.options.blend_alpha
+        kernel = apply_kernel() if new_N.numel() >= PORTION_NUMEL else None
+        if delta_N is not None and apply_mode == "overwrite":
+            kernel = None  # a copy
         for theta_n, place in pieces:
             delta_n = delta_N[place] if delta_N is not None else None
+            if kernel is not None:
+                given = (theta_n, old_N[place], new_N[:0] if delta_n is None else delta_n)
+                theta, old, delta = (each.numpy() for each in given)
+                kernel(theta, old, delta, new_N[place].numpy(), apply_mode == "blend", alpha)
+                increment_version(theta_n)  # autograd and UncountedWrites look at it
+                continue
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
     def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:

@@ -58,16 +58,36 @@ whether it is to hold what the payload decodes to, and not what that leaves out;
 Of each row x is encoded and decoded, and the squares of what is left out, and those of x, are added
 as a tree of halves."""
 
-HalvesKernel = Callable[
+MergeKernel = Callable[
     [
-        _Vector, _Vector, _Vector, _Vector, float, float, float, float, float, _Vector, _Vector,
+        np.ndarray, int, np.ndarray, np.ndarray, _Vector, _Vector, float, float, float, float,
+        float, float, _Vector, _Vector, np.ndarray,
     ],
     float,
 ]  # fmt: skip
-"""(the deltas of two racks of equal weight; the anchor; the momentum's vector, empty without; the
-rates `decay`, `share`, `stretch`, `momentum`, `lr` of an outer step; the next anchor and the next
-vector, which are written: fp32 n, contiguous) -> the greatest magnitude in the next anchor. It is
-NaN or Inf also where the sum of the deltas leaves the range of fp32."""
+"""(addresses of M payloads, uint64; `begin`, the element of the vector with which this part
+begins; the ends of R stretches of the vector, int64; their weights, float64 (R, M); of the part the
+anchor, empty where the mean replaces it, and the momentum's vector, empty without; the rates
+`decay`, `share`, `stretch`, `momentum`, `lr` of an outer step; a limit; the next anchor and the
+next vector, which are written: fp32 N, contiguous; the lanes of the digest, uint64 (2, D, 8), of
+both, which are written) -> the greatest magnitude in the next anchor. From the limit on, NaN and
+Inf included, it ends the work with its row.
+
+`begin` is a multiple of 2^20. D: number of whole blocks of 2^20 elements in the part, whose
+digests `finish_hash` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a multiple
+of 4 bytes."""
+
+ApplyKernel = Callable[[_Vector, _Vector, _Vector, _Vector, bool, float], None]
+"""(theta, which is written; the anchor; the delta, empty where none is named; the next anchor: fp32
+n, contiguous; whether to blend, and by which alpha): `fragment.apply.realign` of every mode but
+overwrite."""
+
+GramKernel = Callable[[np.ndarray, int, np.ndarray, np.ndarray], int]
+"""(addresses of M vectors of fp32, uint64; their elements; bins, int64 (R, M); sums, int64 (R, 2,
+2M, 2M), zeros), both written -> number of records. R is at least the number of rows of 512
+elements.
+Each record is a `merge.Gram` of some rows, with its sums as high * 2^32 + low and only those of a
+vector and a later one, or itself."""
 
 _Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
 
@@ -151,9 +171,29 @@ def offer_kernel(codec: str) -> OfferKernel | None:
 
 
 @cache
-def halves_kernel() -> HalvesKernel | None:
+def merge_kernel(codec: str) -> MergeKernel | None:
+    """That of float32, bfloat16 or one of the codecs above; None without numba."""
+    kernel: MergeKernel | None = _load("merges", "merge", codec)
+    return kernel
+
+
+def finish_hash(lanes_8: np.ndarray, size: int) -> bytes:
+    """xxh3_128 of a block of `size` bytes, of its lanes after a `MergeKernel`."""
+    finished: bytes = import_module("mend.kernels.hashes").finish(lanes_8, size)
+    return finished
+
+
+@cache
+def apply_kernel() -> ApplyKernel | None:
     """None without numba."""
-    kernel: HalvesKernel | None = _load("merges", "halves")
+    kernel: ApplyKernel | None = _load("applies", "apply")
+    return kernel
+
+
+@cache
+def gram_kernel() -> GramKernel | None:
+    """None without numba."""
+    kernel: GramKernel | None = _load("grams", "gram")
     return kernel
 
 
@@ -195,10 +235,10 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     return made
 
 
-def part(function: _Function) -> _Function:
+def part(function: _Function, **options: Any) -> _Function:
     """A part of kernels, compiled with the first kernel that calls it, for the types of that
     call."""
     import numba
 
-    made: _Function = numba.njit(error_model="numpy")(function)
+    made: _Function = numba.njit(error_model="numpy", **options)(function)
     return made

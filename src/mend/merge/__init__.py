@@ -8,7 +8,7 @@ from inspect import signature
 from mend.errors import ConfigError
 from mend.merge.average import Average, Made
 from mend.merge.base import Measuring, Merge
-from mend.merge.gram import PIECE_NUMEL_MAX, Gram, nothing
+from mend.merge.gram import PIECE_NUMEL_MAX, Gram, gram_by, nothing
 from mend.merge.radial import Radial
 
 MERGES: dict[str, Callable[[], Merge]] = {"mean": Average, "rda": Radial}
@@ -52,6 +52,7 @@ __all__ = [
     "Measuring",
     "Merge",
     "Radial",
+    "gram_by",
     "nothing",
     "register",
 ]

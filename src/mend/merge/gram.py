@@ -18,9 +18,10 @@ Legend: N elements of a piece, M vectors, D = 2 M digits (high and low of each),
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,9 @@ partial sum is exact in fp64, and a library may add (and fuse) in any order it l
 
 PIECE_NUMEL_MAX = _CHUNK_NUMEL << 9
 """Sums of chunks are added as int64: at most 2^53 each, so 512 of them are far from its end."""
+
+ROW_NUMEL = 512
+"""Elements that a kernel looks at together."""
 
 BIN_ZERO, BIN_WRONG = -128, 127
 """Of a vector of zeros (or of no elements); of one with a NaN or an infinity."""
@@ -107,6 +111,24 @@ def gram_of(delta_N: Sequence[Tensor]) -> Gram:
     # A library reduction, for once: every number in it is an integer of at most 2^53.
     sums_CDD = torch.bmm(digits_CDN, digits_CDN.transpose(1, 2))
     return Gram(bins, tuple(map(tuple, sums_CDD.to(torch.int64).sum(0).tolist())))
+
+
+def gram_by(kernel: Callable[..., int], delta_N: Sequence[Tensor]) -> Gram:
+    """`gram_of` by a `mend.kernels.GramKernel`, of a piece of any length."""
+    vectors, numel = len(delta_N), delta_N[0].numel()
+    rows = -(-numel // ROW_NUMEL)
+    bins_RM = np.empty((rows, vectors), np.int64)
+    sums_R2DD = np.zeros((rows, 2, 2 * vectors, 2 * vectors), np.int64)
+    places = np.array([delta.data_ptr() for delta in delta_N], np.uint64)
+    gram = nothing(vectors)
+    for record in range(kernel(places, numel, bins_RM, sums_R2DD)):
+        high, low = sums_R2DD[record].tolist()
+        pairs = (zip(*row, strict=True) for row in zip(high, low, strict=True))
+        half = [[(above << 32) + below for above, below in row] for row in pairs]
+        digits = range(2 * vectors)
+        sums = tuple(tuple(half[min(i, j)][max(i, j)] for j in digits) for i in digits)
+        gram = gram.plus(Gram(tuple(bins_RM[record].tolist()), sums))
+    return gram
 
 
 def _bin(delta_N: Tensor) -> int:

@@ -139,3 +139,12 @@ def test_polls_are_four_times_a_gap_and_an_overlap(
 def test_a_schedule_that_cannot_be_is_refused(fragments: int, period: int, tau: int) -> None:
     with pytest.raises(AssertionError):
         Schedule(fragments, period, tau)
+
+
+def test_poll_that_found_nothing_leaves_captures_and_applies_where_they_are() -> None:
+    calendar = Calendar(Schedule(1, 8, 2, polls=3))
+    assert (calendar.next_step, calendar.event_step) == (3, 8)
+    calendar.polled(3)
+    assert (calendar.next_step, calendar.event_step) == (6, 8)
+    calendar.polled(6)
+    assert (calendar.next_step, calendar.event_step) == (8, 8)

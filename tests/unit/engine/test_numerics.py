@@ -4,17 +4,20 @@ digest that sees."""
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import xxhash
 
-from mend.codec import CODECS, codec_named
+from mend.codec import CLOSING, CODECS, codec_named
+from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE, stretch_of
 from mend.engine import vectors as module
 from mend.engine.digest import StateDigest, digest_of
@@ -23,7 +26,7 @@ from mend.engine.sums import Tensors, factors_in
 from mend.engine.vectors import PORTION_NUMEL
 from mend.engine.worker_pool import stay_on_one_core
 from mend.errors import NonFinite, Unmergeable, WireError
-from mend.kernels import halves_kernel
+from mend.kernels import gram_kernel, merge_kernel
 from mend.merge import MERGES, Average
 from mend.outer import Nesterov, Rates
 from mend.types import fp32
@@ -440,37 +443,108 @@ def test_a_merge_that_threads_share_has_the_bits_and_the_digest_of_one_thread(co
     assert torch.equal(shared.data.view(torch.int32), alone.data.view(torch.int32))
 
 
+ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e18, -3e18, 2.0**-126])
+RATES = [None, Rates(fp32(0.7), fp32(0.5), fp32(0.9), 0.75, stretch=1.5), Rates(1.0, 0.0, 1.0, 0.0)]
+
+
+def by_both(
+    monkeypatch: pytest.MonkeyPatch, merge: Callable[[], Anchor], *, compiled: bool = True
+) -> Anchor:
+    """The result of a merge that is `compiled`; by torch it has the same bits and digest."""
+    calls: list[int] = []
+
+    def counted(codec: str) -> Any:
+        kernel = merge_kernel(codec)
+        assert kernel is not None
+        return lambda *arguments: calls.append(1) or kernel(*arguments)
+
+    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", counted)
+    fast = merge()
+    assert bool(calls) == compiled
+    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", lambda _: None)
+    plain = merge()
+    assert np.array_equal(bits(fast.data), bits(plain.data))
+    assert fast.digest == plain.digest
+    return fast
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(
-    "rates",
-    [None, Rates(fp32(0.7), fp32(0.5), fp32(0.9), 0.75, stretch=1.5), Rates(1.0, 0.0, 1.0, 0.0)],
-)
-def test_a_compiled_merge_of_two_racks_has_the_bits_of_torch(
-    monkeypatch: pytest.MonkeyPatch, momentum: float, rates: Rates | None
+@pytest.mark.parametrize("racks", [1, 2, 3, 8])
+@pytest.mark.parametrize("rates", RATES)
+def test_a_compiled_merge_has_the_bits_of_torch(
+    monkeypatch: pytest.MonkeyPatch, momentum: float, racks: int, rates: Rates | None
 ) -> None:
-    numel = PORTION_NUMEL + 77
-    payloads = [noise(numel, seed) for seed in (1, 2)]
-    odd = torch.tensor([0.0, -0.0, 1e-45, -1e-45, 1e-39, 3e18, -3e18, 2.0**-126])
-    payloads[0][:64], payloads[1][:64] = odd.repeat(8), odd.repeat_interleave(8)
+    pytest.importorskip("numba")
+    numel = PORTION_NUMEL + 4096 + 77  # a block of the digest, a row, a part of a row
+    deltas = [noise(numel, seed) for seed in range(racks)]
+    for m, delta in enumerate(deltas):
+        delta[:64] = ODD.repeat(8) if m % 2 else ODD.repeat_interleave(8)
+    weights = [0.5, 0.5] if racks == 2 else [fp32(1 / (m + racks)) for m in range(racks)]
     numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(1.0, momentum))
-    anchor = numerics.genesis(noise(numel, 3).mul_(2.0))
+    anchor = numerics.genesis(noise(numel, 30).mul_(2.0))
     if momentum:
-        anchor.data[numel:].copy_(noise(numel, 4))
+        anchor.data[numel:].copy_(noise(numel, 40))
     elif rates is not None:
         rates = rates._replace(momentum=0.0)
-    merge = partial(
-        numerics.merge, [each.view(torch.uint8) for each in payloads], (0.5, 0.5), anchor, 1,
-        rates=rates,
-    )  # fmt: skip
-    assert halves_kernel() is not None
-    compiled = merge()
-    monkeypatch.setattr("mend.engine.numerics.halves_kernel", lambda: None)
-    plain = merge()
-    assert torch.equal(compiled.data.view(torch.int32), plain.data.view(torch.int32))
-    assert compiled.digest == plain.digest
+    payloads = [delta.view(torch.uint8) for delta in deltas]
+    by_both(monkeypatch, partial(numerics.merge, payloads, weights, anchor, 1, rates=rates))
 
 
-def test_a_compiled_merge_leaves_a_sum_out_of_range_to_torch() -> None:
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_a_compiled_merge_decodes_like_torch(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    pytest.importorskip("numba")
+    numel = PORTION_NUMEL + 4096 + 77
+    numerics = Numerics(CODECS[codec](), Average(), Nesterov(0.7, 0.5))
+    anchor = numerics.genesis(noise(numel, 3))
+    payloads = [numerics.codec.encode(noise(numel, seed)) for seed in range(3)]
+    merge = partial(numerics.merge, payloads, WEIGHTS[1:], anchor, 1)
+    by_both(monkeypatch, merge, compiled=codec != "sparse")
+
+
+def test_a_compiled_merge_takes_closing_offers_among_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    numel = PORTION_NUMEL + 4096
+    numerics = Numerics(CODECS["topk"](), Average(), Nesterov(0.7, 0.5), in_weights=True)
+    anchor = numerics.genesis(noise(numel, 3))
+    payloads = [numerics.codec.encode(noise(numel, 1)), CLOSING.encode(noise(numel, 2))]
+    merge = partial(numerics.merge, payloads, (0.25, 0.75), anchor, 1)
+    by_both(monkeypatch, merge, compiled=False)
+
+
+def test_a_compiled_merge_changes_weights_at_the_ends_of_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where several tensors end within one row, and across the parts of threads."""
+    pytest.importorskip("numba")
+    numel = 2 * PORTION_NUMEL + 4096
+    ends = [1, 2, 5000, 5003, 9000, PORTION_NUMEL - 1, PORTION_NUMEL + 4096, numel - 3, numel]
+    runs = [(end, (fp32(1 / (i + 2)), fp32(1 / (i + 3)), 0.25)) for i, end in enumerate(ends)]
+    numerics = Numerics(CODECS["float32"](), MERGES["rda"](), Nesterov(1.0, 0.0), 2)
+    anchor = numerics.genesis(noise(numel, 3))
+    payloads = [noise(numel, seed).view(torch.uint8) for seed in range(3)]
+    try:
+        merge = partial(numerics.merge, payloads, (0.5, 0.25, 0.25), anchor, 1, runs=runs)
+        by_both(monkeypatch, merge)
+    finally:
+        numerics.close()
+
+
+@pytest.mark.parametrize("place", [0, 4095, PORTION_NUMEL, PORTION_NUMEL + 4096 + 5])
+def test_a_compiled_merge_refuses_what_is_no_number(place: int) -> None:
+    numel = PORTION_NUMEL + 4096 + 77
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(1.0, 0.0))
+    anchor = numerics.genesis(noise(numel, 3))
+    for wrong in (math.nan, math.inf, -math.inf, NORM_MAX):
+        delta = noise(numel, 1)
+        delta[place] = wrong
+        payloads = [noise(numel, 2).view(torch.uint8), delta.view(torch.uint8)]
+        with pytest.raises(Unmergeable):
+            numerics.merge(payloads, (0.0, 1.0), anchor, 1)
+
+
+def test_a_compiled_merge_holds_a_mean_whose_sum_leaves_the_range() -> None:
     """The sum of the deltas is Inf in fp32, and their mean is not."""
     numel, great, lr = PORTION_NUMEL, 2.0**127, 2.0**-70
     numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(lr, 0.0))
@@ -478,3 +552,51 @@ def test_a_compiled_merge_leaves_a_sum_out_of_range_to_torch() -> None:
     delta_B = torch.full((numel,), great).view(torch.uint8)
     merged = numerics.merge([delta_B, delta_B], (0.5, 0.5), anchor, 1)
     assert torch.equal(merged.values, torch.full((numel,), -great * lr))
+
+
+def test_a_compiled_slice_and_a_fragment_of_values_have_the_bits_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("numba")
+    numel = PORTION_NUMEL + 4096 + 77
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), Nesterov(0.7, 0.5))
+    payloads = [noise(numel, seed).view(torch.uint8) for seed in range(3)]
+    moments = numerics.for_moments()
+    anchor = moments.genesis(noise(numel, 3))
+    merged = by_both(monkeypatch, partial(moments.merge, payloads, WEIGHTS[1:], anchor, 1))
+    out = torch.empty(numel)
+    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", merge_kernel)
+    numerics.merge_slice(payloads, WEIGHTS[1:], out)
+    assert np.array_equal(bits(out), bits(merged.values))
+    weights = numerics.genesis(noise(numel, 3))
+    rates = numerics.rates(0, WHOLE, 3)
+    finished = by_both(monkeypatch, partial(numerics.finish, out, weights, 1, WHOLE, rates))
+    whole = numerics.merge(payloads, WEIGHTS[1:], weights, 1, rates=rates)
+    assert whole.digest == finished.digest
+
+
+@pytest.mark.parametrize("codec", ["float32", "bfloat16"])
+def test_compiled_sums_over_tensors_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Tensors of odd sizes, elements of very different lengths, zeros and NaN."""
+    pytest.importorskip("numba")
+    cuts = (0, 1, 4096, 9001, 200_000, PORTION_NUMEL + 4096, PORTION_NUMEL + 9000)
+    deltas = [noise(cuts[-1], seed) for seed in range(3)]
+    deltas[0][9001:50_000] *= 2.0**-60
+    deltas[1][9001:80_000] = 0.0
+    deltas[2][4096:4200] *= 2.0**100
+    deltas[2][0], deltas[1][cuts[-1] - 1] = math.inf, math.nan
+    tensors = Tensors(cuts, (False,) * (len(cuts) - 1))
+    numerics = Numerics(CODECS[codec](), MERGES["rda"](), Nesterov(1.0, 0.0))
+    payloads = [numerics.codec.encode(delta) for delta in deltas]
+    anchor = numerics.genesis(noise(cuts[-1], 9))
+    calls: list[int] = []
+    kernel = gram_kernel()
+    assert kernel is not None
+    counted = lambda *arguments: calls.append(1) or kernel(*arguments)  # noqa: E731
+    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: counted)
+    compiled = numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)
+    assert calls
+    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: None)
+    assert compiled == numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)

@@ -16,8 +16,9 @@ from torch import Tensor
 from mend.codec import CLOSING, CODECS, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
+from mend.engine.digest import digest_of_state
 from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded, _squares
+from mend.engine.offers import Encoded, _Hashing, _squares
 from mend.engine.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
@@ -164,3 +165,20 @@ def test_squares_have_the_same_bits_compiled_or_not(numel: int) -> None:
     x_n = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     compiled, plain = (_squares(x_n, each) for each in (True, False))
     assert np.array_equal(compiled.view(np.int32), plain.view(np.int32))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_checksum_of_parts_does_not_depend_on_which_is_filled_first(order: tuple[int, ...]) -> None:
+    values, part = numbers(4 << 20, 1), 1 << 20
+    hashing = _Hashing(values, [part, 2 * part, 3 * part - 5, 4 * part])
+    for position in order:
+        hashing.filled(position)
+    assert hashing.hexdigest() == digest_of_state(values)
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_checksum_made_on_the_way_is_that_of_the_payload(name: str) -> None:
+    numerics = Numerics(CODECS[name](), Average(), Nesterov(1.0, 0.0), 3)
+    encoded = numerics.encode(numbers(SIZES[-1], 2), None, numbers(SIZES[-1], 1))
+    assert numerics.close() == []
+    assert encoded.checksum == digest_of_state(encoded.payload)

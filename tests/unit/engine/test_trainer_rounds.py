@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -1119,3 +1120,59 @@ def test_memory_for_a_copy_that_nobody_wants_any_more_is_freed() -> None:
     hand.published.ask(())
     hand.step(2)
     assert hand.published.room_B is None
+
+
+# -------------------------------------------------------------- polls without news
+
+
+def news_of(hand: Hand) -> dict[str, Callable[[], object]]:
+    """What a poll must see, by what it is."""
+    published, trainer = hand.published, hand.trainer
+    mitigation = Mitigation(MINE.rack, SMALLER, "slow", 50)
+    return {
+        "an open round": lambda: hand.opened(0),
+        "a version": lambda: hand.decide(0.5),
+        "a version that is not here yet": lambda: hand.decide(0.5, publish=False),
+        "a failure": lambda: published.fail(MendError("broken")),
+        "the end": lambda: published.finish(MINE),
+        "a mitigation": lambda: setattr(published, "mitigations", {MINE.rack: mitigation}),
+        "a smaller batch": lambda: setattr(trainer, "batch_pct", 50),
+        "a lost seat": lambda: setattr(trainer.life, "lost", True),
+    }
+
+
+@pytest.mark.parametrize("what", sorted(news_of(Hand())))
+def test_poll_is_due_when_there_is_news_and_else_not(what: str) -> None:
+    hand = Hand(polls=2, period=100)
+    hand.step(3)
+    assert not hand.trainer.due(4), "nothing to be found"
+    hand.step()
+    assert not hand.trainer.due(6)
+    hand.step(1)
+    news_of(hand)[what]()
+    assert not hand.trainer.due(7), "no poll"
+    assert hand.trainer.due(8)
+
+
+def test_poll_of_several_ranks_is_always_due_as_they_agree() -> None:
+    assert Hand(ranks=2, polls=2, period=100).trainer.due(2)
+
+
+def test_poll_is_due_where_an_open_offer_was_discarded() -> None:
+    hand = Hand(polls=2, period=5, overlap=4)
+    hand.step(5)
+    assert not hand.trainer.due(6)
+    hand.published.discard(0, 1)
+    assert hand.trainer.due(8)
+
+
+def test_poll_is_due_where_a_joining_rack_waits_for_the_state_or_memory_is_kept() -> None:
+    hand = Hand(polls=2, period=100)
+    hand.trainer.states.state = TrainingState([], {}, lambda *_: None)
+    assert not hand.trainer.due(2)
+    hand.published.ask((THEIRS,))
+    assert hand.trainer.due(4)
+    hand.published.ask(())
+    assert not hand.trainer.due(4)
+    hand.published.make_room(torch.empty(1))
+    assert hand.trainer.due(6)

@@ -264,9 +264,11 @@ class ConcurrentOuterStep:
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
-            replicas = self.rank_machine.replicas
-            if self.published.trains or all(replica.newest >= 0 for replica in replicas):
-                return  # the last bytes arrived after this rank had reported them missing
+            if all(replica.newest >= 0 for replica in self.rank_machine.replicas):
+                # The last bytes arrived after the rack had reported them missing; or another rank
+                # of it lacks some.
+                self.published.look_again()
+                return
             if self.published.failure is None:
                 self.host.note(JobBegunAgain(detail))
         more = self._more() if kind == StartTimeout.__name__ else ""

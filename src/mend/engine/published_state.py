@@ -114,6 +114,9 @@ class PublishedState:
     asks: Validate | None = None
     """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
+    looks_again = False
+    """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
+
     fresh = False
     """Something was published since the training thread last looked; read without the lock."""
 
@@ -375,6 +378,12 @@ class PublishedState:
         with self.changed:
             if not (self.trains and isinstance(error, JobLost)):
                 self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def look_again(self) -> None:
+        """Wake the training thread in `begin`, so that it asks the other ranks of its rack."""
+        with self.changed:
+            self.looks_again = True
             self.changed.notify_all()
 
     def begin_to_train(self) -> None:

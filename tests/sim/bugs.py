@@ -527,12 +527,6 @@ BUGS = (
          "bool(unheld(log, reports, left))", "False"),
     ),
     _bug(
-        "42c",
-        "a rank that holds all hears nothing of a loss, and its mates wait for it",
-        ("engine.published_state:PublishedState.look_again", "self.looks_again = True",
-         "self.looks_again = False"),
-    ),
-    _bug(
         "45",
         "half of a lineage decides, though each of its racks lacks what another one holds",
         ("consensus.proposer:Proposer._lineage", "len(late) == len(seats)", "False"),

@@ -247,7 +247,7 @@ class ConcurrentOuterStep:
 
     def _note(self, event: LoggedEvent) -> None:
         if isinstance(event, StillWaiting):
-            event = StillWaiting(event.what + self._more(), event.seconds)
+            event = StillWaiting(self._explained(event.what), event.seconds)
         self.host.note(event)
         if isinstance(event, DigestDiffers | ProtocolFault):
             self.published.last_error = event.sentence()
@@ -271,13 +271,15 @@ class ConcurrentOuterStep:
                 return
             if self.published.failure is None:
                 self.host.note(JobBegunAgain(detail))
-        more = self._more() if kind == StartTimeout.__name__ else ""
-        self.published.fail(_error(kind, detail + more))
+        if kind == StartTimeout.__name__:
+            detail = self._explained(detail)
+        self.published.fail(_error(kind, detail))
 
-    def _more(self) -> str:
-        """What this rank knows beside the leader of a start that waits."""
+    def _explained(self, reason: str) -> str:
+        """The leader's reason of a start that waits, with what this rank knows besides. Processes
+        of other jobs are a known cause, and come before the guesses of the leader."""
         jobs = self._other_jobs.in_words
-        return (f"; {jobs}" if jobs else "") + self._unheard() + self._twin
+        return (f"{jobs}; " if jobs else "") + reason + self._unheard() + self._twin
 
     def _unheard(self) -> str:
         """While the coordinator has not answered: the processes that were heard, and those that

@@ -319,7 +319,7 @@ class ConcurrentOuterStep:
         """`outer`: part of a full round, rounds before it, momentum; None: a round of moments."""
         _, live = self.published.turnout.recent[-1]
         self.host.note(_event_of(commit, live, outer))
-        warning = self.published.turnout.warning()
+        warning = self.published.turnout.warning(self.host.now_ns())
         if warning and self.me.rank == 0:
             self.host.note(RoundsShort(warning))
 

@@ -343,7 +343,7 @@ def test_doctors_of_two_clusters_look_at_each_other_through_the_proxy(
             text = doctor.log.read_text()
             report, _ = json.JSONDecoder().raw_decode(text, text.index("{\n"))
             (seen,) = report["meeting"]["peers"]
-            assert (seen["answer"], seen["speaks"]) == ("open", True)
+            assert seen["speaks"]
             assert seen["settings"]
             assert abs(seen["clock_ms"]) < 1000
 

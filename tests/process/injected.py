@@ -17,6 +17,7 @@ from mend.coordination import coordinator, leader, slow_links
 from mend.coordination.events import Validated
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.member_view import MemberView
+from mend.engine.io_loop import IoLoop
 from mend.engine.live_rank import LiveRank
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.pulls import Patience
@@ -29,7 +30,7 @@ from tests.process.racks import START_GATE
 NS_PER_TOKEN = PRODUCT_NS = MS
 """Of a rack that is not slow."""
 
-ONE_LIFE = "ONE_LIFE"
+ONE_LIFE, WITHHOLDS = "ONE_LIFE", "WITHHOLDS"
 
 Times = Callable[[], float]
 
@@ -166,9 +167,11 @@ def of_rack(rack: int) -> Callable[[bytes], bool]:
 def prepare() -> None:
     """Before mend_init. With START_GATE in the environment: `start_timeout_s` is over when the file
     is there, and a rack says several times a second what it waits for. With ONE_LIFE a rack whose
-    job is lost does not begin again."""
+    job is lost does not begin again; with WITHHOLDS nobody gets a copy of this rank's weights."""
     if os.environ.get(ONE_LIFE):
         mend.api.LIVES_MAX = 1
+    if os.environ.get(WITHHOLDS):
+        IoLoop.serve = lambda *_: None  # type: ignore[method-assign]
     if path := os.environ.get(START_GATE):
         gate = Path(path)
         leader.PROGRESS_NS = 100 * MS

@@ -276,6 +276,7 @@ def test_process_of_another_job_is_named_on_both_sides(jobs: Jobs, witness: bool
         gated.start(0, f"rack 1 is of job 'mine', this is job {theirs}")
     gated.start(1, of_them, job_id="mine")
     gated.ended()
+    assert job.result(1).error[1].startswith(of_them), "the known cause comes before the guesses"
     if witness:
         told = [event["from_rack"] for event in job.events(0, kind="other-job")]
         assert told == [WITNESS], "once"

@@ -11,6 +11,7 @@ import pytest
 
 from mend.types import WITNESS
 from tests.process.conftest import Jobs
+from tests.process.injected import WITHHOLDS
 from tests.process.racks import Job, Result, until
 from tests.process.train import tokens_of
 
@@ -332,3 +333,28 @@ def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None
         job.ended(rack, code=0)
     assert len({job.result(rack).digest for rack in range(3)}) == 1
     assert len([e for e in job.events(0) if e["kind"] == "genesis"]) == 1, "of its first life"
+
+
+@pytest.mark.parametrize("witness", [True, False])
+def test_racks_begin_again_when_rack_0_died_before_its_weights_were_copied(
+    jobs: Jobs, witness: bool
+) -> None:
+    """Its next life begins with other weights, and the rest is a quorum. They waited with it for
+    the first version, which nobody held, until StartTimeout."""
+    job = jobs(racks=3, witness=witness)
+    options: dict[str, Any] = {"steps": 24, "config": CONFIG, "pace_ms": 2}
+    job.start(0, **options, env={WITHHOLDS: "1"})
+    for rack in (1, 2):
+        job.start(rack, **options)
+    for rack in (1, 2):
+        job.event(rack, "copy-failed", fragment=0)
+    job.processes[0].signal(signal.SIGKILL)
+    assert job.ended(0) == -signal.SIGKILL
+    job.start(0, seed=77, **options)
+    for rack in (1, 2):
+        assert "rack 0 died with them" in job.event(rack, "job-lost")["detail"]
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack) for rack in range(3)]
+    merged_everything(results)
+    assert all(result.status["step"] == 24 for result in results)

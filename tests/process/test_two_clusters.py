@@ -317,6 +317,38 @@ def test_witness_and_top_reach_the_other_cluster_through_the_proxy(
 
 
 @needs_namespaces
+def test_doctors_of_two_clusters_look_at_each_other_through_the_proxy(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """They met, and looked at no ports, settings and clocks, nor for a job that runs already."""
+    create(tmp_path / "key", (bytes(range(32)),))
+    with contextlib.ExitStack() as stack:
+        sites = stack.enter_context(clusters())
+        peers = ",".join(f"tcp://{address}:{PORT}" for _, address, _ in sites)
+        doctors = []
+        for rack, (name, address, border) in enumerate(sites):
+            stack.enter_context(proxy(border, tmp_path / f"proxy{rack}.txt"))
+            env = environment(
+                MEND_RACK=str(rack), MEND_RACKS="2", MEND_JOB_ID="clinic",
+                MEND_SIDEBAND_PEERS=peers, MEND_SIDEBAND_ADDR=f"tcp://{address}:{PORT}",
+                MEND_ADVERTISE_HOST=address,
+                MEND_DATA_PORTS=f"{DATA_PORT}-{DATA_PORT}", MEND_KEY_FILE=str(tmp_path / "key"),
+                MEND_SOCKS_PROXY=f"tcp://{border}:{PROXY_PORT}",
+            )  # fmt: skip
+            argv = ["mend.tools", "doctor", "--meet", "--json", "--megabytes", "1", "--for", "60"]
+            log = tmp_path / f"doctor{rack}.txt"
+            doctors.append(Forked(nursery, argv, env, log, namespace=name))
+        for doctor in doctors:
+            assert doctor.wait() == 0, doctor.log.read_text()
+            text = doctor.log.read_text()
+            report, _ = json.JSONDecoder().raw_decode(text, text.index("{\n"))
+            (seen,) = report["meeting"]["peers"]
+            assert seen["speaks"]
+            assert seen["settings"]
+            assert abs(seen["clock_ms"]) < 1000
+
+
+@needs_namespaces
 def test_racks_of_two_clusters_without_the_proxy_do_not_meet(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -51,6 +51,8 @@ class Options:
     steps: int = 8
     config: dict[str, Any] = field(default_factory=dict)
     model: str = "plain"
+    seed: int | None = None
+    """Of the first weights; None: the number of the rack."""
     parallel: str = "ddp"
     """How the ranks of a rack share the model, see `spread`."""
     device: str = "cpu"
@@ -522,7 +524,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
 
     injected.prepare()
     rack, rank = int(os.environ["MEND_RACK"]), int(os.environ.get("RANK", "0"))
-    model = build(options.model, rack)
+    model = build(options.model, rack if options.seed is None else options.seed)
     ranks, gpu = int(os.environ.get("WORLD_SIZE", "1")), options.device == "cuda"
     if gpu:
         torch.cuda.set_device((rack * ranks + rank) % torch.cuda.device_count())

@@ -1,5 +1,6 @@
 """A rack that trains at its own pace, on a model with statistics in it; the settings come from the
-environment. `python -m tests.process.uneven OUT PACE_MS STEPS`."""
+environment. `python -m tests.process.uneven OUT PACE_MS STEPS`. Short rounds are a warning at
+once."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import mend
+from mend.engine import participation
 
 
 def main() -> None:
     torch.manual_seed(0)
+    participation.SHORT_NS = 0
     pace_s = float(sys.argv[2]) / 1000
     model = nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

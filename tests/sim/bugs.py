@@ -521,6 +521,12 @@ BUGS = (
         ("coordination.election:Election._ask", "self.proposer.lost", "not self.proposer.ballot"),
     ),
     _bug(
+        "42b",
+        "a coordinator whose racks all lack a first version waits for the dead who held it",
+        ("coordination.first_version:FirstVersion.lost",
+         "bool(unheld(log, reports, left))", "False"),
+    ),
+    _bug(
         "45",
         "half of a lineage decides, though each of its racks lacks what another one holds",
         ("consensus.proposer:Proposer._lineage", "len(late) == len(seats)", "False"),

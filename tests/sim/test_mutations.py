@@ -56,6 +56,7 @@ SHOWN: tuple[tuple[str, int, str], ...] = (
     ("37d", 15, "I1: Peer(rack=1, rank=0) acts on a snapshot that is not of its records"),
     ("36d", 67, "I4: rack 1 rank 0 left alone though a quorum was there"),
     ("42", 2156, "I4: rack 0 rank 0 failed: StartTimeout"),
+    ("42b", 124, "I4: rack 0 rank 0 failed: StartTimeout"),
     ("43", 1845, "I9: rack 1 is evicted, [2] of [1, 2] are left"),
     ("43b", 107, "I9: Peer(rack=1, rank=0) is evicted with 90 open tokens"),
 )

@@ -25,6 +25,7 @@ from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
+from mend.coordination.first_version import FirstVersion, why_nobody_begins
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
@@ -94,6 +95,9 @@ class Coordinator:
     round_dues: list[int] = field(default_factory=list)
     paces: RackPaces = field(default_factory=RackPaces)
     ladder: Ladder = field(default_factory=Ladder)
+    first_version: FirstVersion = field(default_factory=FirstVersion)
+    lost_told_ns: int = 0
+    """When the racks were last told that the job is lost."""
     votes: dict[Member, int] = field(default_factory=dict)
     """By voter the serial of its newest vote in this ballot."""
     returned: tuple[Member, int] | None = None
@@ -489,6 +493,7 @@ class Coordinator:
         self.proposer.step_down()
         self.views, self.offers, self.rounds, self.votes = {}, {}, [], {}
         self.round_dues, self.paces, self.ladder = [], RackPaces(), Ladder()
+        self.first_version = FirstVersion()
 
     def _is_done(self, now_ns: int) -> bool:
         """Whether a member that does not lead may stop: the log is over, or its seat is lost."""
@@ -637,6 +642,7 @@ class Coordinator:
         )
         roster = next_roster(context)
         if roster is None:
+            self._mind_first_version(context, effects)
             return
         self.proposer.append(roster)
         members = [seat.member for seat in roster.members]
@@ -647,6 +653,15 @@ class Coordinator:
         racks = tuple([member.rack for member in members])
         votes = sorted(acceptor.rack for acceptor in self.log.appended.voters) if racks else []
         effects.append(Note(RosterChanged(racks, tuple(votes), roster.reason)))
+
+    def _mind_first_version(self, context: MembershipContext, effects: list[Effect]) -> None:
+        """Tell the racks that the job is lost, once per heartbeat, so that they begin again."""
+        log, reports, now_ns = context.log, context.reports, context.now_ns
+        dead, detect_ns = self.proposer.dead, context.detect_ns
+        lost = self.first_version.lost(log, reports, context.live, dead, now_ns, detect_ns)
+        if lost and now_ns >= self.lost_told_ns + self.options.heartbeat_ns:
+            self.lost_told_ns = now_ns
+            effects += self.election.tell_lost()
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
         """Another life of a silent witness, if it is heard."""
@@ -691,7 +706,7 @@ class Coordinator:
             settled=settled,
             live=live,
             missing=missing,
-            why=self._why(bool(missing)),
+            why=self._why(bool(missing), lively),
             slow=self.paces.judged,
             donors=donors,
             copies=copies_of(log.committed, self._reports(), lively, donors),
@@ -713,9 +728,12 @@ class Coordinator:
                 effects.append(Send(Peer(view.member.rack, 0), due))
         self.beat_due_ns = min([v.sent_ns + self.options.heartbeat_ns for v in views], default=None)
 
-    def _why(self, starting: bool) -> tuple[Reason, ...]:
+    def _why(self, starting: bool, live: frozenset[int]) -> tuple[Reason, ...]:
         if starting:
             return self.admission.refusals(self.views)
+        reports = {r: report for r, report in self._reports().items() if report is not None}
+        if unbegun := why_nobody_begins(self.log.committed, reports, live):
+            return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
         cut = waits(self.log.appended, self._reports())
         return (Reason(cut), *whys) if cut else whys

@@ -80,6 +80,8 @@ class RankMachine:
     idle_versions: tuple[int, ...] | None = None
     orders_serial: int = 0
     finished: bool = False
+    failure: tuple[str, str] = ("", "")
+    """The failure that the leader has named last."""
     settled: tuple[int, ...] = ()
     sent: RankReport | None = None
     sent_ns: int = 0
@@ -251,7 +253,8 @@ class RankMachine:
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
         """Stop when the rack cannot go on, or has left. Its leader may know that sooner than this
         rank has read it: what is decided before that must be known, too."""
-        if orders.failure[0] and self.me.rank != 0:
+        if orders.failure[0] and self.me.rank != 0 and orders.failure != self.failure:
+            self.failure = orders.failure
             effects.append(ev.Fail(*orders.failure))
         known = bool(orders.lost) or (self.folded.begun and not self._seated())
         if orders.finish and known and not self.finished:

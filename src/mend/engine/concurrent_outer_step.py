@@ -247,7 +247,7 @@ class ConcurrentOuterStep:
 
     def _note(self, event: LoggedEvent) -> None:
         if isinstance(event, StillWaiting):
-            event = StillWaiting(event.what + self._more(), event.seconds)
+            event = StillWaiting(self._explained(event.what), event.seconds)
         self.host.note(event)
         if isinstance(event, DigestDiffers | ProtocolFault):
             self.published.last_error = event.sentence()
@@ -264,18 +264,22 @@ class ConcurrentOuterStep:
 
     def _fail(self, kind: str, detail: str) -> None:
         if kind == JobLost.__name__:
-            replicas = self.rank_machine.replicas
-            if self.published.trains or all(replica.newest >= 0 for replica in replicas):
-                return  # the last bytes arrived after this rank had reported them missing
+            if all(replica.newest >= 0 for replica in self.rank_machine.replicas):
+                # The last bytes arrived after the rack had reported them missing; or another rank
+                # of it lacks some.
+                self.published.look_again()
+                return
             if self.published.failure is None:
                 self.host.note(JobBegunAgain(detail))
-        more = self._more() if kind == StartTimeout.__name__ else ""
-        self.published.fail(_error(kind, detail + more))
+        if kind == StartTimeout.__name__:
+            detail = self._explained(detail)
+        self.published.fail(_error(kind, detail))
 
-    def _more(self) -> str:
-        """What this rank knows beside the leader of a start that waits."""
+    def _explained(self, reason: str) -> str:
+        """The leader's reason of a start that waits, with what this rank knows besides. Processes
+        of other jobs are a known cause, and come before the guesses of the leader."""
         jobs = self._other_jobs.in_words
-        return (f"; {jobs}" if jobs else "") + self._unheard() + self._twin
+        return (f"{jobs}; " if jobs else "") + reason + self._unheard() + self._twin
 
     def _unheard(self) -> str:
         """While the coordinator has not answered: the processes that were heard, and those that
@@ -315,7 +319,7 @@ class ConcurrentOuterStep:
         """`outer`: part of a full round, rounds before it, momentum; None: a round of moments."""
         _, live = self.published.turnout.recent[-1]
         self.host.note(_event_of(commit, live, outer))
-        warning = self.published.turnout.warning()
+        warning = self.published.turnout.warning(self.host.now_ns())
         if warning and self.me.rank == 0:
             self.host.note(RoundsShort(warning))
 

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 
 from mend.consensus.records import Commit, Share
 from mend.events.kinds import LastRoundsAlone
+from mend.types import SECOND
 
 ROUNDS_RECENT = 20
 """The newest rounds, which a warning is about."""
 
 ROUNDS_LEAST = 10
 """Before so many rounds there is no warning."""
+
+SHORT_NS = 30 * SECOND
+"""How long most recent rounds are short before there is a warning. It asks a person for other
+settings, and a busy moment is no reason for these."""
 
 ALONE_LEAST = 3
 """Last rounds of one fragment with one rack alone that are worth a warning. A rack that ends up to
@@ -35,6 +40,8 @@ class Participation:
     """Members -> rounds, of all rounds."""
     recent: deque[Round] = field(default_factory=lambda: deque(maxlen=ROUNDS_RECENT))
     warned: bool = False
+    short_since_ns: int | None = None
+    """Since when more than half of the recent rounds were short; None: they were not."""
 
     def add(self, members: Collection[int], live: Collection[int]) -> Round:
         """`live`: the racks that lived when it closed; none: it is not known."""
@@ -43,16 +50,20 @@ class Participation:
         self.recent.append(round_)
         return round_
 
-    def warning(self) -> str:
-        """Says it once when more than half of the recent rounds were short, and again only after
-        less than a quarter was; else empty."""
+    def warning(self, now_ns: int) -> str:
+        """Says it once when more than half of the recent rounds were short for SHORT_NS, and again
+        only after less than a quarter was; else empty."""
         count, short = len(self.recent), short_of(self.recent)
-        if self.warned:
-            self.warned = 4 * short >= count
-        elif count >= ROUNDS_LEAST and 2 * short > count:
-            self.warned = True
-            return told(self.recent)
-        return ""
+        self.warned = self.warned and 4 * short >= count
+        if count < ROUNDS_LEAST or 2 * short <= count:
+            self.short_since_ns = None
+            return ""
+        if self.short_since_ns is None:
+            self.short_since_ns = now_ns
+        if self.warned or now_ns - self.short_since_ns < SHORT_NS:
+            return ""
+        self.warned = True
+        return told(self.recent)
 
 
 @dataclass

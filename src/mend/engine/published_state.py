@@ -118,6 +118,9 @@ class PublishedState:
     """Called by the loop with the fragment of every anchor that it has published. Set by the
     training thread before the loop publishes."""
 
+    looks_again = False
+    """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
+
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self.panels = [PublishedFragment() for _ in range(fragments)]
@@ -376,6 +379,12 @@ class PublishedState:
         with self.changed:
             if not (self.trains and isinstance(error, JobLost)):
                 self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def look_again(self) -> None:
+        """Wake the training thread in `begin`, so that it asks the other ranks of its rack."""
+        with self.changed:
+            self.looks_again = True
             self.changed.notify_all()
 
     def begin_to_train(self) -> None:

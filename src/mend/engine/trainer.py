@@ -78,7 +78,8 @@ class Trainer(TrainerEnd):
         has nothing of the job, so a rack whose job is lost can begin again."""
         anchors, patience = list[Anchor](), self._patience(limit_ns, stall_ns=self.options.stall_ns)
         while not anchors:
-            ready = yield Wait(self._may_begin, patience.look_ns(self._now_ns()))
+            yield Wait(self._may_begin_or_look, patience.look_ns(self._now_ns()))
+            ready, self.published.looks_again = self._may_begin(), False
             failure, late = self.published.failure, patience.over(self._now_ns())
             lost, ends = isinstance(failure, JobLost), bool(failure) or late
             all_ready, none_lost, none_ends = yield from self._all_ranks(
@@ -224,6 +225,9 @@ class Trainer(TrainerEnd):
         for digest, _ in parts:
             whole.extend(digest)
         return whole.hexdigest()
+
+    def _may_begin_or_look(self) -> bool:
+        return self.published.looks_again or self._may_begin()
 
     def _may_begin(self) -> bool:
         published = self.published

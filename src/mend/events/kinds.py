@@ -650,7 +650,7 @@ class SameData(WarningEvent, frozen=True, tag="same-data"):
 
 
 class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
-    """More than half of the newest rounds merged fewer racks than lived."""
+    """For half a minute more than half of the newest rounds merged fewer racks than lived."""
 
     says = "{of_the_last}"
     remedy = (

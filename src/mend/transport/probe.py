@@ -120,6 +120,29 @@ async def knock(host: str, port: int, limit_s: float) -> Knock:
     return Knock("open", speaks)
 
 
+def knock_through(proxy: Address, to: Address, limit_s: float) -> Knock:
+    """The same through a SOCKS5 proxy. Blocks."""
+    try:
+        with socket.create_connection(proxy, timeout=limit_s) as made:
+            try:
+                connect_through(made, to)
+            except ConnectionRefusedError as error:
+                return Knock("refused", False, str(error))
+            made.settimeout(min(limit_s, GREETING_S))
+            return Knock("open", _greets(made))
+    except OSError as error:
+        return Knock("silent", False, f"through the proxy at {proxy.host}:{proxy.port}: {error}")
+
+
+def _greets(made: socket.socket) -> bool:
+    """Whether the other end speaks as mend does."""
+    said = b""
+    with contextlib.suppress(OSError):
+        while len(said) < len(GREETING) and (piece := made.recv(len(GREETING) - len(said))):
+            said += piece
+    return len(said) == len(GREETING) and (said[0], said[-1]) == (GREETING[0], GREETING[-1])
+
+
 def trip_ns(to: Address, limit_s: float, proxy: Address | None = None) -> int | None:
     """The time in which a TCP connection to `to` comes about: one round trip. With a SOCKS5 proxy
     two to the proxy, and one from there on. None: no connection within the limit."""

@@ -13,6 +13,7 @@ VERSION, NO_AUTHENTICATION, CONNECT = 5, 0, 1
 IPV4, NAME, IPV6 = 1, 3, 4
 NAME_BYTES_MAX = 255
 
+REFUSED = 5
 REASONS = {
     1: "it failed",
     2: "its rules forbid it",
@@ -27,7 +28,8 @@ REASONS = {
 
 def connect_through(proxy: socket.socket, to: Address) -> None:
     """Have the proxy at the other end connect to `to`; afterwards the socket is that connection.
-    Names are resolved by the proxy. Raises ConnectionError, and what the socket raises."""
+    Names are resolved by the proxy. Raises ConnectionError (ConnectionRefusedError, where the
+    connection was refused behind the proxy), and what the socket raises."""
     proxy.sendall(bytes((VERSION, 1, NO_AUTHENTICATION)))
     if _read(proxy, 2) != bytes((VERSION, NO_AUTHENTICATION)):
         raise ConnectionError("the proxy is no SOCKS5 proxy, or wants a password")
@@ -36,8 +38,8 @@ def connect_through(proxy: socket.socket, to: Address) -> None:
     if version != VERSION:
         raise ConnectionError("the proxy is no SOCKS5 proxy")
     if reply != 0:
-        reason = REASONS.get(reply, f"reply {reply}")
-        raise ConnectionError(f"the SOCKS proxy did not connect: {reason}")
+        reason = f"the SOCKS proxy did not connect: {REASONS.get(reply, f'reply {reply}')}"
+        raise ConnectionRefusedError(reason) if reply == REFUSED else ConnectionError(reason)
     size = {IPV4: 4, IPV6: 16}.get(kind) or _read(proxy, 1)[0]
     _read(proxy, size + 2)  # the proxy's own address and port there
 

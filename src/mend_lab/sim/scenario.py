@@ -111,6 +111,8 @@ class Scenario:
     """Micro-batches of a step, for scripts that ask how many to take; 0: they do not ask."""
     sharded: bool = False
     """Racks merge a slice each in rounds with enough members."""
+    unseeded: bool = False
+    """Each life of a rack begins with weights of its own, as scripts without a fixed seed do."""
     rotates: bool = False
     """The job's key is replaced: each life of a rack or of the witness has the next file of the
     three in SECURITY.md, the first life the old key."""

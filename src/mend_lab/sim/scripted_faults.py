@@ -370,6 +370,24 @@ def _at_birth(seed: int, rng: random.Random) -> Scenario:
     return with_faults(scenario, faults, quiet_ns)
 
 
+def _before_a_copy(seed: int, rng: random.Random) -> Scenario:
+    """Rack 0 is started again while the others copy its weights, with which the job begins; its
+    next life begins with other ones. In some seeds another rack is started again, too."""
+    voters = rng.choice(((2, True), (3, False), (3, True), (4, False), (4, True)))
+    scenario = job(seed, rng, voters, seconds=3)
+    ranks = rng.choice((1, 2)) if scenario.racks < 4 else 1
+    scenario = replace(scenario, ranks=ranks, unseeded=True, byte_ns=rng.choice((1, 4)) * MS)
+    faults = [Fault("restart", *_soon(rng), 0)]
+    if rng.random() < 0.4:
+        faults.append(Fault("restart", *_soon(rng), rng.randrange(1, scenario.racks)))
+    return _until_all_are_back(scenario, faults)
+
+
+def _soon(rng: random.Random) -> tuple[int, int]:
+    begin_ns = seconds(rng, 0.02, 0.4)
+    return begin_ns, begin_ns + seconds(rng, 0.05, 3.5)
+
+
 def _twice(seed: int, rng: random.Random) -> Scenario:
     """In a job that runs the founder is started again beside a rack that lives on, and others."""
     scenario = job(seed, rng, rng.choice(PAIRS_AND_THREES), LENGTH_S)
@@ -616,5 +634,6 @@ STORIES: tuple[tuple[str, float, tuple[Story, ...]], ...] = (
     ("slow rack", 0.01, (with_slow_rack,)),
     ("death of a donor", 0.01, (_donor_dies,)),
     ("a key is replaced", 0.002, (_key_is_replaced,)),
+    ("death before a copy", 0.01, (_before_a_copy,)),
 )  # fmt: skip
 """(name, share of all seeds, stories). The name is a part of the generator's seed."""

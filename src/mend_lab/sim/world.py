@@ -155,7 +155,7 @@ class World(Writer):
         self.away: set[int] = set()
         """Targets that died and are to be started again."""
         self._lives: dict[int, int] = {}
-        """Target -> number of its newest life, from 0, where the key is replaced."""
+        """Target -> number of its newest life, from 0."""
         self._founder = Peer(WITNESS if self.scenario.witness else 0, 0)
         """The first coordinator."""
         if self.scenario.witness:
@@ -224,14 +224,14 @@ class World(Writer):
         )
         return CoordinatorParts("sim", options)
 
-    def _take_keys(self, number: int) -> None:
-        """A new life of a target reads its key file."""
+    def _begin_life(self, number: int) -> None:
+        """A new life of a target; where the key is replaced, it reads its key file."""
+        life = self._lives[number] = self._lives.get(number, -1) + 1
         if self.scenario.rotates:
-            life = self._lives[number] = self._lives.get(number, -1) + 1
             self.network.secrets[number] = Secrets(KEY_FILES[min(life, len(KEY_FILES) - 1)])
 
     def _build_witness(self) -> None:
-        self._take_keys(target(WITNESS))
+        self._begin_life(target(WITNESS))
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
         kept = self.scenario.records_kept
@@ -243,7 +243,7 @@ class World(Writer):
 
     def _build_rack(self, rack: int) -> None:
         scenario = self.scenario
-        self._take_keys(rack)
+        self._begin_life(rack)
         member = Member(rack, self.rng.getrandbits(62))
         processes = [
             Process(Peer(rack, rank), member, self.network, self.loop, self.rng)
@@ -343,6 +343,8 @@ class World(Writer):
         scenario = self.scenario
         whose = 0 if scenario.first else rack  # racks that resume have one anchor
         generator = torch.Generator().manual_seed(scenario.seed * 100 + whose)
+        if scenario.unseeded:
+            generator.manual_seed((scenario.seed * 100 + whose) * 100 + self._lives[rack])
         model = nn.ParameterList(
             [
                 nn.Parameter(torch.randn(scenario.shape(p), generator=generator))

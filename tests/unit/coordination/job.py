@@ -93,7 +93,7 @@ class Job:
             effects += self._own_vote()
         for rack in range(self.racks):
             for body in sent(effects, Peer(rack, 0)):
-                assert isinstance(body, Orders | Prepare)
+                assert isinstance(body, Orders | Prepare | Refusal)
                 if isinstance(body, Orders):
                     self.orders[rack] = body
         return effects

@@ -11,7 +11,7 @@ import torch
 
 from mend.consensus.records import Drop, Mark
 from mend.engine.numerics import Anchor
-from mend.engine.participation import ROUNDS_RECENT
+from mend.engine.participation import ROUNDS_RECENT, SHORT_NS
 from mend.engine.published_state import PublishedState
 from mend.errors import GaveUp, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
@@ -93,7 +93,7 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     published.heard((0, 1), (), (0,))
     for version in range(1, 1 + ROUNDS_RECENT):
         published.told(commit(version, [offer(0, version)]))
-        assert published.turnout.warning() == ""
+        assert published.turnout.warning(version * SHORT_NS) == ""
     assert published.turned_out() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
     published.begin_to_train()
     published.told(commit(1 + ROUNDS_RECENT, [offer(0)]))

@@ -3,6 +3,7 @@ work in silence."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
@@ -130,6 +131,26 @@ def test_one_rank_that_finds_the_job_lost_ends_the_start_of_all() -> None:
             hand.run(hand.trainer.begin(SECOND))
         assert hand.agreements == [[int(ready)] * 3]
         assert not hand.published.trains
+
+
+def test_rank_that_holds_all_asks_its_mates_when_the_job_looks_lost() -> None:
+    """It ignored that, and a rank of its rack that lacked some bytes waited for it, up to twice
+    `start_timeout_s`, before both began again."""
+    for mates in (0, 1):
+        hand = Hand(ranks=2)
+        begin(hand)
+        hand.published.settled = ()  # other racks have not copied it yet
+        settle = partial(hand.published.heard, (0, 1), (), (0,))
+        happens = iter([hand.published.look_again, settle])
+        hand.during = lambda happens=happens: next(happens)()  # type: ignore[misc]
+        hand.agree = lambda values, mates=mates: [*values[:1], mates, *values[2:]][: len(values)]  # type: ignore[misc]
+        began_ns = hand.now_ns
+        with contextlib.nullcontext() if mates else pytest.raises(JobLost, match="says so"):
+            hand.run(hand.trainer.begin(60 * SECOND))
+        asked = [values for values in hand.agreements if len(values) == 3]
+        assert asked == ([[0, 1, 1], [1, 1, 1]] if mates else [[0, 1, 1]])
+        assert hand.now_ns == began_ns, "at once"
+        assert hand.published.trains == bool(mates)
 
 
 def miss_first(hand: Hand, version: int = 3) -> None:

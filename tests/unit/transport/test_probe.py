@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from mend.errors import ConfigError
 from mend.transport import probe
 from mend.transport.zmq import ZmqSideband
 from mend.types import Address
+from tests.process.racks import until
 
 
 def test_addresses_are_taken_apart() -> None:
@@ -75,3 +79,20 @@ async def test_dropped_packets_are_silence() -> None:
             each.close()
     assert found.answer == "silent"
     assert "0.3 s" in found.detail
+
+
+async def test_ports_behind_a_proxy_answer_as_they_are(
+    free_ports: Callable[[int], list[int]], tmp_path: Path
+) -> None:
+    there, absent, proxy, no_proxy = (Address("127.0.0.1", port) for port in free_ports(4))
+    argv = ["-m", "tests.process.socks_server", *map(str, proxy), str(tmp_path / "log")]
+    with subprocess.Popen([sys.executable, *argv]) as serving, ExitStack() as stack:  # noqa: ASYNC220
+        stack.callback(serving.kill)
+        until(lambda: probe.trip_ns(proxy, 5.0) is not None, "the proxy listens")
+        with closing(ZmqSideband(f"tcp://127.0.0.1:{there.port}")):
+            assert probe.knock_through(proxy, there, 5.0) == probe.Knock("open", True)
+        refused = probe.knock_through(proxy, absent, 5.0)
+        assert (refused.answer, refused.speaks) == ("refused", False)
+    silent = probe.knock_through(no_proxy, there, 5.0)
+    assert silent.answer == "silent"
+    assert f"through the proxy at 127.0.0.1:{no_proxy.port}" in silent.detail

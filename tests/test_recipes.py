@@ -364,10 +364,11 @@ def test_only_pods_of_the_job_reach_each_other(variant: str, tmp_path: Path) -> 
     reached = policy["podSelector"]["matchLabels"]
     for labels in cluster.names().values():
         assert reached.items() <= labels.items()
-    rule, observers = policy["ingress"]
+    rule, observers, scrapers = policy["ingress"]
     assert rule == {"from": [{"podSelector": {"matchLabels": reached}}]}
     assert observers["from"] == [{"podSelector": {"matchLabels": {"mend": "observer"}}}]
     assert [each["port"] for each in observers["ports"]] == [21900, 21899]
+    assert [each["port"] for each in scrapers["ports"]] == [9464]
 
 
 @variants
@@ -380,8 +381,23 @@ def test_pod_is_ready_when_it_listens(variant: str, tmp_path: Path) -> None:
         assert "livenessProbe" not in container
     if cluster.witness is not None:
         (container,) = cluster.witness["template"]["spec"]["containers"]
-        (port,) = container["ports"]
+        port, _ = container["ports"]
         assert container["readinessProbe"]["tcpSocket"]["port"] == port["containerPort"]
+
+
+@variants
+def test_metrics_are_served_where_pods_and_policy_say(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(variant, tmp_path)
+    for job in [*cluster.racks.values(), *([cluster.witness] if cluster.witness else [])]:
+        told = cluster.environment(job)
+        named = {key: text for key, text in told.items() if key.startswith("MEND_METRICS_")}
+        config = config_from(named, monkeypatch)
+        (container,) = job["template"]["spec"]["containers"]
+        (port,) = (each for each in container["ports"] if each["name"] == "metrics")
+        assert (config.metrics_host, config.metrics_port) == ("0.0.0.0", port["containerPort"])
+        assert config.metrics_port == cluster.policies[0]["ingress"][-1]["ports"][0]["port"]
 
 
 def test_the_witness_is_where_the_racks_look_for_it(

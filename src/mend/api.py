@@ -51,6 +51,7 @@ from mend.events.kinds import CheckpointFailed, RackPlaced
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
+from mend.status.metrics import flat, samples_of_rank
 from mend.status.status import Status, TokenLedger, slow_rack
 from mend.types import MS, SECOND
 
@@ -252,6 +253,7 @@ class Runtime:
         self._checkpoint_error: CheckpointError | None = None
         """Error of the last background checkpoint, if only `shutdown` has waited for it."""
         self._steps = CountedSteps(plan, rank, optimizers, async_tp)
+        rank.metrics.status = self.status
         # Runs when the model is freed, or at the end of a program that never shut down. The module
         # itself: a script may drop a wrapper of torch.compile and train on.
         self._finalizer = weakref.finalize(plan.module, rank.abort)
@@ -416,6 +418,13 @@ class Runtime:
         """Where this rack stands. Cheap; any thread. After shutdown: the last one."""
         with signals.held():  # the loop shares the locks
             return self._last if self._last is not None else self._status()
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of `status()` by name, such as `{"mend/step": 12.0, "mend/rounds_by_racks/2":
+        3.0}`, for the `log` of a tracker. The names are those of the page on monitoring. Cheap; any
+        thread.
+        """
+        return flat(samples_of_rank(self.status()))
 
     def anchor_digest(self) -> str:
         """sha256 hex over (version, digests) of every fragment as trained on now.

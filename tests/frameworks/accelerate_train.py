@@ -6,6 +6,8 @@ Started by test_accelerate.py, once per rack; prints one JSON line.
 from __future__ import annotations
 
 import json
+import os
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -18,16 +20,20 @@ STEPS, ACCUMULATION = 24, 2
 
 
 def main() -> None:
+    ranks = int(os.environ["WORLD_SIZE"])
     rack = mend.MendConfig().rack_number
     torch.manual_seed(rack)
     model: nn.Module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10, gamma=0.5)
     chance = torch.Generator().manual_seed(rack)
-    inputs = torch.randn(STEPS * ACCUMULATION * 16, 8, generator=chance)
+    inputs = torch.randn(ranks * STEPS * ACCUMULATION * 16, 8, generator=chance)
     rows = torch.utils.data.TensorDataset(inputs, inputs.square().sum(1, keepdim=True))
     loader = torch.utils.data.DataLoader(rows, batch_size=16)
-    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION, cpu=True)
+    precision = sys.argv[1] if len(sys.argv) > 1 else "no"
+    accelerator = Accelerator(
+        gradient_accumulation_steps=ACCUMULATION, cpu=True, mixed_precision=precision
+    )
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=8) as local_sgd:
         for features, targets in loader:

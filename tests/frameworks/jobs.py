@@ -17,12 +17,15 @@ ROUNDS = {
 }  # fmt: skip
 
 
-def launch(script: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Two racks of one rank, to their end."""
+def launch(
+    script: str, *arguments: object, ranks: int = 1, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Two racks of `ranks` ranks, to their end."""
     path = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return subprocess.run(
         [
             sys.executable, "-m", "mend.tools", "launch", "--racks", "2",
+            "--nproc-per-rack", str(ranks),
             str(ROOT / "tests/frameworks" / script), *map(str, arguments),
         ],
         cwd=ROOT, env={**os.environ, **path, **ROUNDS, **environment},
@@ -30,14 +33,18 @@ def launch(script: str, *arguments: object, **environment: str) -> subprocess.Co
     )  # fmt: skip
 
 
-def ends(script: str, *arguments: object, **environment: str) -> list[dict[str, Any]]:
-    """What both racks print at their end, which is merged and has equal weights."""
-    done = launch(script, *arguments, **environment)
+def ends(
+    script: str, *arguments: object, ranks: int = 1, **environment: str
+) -> list[dict[str, Any]]:
+    """What all ranks print at their end, by rack: merged, and with equal weights."""
+    done = launch(script, *arguments, ranks=ranks, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.partition("] ")[2] for line in done.stdout.splitlines() if "[rack " in line]
     found = [json.loads(line) for line in lines if line.startswith('{"rack"')]
-    first, second = sorted(found, key=lambda each: each["rack"])
-    assert (first["outcome"], second["outcome"]) == ("merged", "merged")
-    for key in ("step", "digest", "weights", "loss"):
-        assert first[key] == second[key], key
-    return [first, second]
+    found.sort(key=lambda each: each["rack"])
+    assert [each["rack"] for each in found] == [rack for rack in range(2) for _ in range(ranks)]
+    for each in found:
+        assert each["outcome"] == "merged"
+        for key in ("step", "digest", "weights", "loss"):
+            assert each[key] == found[0][key], key
+    return found

@@ -30,7 +30,8 @@ class Regression(pl.LightningModule):
         return loss
 
     def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
-        self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss, sync_dist=True)  # each rank sees a part of the rows
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -54,6 +55,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--resume", default="", help="a checkpoint in this rack's folder")
     parser.add_argument("--callback", action="store_true")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--precision", default="32-true")
     given = parser.parse_args()
 
     config = mend.MendConfig()
@@ -64,8 +67,9 @@ def main() -> None:
     folder = Path(given.folder) / f"rack-{config.rack_number}"
     trainer = pl.Trainer(
         max_steps=given.steps, default_root_dir=folder, callbacks=[saves, *own], logger=False,
-        accelerator="cpu", devices=1, enable_progress_bar=False, enable_model_summary=False,
-        gradient_clip_val=1.0, accumulate_grad_batches=2,
+        accelerator="cpu", devices=given.ranks, precision=given.precision,
+        strategy="ddp" if given.ranks > 1 else "auto", enable_progress_bar=False,
+        enable_model_summary=False, gradient_clip_val=1.0, accumulate_grad_batches=2,
     )  # fmt: skip
     validation = loader(64, 99)
     resume = str(folder / given.resume) if given.resume else None

@@ -10,5 +10,6 @@ pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a f
 pytest.importorskip("accelerate")
 
 
-def test_local_sgd_of_two_racks_ends_with_equal_weights() -> None:
-    assert ends("accelerate_train.py")[0]["step"] == 24
+@pytest.mark.parametrize(("ranks", "precision"), [(1, "no"), (2, "bf16")])
+def test_local_sgd_of_two_racks_ends_with_equal_weights(ranks: int, precision: str) -> None:
+    assert ends("accelerate_train.py", precision, ranks=ranks)[0]["step"] == 24

@@ -29,6 +29,14 @@ def test_trainer_killed_and_resumed_ends_with_the_weights_of_one_run(tmp_path: P
     assert ends(SCRIPT, "--folder", folder, "--more", more, "--resume") == whole
 
 
+def test_trainer_of_two_ranks_in_mixed_precision_ends_with_equal_weights(tmp_path: Path) -> None:
+    more = json.dumps({"bf16": True, "ddp_backend": "gloo"})
+    killed = launch(SCRIPT, "--folder", tmp_path, "--more", more, "--die-in", 20, ranks=2)
+    assert killed.returncode != 0
+    end = ends(SCRIPT, "--folder", tmp_path, "--more", more, "--resume", ranks=2)
+    assert end[0]["step"] == 24
+
+
 def test_trainer_that_loads_its_best_model_has_merged_before(tmp_path: Path) -> None:
     """And it says that the racks may end with different models, and what to do."""
     more = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}

@@ -330,6 +330,14 @@ class Acts:
         """Tell the test what came in over data connections so far, headers too."""
         Path(path).write_text(str(self.runtime._rank.io_loop._lane.bytes_received))
 
+    def metrics(self, path: str) -> None:
+        """Tell the test."""
+        Path(path).write_text(json.dumps(self.runtime.metrics()))
+
+    def hold_loop(self, path: str) -> None:
+        """The loop's thread waits until the test makes the file."""
+        self.runtime._rank.io_loop.call(lambda: self.gate(path))
+
     def gate(self, path: str) -> None:
         """Wait for the test, which makes the file."""
         while not Path(path).exists():

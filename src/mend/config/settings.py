@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from mend.config.pair_warnings import momentum_by_period, warn_pairs
 from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
+from mend.status.metrics_server import without_package
 from mend.types import MOMENT_PERIODS, RACKS_MAX
 
 PORT_FIRST = 21_900
@@ -506,6 +508,18 @@ class MendConfig:
         "answer `mend top`; it can look at the job and change nothing",
         Scope.RACK,
     )
+    metrics_port: int = _tuning(
+        0,
+        k.whole(0, 65_535),
+        "port at which the rack's leader, and the witness, serve metrics for Prometheus; 0: none",
+        Scope.RACK,
+    )
+    metrics_host: str = _tuning(
+        "",
+        k.HOST,
+        "address at which metrics are served, to everyone who reaches it; empty: loopback only",
+        Scope.RACK,
+    )
     tape_max_mb: int = _tuning(
         1024,
         k.whole(0, unit="mb"),
@@ -685,7 +699,7 @@ def _refuse_pairs(c: MendConfig) -> None:
     """Raise ConfigError for the first settings that are right alone and wrong together."""
     for conflicts in (
         _job_conflicts, _codec_conflicts, _security_conflicts, _rack_conflicts,
-        _address_conflicts,
+        _address_conflicts, _metrics_conflicts,
     ):  # fmt: skip
         for field_name, rule, remedy in conflicts(c):
             raise ConfigError(field_name, getattr(c, field_name), rule, remedy)
@@ -770,6 +784,12 @@ def _address_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.listens_everywhere and not c.advertise_host and not c.sideband_peers:
         rule = "listens everywhere, so it does not say where others reach this rack"
         yield "sideband_addr", rule, "Set advertise_host, or listen at one address."
+
+
+def _metrics_conflicts(c: MendConfig) -> Iterator[Conflict]:
+    if c.metrics_port and find_spec("prometheus_client") is None:
+        error = without_package(c.metrics_port)
+        yield error.field, error.rule, error.remedy
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

@@ -33,6 +33,7 @@ INSECURE = "MEND_INSECURE"
 LAUNCH_PORTS = "MEND_LAUNCH_PORTS"
 OUTCOMES = "MEND_OUTCOMES"
 LIGHTNING = "MEND_LIGHTNING"
+METRICS_PORT = "MEND_METRICS_PORT"
 RESERVED = frozenset({FILE, RANKS_PER_RACK, LAUNCH_PORTS, OUTCOMES, LIGHTNING})
 """Valid names in the environment that are not settings."""
 
@@ -71,9 +72,12 @@ def from_environment(
     for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
+        # A Service named mend-metrics sets MEND_METRICS_PORT to such an address.
+        if (variable not in fields or text.startswith("tcp://")) and _is_of_a_service(
+            variable, environ
+        ):
+            continue
         if variable not in fields:
-            if _is_of_a_service(variable, environ):
-                continue
             raise _unknown(variable, text, "is", [*fields, FILE, RANKS_PER_RACK])
         if text.strip():
             name = fields[variable]

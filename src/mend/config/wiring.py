@@ -22,6 +22,7 @@ from mend.engine.io_loop import IoLoopOptions
 from mend.engine.numerics import Numerics, keeps_in_weights
 from mend.engine.rank_config import Settings
 from mend.engine.saved_state import SavedState
+from mend.engine.served_metrics import MetricsAddress
 from mend.engine.worker_pool import pool_threads
 from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
@@ -101,6 +102,7 @@ def settings_of(
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         resume=resume,
+        metrics=MetricsAddress(config.metrics_host, config.metrics_port),
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
     )
     override = override_in_force()

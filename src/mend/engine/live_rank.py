@@ -49,6 +49,7 @@ from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.saved_state import SavedState
+from mend.engine.served_metrics import PUBLISH_S, ServedMetrics
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
 from mend.engine.trainer_end import SAY_NS
@@ -139,6 +140,10 @@ class LiveRank:
         if self._side is not None:
             undo.callback(self._side.close)
         undo.callback(self.io_loop.close)  # first of all; once it is closed, it does nothing
+        self.metrics = ServedMetrics(self.recorder.note)
+        undo.callback(self.metrics.close)
+        if me.rank == 0 and settings.metrics.port:
+            self.metrics.open(settings.metrics, {"job_id": settings.job, "rack": str(me.rack)})
         digests = dict[str, str]()
         if settings.policy.racks > 1:
             digests = digests_of_rest(plan.module, plan.parameters.values())
@@ -362,6 +367,10 @@ class LiveRank:
         io_loop.every(NOTES_S, training.recent.note)
         io_loop.every(LOOK_S, self._tell_pulls)
         io_loop.observe(view)
+        if self.metrics.opened:
+            publish = partial(self.metrics.publish, partial(view, False))
+            io_loop.call(publish)
+            io_loop.every(PUBLISH_S, publish)
 
     def _tell_pulls(self) -> None:
         """Note how far the racks are with bytes that others wait for: soon, and then now and

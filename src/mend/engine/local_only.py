@@ -22,6 +22,7 @@ from mend.engine.numerics import Numerics
 from mend.engine.outcome import tell_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
+from mend.engine.served_metrics import ServedMetrics
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
@@ -58,6 +59,11 @@ class LocalOnlyRank:
         self.settings, self.io_loop = settings, NoWire()
         self.recorder = EventLog({"rack": settings.rack, "rank": rank}, settings.diagnostics)
         self.pace = TrainingProgress(self.recorder.note, lambda: (0, 0))
+        self.metrics = ServedMetrics(self.recorder.note)
+        if rank == 0 and settings.metrics.port:
+            self.metrics.open(
+                settings.metrics, {"job_id": settings.job, "rack": str(settings.rack)}
+            )
         self._over, self._ending = threading.Event(), threading.RLock()
         self._told = False
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
@@ -118,6 +124,7 @@ class LocalOnlyRank:
                 self._told = True
                 ended = self.trainer.ended(self.me.rank)
                 tell_end(ended, self.settings.outcomes, self.recorder.note)
+            self.metrics.close()
             self.numerics.close()
             self.pace.end()
             self.recorder.close()

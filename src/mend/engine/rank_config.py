@@ -21,6 +21,7 @@ from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.rank_factory import RankFactory
 from mend.engine.saved_state import SavedState
+from mend.engine.served_metrics import NOWHERE, MetricsAddress
 from mend.engine.witness import detect_ns
 from mend.fragment.model_plan import ModelPlan
 from mend.types import MS, VERSION, WITNESS, Address, Layout, Member, Peer
@@ -60,6 +61,8 @@ class Settings:
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` reads how each rank ended."""
+    metrics: MetricsAddress = NOWHERE
+    """Where the leader serves its metrics."""
     factory: Callable[[Peer, Sequence[Layout]], RankFactory] = RankFactory
     """Makes what makes the parts of the rank."""
 

@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mend.coordination.acceptor_host import WitnessFollower
@@ -16,6 +17,7 @@ from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.effects import EventQueue, Handlers
 from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.served_metrics import NOWHERE, PUBLISH_S, MetricsAddress, ServedMetrics
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
 from mend.events.base import LoggedEvent, Severity, log_text
@@ -139,11 +141,12 @@ def run(
     keys: tuple[bytes, ...] = (),
     protection: str = "loopback",
     socks_proxy: str = "",
+    metrics: MetricsAddress = NOWHERE,
 ) -> None:
     """Serve one job until every rack has left, or SIGINT / SIGTERM. `socks_proxy`: through which
     all racks are reached; empty: none.
 
-    Raises AddressInUse, MendError.
+    Raises AddressInUse, ConfigError, MendError.
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
@@ -158,12 +161,18 @@ def run(
     witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
     if tape is not None:
         tape.watch(witness.machines)
+    served = ServedMetrics(recorder.note)
     stop = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
     try:
         io_loop.observe(witness.view)
+        if metrics.port:
+            served.open(metrics, {"job_id": job_id, "rack": "witness"})
+            publish = partial(served.publish, partial(witness.view, False))
+            io_loop.call(publish)
+            io_loop.every(PUBLISH_S, publish)
         io_loop.attach(witness)
         if on_progress:
             on_progress(
@@ -174,6 +183,7 @@ def run(
             pass
     finally:
         io_loop.close()
+        served.close()
         if tape is not None:
             tape.close()
         recorder.close()

@@ -28,7 +28,6 @@ from mend.tools.top.command import top_command
 app = typer.Typer(
     name="mend",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train one model on several racks that are joined by a poor network.",
@@ -179,7 +178,7 @@ app.command("report")(report_command)
 app.command("top")(top_command)
 app.command("retire")(retire_command)
 app.add_typer(keys_app)
-app.command("bench", cls=PassedOn)(bench_command)
+app.command("bench", cls=PassedOn, rich_help_panel="For contributors, in a clone")(bench_command)
 
 
 def main() -> None:

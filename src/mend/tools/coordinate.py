@@ -18,6 +18,7 @@ def coordinate(
     from mend.config import MendConfig  # late, so that `mend --help` needs no torch
     from mend.config.keyfile import protection_of, secrets_of
     from mend.engine import witness
+    from mend.engine.served_metrics import MetricsAddress
     from mend.errors import ConfigError
     from mend.tools.prefixed_output import STDOUT, Printer
 
@@ -64,4 +65,5 @@ def coordinate(
             keys=keys,
             protection=protection_of(config, bind),
             socks_proxy=config.socks_proxy,
+            metrics=MetricsAddress(config.metrics_host, config.metrics_port),
         )

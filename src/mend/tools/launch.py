@@ -20,7 +20,7 @@ from pathlib import Path
 from mend.config.keyfile import read_secrets
 from mend.config.kinds import JOB
 from mend.config.settings import check_environment
-from mend.config.sources import INSECURE, KEY_FILE, OUTCOMES
+from mend.config.sources import INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError, require
@@ -229,8 +229,17 @@ def rack_environments(
             for key, value in environ.items()
             if job.witness or key != "MEND_WITNESS_ADDR"
         }
-        environments.append({**threads, **inherited, **shared, **own, **job.env})
+        environment = {**threads, **inherited, **shared, **own, **job.env}
+        environments.append({**environment, **metrics_variables(environment, rack)})
     return environments
+
+
+def metrics_variables(environ: Mapping[str, str], place: int) -> dict[str, str]:
+    """The variable of a process of its own port for metrics: the given one and `place`, so that
+    processes of one machine do not take each other's. Empty: none is given."""
+    given = environ.get(METRICS_PORT, "").strip()
+    served = given.isdecimal() and int(given) > 0
+    return {METRICS_PORT: str(int(given) + place)} if served else {}
 
 
 def inner_interfaces(environ: Mapping[str, str]) -> dict[str, str]:
@@ -365,6 +374,7 @@ class Launch:
         if job.witness:
             command = witness_command(job, ports[-1], hosts[-1])
             unbuffered = {**environ, **job.env, "PYTHONUNBUFFERED": "1"}
+            unbuffered |= metrics_variables(unbuffered, job.racks)
             self.witness = self._child(WITNESS_NAME, command, unbuffered, len(hosts) - 1)
         for rack in range(job.racks):
             self.racks.append(self._start_rack(rack))

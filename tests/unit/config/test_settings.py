@@ -152,6 +152,8 @@ WRONG: list[tuple[str, Any]] = [
     *(("witness_addr", value) for value in ("tcp://a:0", "a:5", None)),
     *(("sideband_heartbeat_ms", value) for value in (9, 10_001, 100.0)),
     *(("observe", value) for value in (1, 0, "no", None)),
+    *(("metrics_port", value) for value in (-1, 65_536, "9464", 1.5, None)),
+    *(("metrics_host", value) for value in ("a:9464", "a b", "tcp://a", None)),
     *(("advertise_host", value) for value in ("tcp://a", "a:5", "a b", "::1", None)),
     *(("key_file", value) for value in (7, 1.5)),
     *(("socks_proxy", value) for value in ("a:1080", "tcp://a:0", 5, "tcp://a:1080")),  # no key

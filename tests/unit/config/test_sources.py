@@ -149,6 +149,16 @@ def test_variables_of_a_service_called_mend_are_ignored(
     assert MendConfig().fragments == 4
 
 
+def test_port_of_a_service_called_mend_metrics_is_no_port_of_metrics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, text in SERVICE.items():
+        monkeypatch.setenv(variable.replace("MEND_", "MEND_METRICS_", 1), text)
+    assert MendConfig().metrics_port == 0
+    monkeypatch.setenv("MEND_METRICS_PORT", "9464")  # the pod's own wins
+    assert MendConfig().metrics_port == 9464
+
+
 @pytest.mark.parametrize(
     "variable", ["MEND_PORT", "MEND_PORT_X_TCP", "MEND_SERVICE_HOSTS", "MEND_RACK_PORT"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from mend.tools.launch import (
     Outcome,
     check_script,
     gpus_by_rack,
+    metrics_variables,
     plain_command,
     rack_environments,
     torchrun_command,
@@ -68,6 +70,16 @@ def test_every_rack_learns_its_number_and_everybodys_address() -> None:
         assert one["MEND_WITNESS_ADDR"] == "tcp://127.0.0.1:5003"
         assert (one["MEND_RACKS"], one["MEND_JOB_ID"], one["PATH"]) == ("2", "story", "/bin")
         assert "CUDA_VISIBLE_DEVICES" not in one
+
+
+def test_port_of_metrics_differs_between_the_processes_of_a_machine() -> None:
+    """Given to all of them, it is taken by the first."""
+    for job in (JOB, replace(JOB, env={"MEND_METRICS_PORT": "9464"})):
+        shell = {} if job.env else {"MEND_METRICS_PORT": "9464"}
+        racks = rack_environments(job, shell, PORTS, [])
+        assert [each["MEND_METRICS_PORT"] for each in racks] == ["9464", "9465"]
+        assert metrics_variables({**shell, **job.env}, 2) == {"MEND_METRICS_PORT": "9466"}
+    assert metrics_variables({"MEND_METRICS_PORT": "0"}, 1) == {}
 
 
 def test_what_the_launcher_sets_is_what_the_config_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,4 +22,5 @@ def load() -> None:
         kernels.delta_kernel()
         kernels.squares_kernel()
         kernels.halves_kernel()
+        kernels.against_kernel()
         kernels.product_kernels()

@@ -120,7 +120,7 @@ def settings(arm: str) -> Settings:
 @pytest.mark.parametrize(
     "arm",
     [
-        "merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9", "merge:H=1",
+        "merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9:against=mean", "merge:H=1",
         "merge:H=4:tau=1:codec=int8",
     ],
 )  # fmt: skip
@@ -271,9 +271,9 @@ def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[l
 @pytest.mark.parametrize(
     "arm",
     [
-        "turns:H=6:tau=1:lr=.7:mu=.6:weight=period:divisor=live",
+        "turns:H=6:tau=1:lr=.7:mu=.6:weight=period:divisor=live:against=mean",
         "turns:H=3:tau=2:lr=.4:weight=period:divisor=live",
-        "straggler:H=2:tau=1:lr=.7:mu=.3:weight=period:divisor=live",
+        "straggler:H=2:tau=1:lr=.7:mu=.3:weight=period:divisor=live:against=mean",
         "straggler:H=2:weight=period:divisor=live",
     ],
 )
@@ -345,7 +345,8 @@ def test_a_ramp_counts_the_rounds_before() -> None:
 
 
 def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_round() -> None:
-    arm, made = "merge:H=4:lr=1-.7:mu=.9:ramp=3", done("merge:H=4:lr=1-.7:mu=.9:ramp=3", seeds=1)
+    arm = "merge:H=4:lr=1-.7:mu=.9:ramp=3:against=mean"
+    made = done(arm, seeds=1)
     racks = [single(made, 0, rack) for rack in range(3)]
 
     def read(rack: Rack, part: int) -> Tensor:

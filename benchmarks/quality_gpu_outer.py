@@ -22,8 +22,8 @@ weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per peri
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks;
                  divisor=even: R racks of n steps make (sum n)^2 / (R sum n^2) of a round;
                  divisor=damped: that, of the momentum's step only
-against=keep     against=mean: as mend does, the rows of 4096 elements of a fragment in which the
-                 merged delta points against the momentum take the step of the mean
+against=0        rows of so many elements of a fragment (at most all of it) take the step of the
+                 mean where the merged delta points against the momentum; 0: none does
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
@@ -45,7 +45,6 @@ from torch import Tensor
 
 from benchmarks.quality_gpu_codecs import LowRank, rank_of, sent
 from benchmarks.quality_gpu_model import EMBEDDINGS, Slot
-from mend.kernels import ROW_NUMEL
 
 KINDS = ("dp", "alone", "merge", "turns", "straggler")
 EVERY = 4
@@ -66,7 +65,7 @@ class Arm:
     merge: str = "mean"
     weight: str = "tokens"
     divisor: str = "named"
-    against: str = "keep"
+    against: int = 0
     rise: float = 0.0
     codec: str = "none"
     feedback: str = "buffer"
@@ -82,7 +81,7 @@ class Arm:
             "merge": self.merge not in ("mean", "rda"),
             "weight": self.weight not in ("tokens", "period", "alike", "nova"),
             "divisor": self.divisor not in ("named", "live", "even", "damped"),
-            "against": self.against not in ("keep", "mean"),
+            "against": self.against < 0,
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
             "speeds": not all(0 < speed <= 1 for speed in self.speeds),
@@ -161,7 +160,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "merge": ("merge", str),
     "weight": ("weight", str),
     "divisor": ("divisor", str),
-    "against": ("against", str),
+    "against": ("against", int),
     "rise": ("rise", float),
     "codec": ("codec", str),
     "feedback": ("feedback", str),
@@ -290,14 +289,15 @@ class Outer:
 
     def _along(self, leaves: Sequence[int], deltas: Sequence[Tensor]) -> Sequence[Tensor]:
         """Per leaf 1, and 0 where the row points against the momentum, if the arm looks."""
-        if self.arm.against == "keep":
+        if not self.arm.against:
             return [delta.new_ones(()) for delta in deltas]
         delta_SN = torch.cat(list(deltas), dim=1)
         momentum_SN = torch.cat([self.momenta[leaf] for leaf in leaves], dim=1)
-        short = -delta_SN.shape[1] % ROW_NUMEL
+        row = min(self.arm.against, delta_SN.shape[1])
+        short = -delta_SN.shape[1] % row
         product_SN = torch.nn.functional.pad(delta_SN.double() * momentum_SN.double(), (0, short))
-        along_SR = (product_SN.unflatten(1, (-1, ROW_NUMEL)).sum(2) >= 0).float()
-        along_SN = along_SR.repeat_interleave(ROW_NUMEL, dim=1)[:, : delta_SN.shape[1]]
+        along_SR = (product_SN.unflatten(1, (-1, row)).sum(2) >= 0).float()
+        along_SN = along_SR.repeat_interleave(row, dim=1)[:, : delta_SN.shape[1]]
         return along_SN.split([delta.shape[1] for delta in deltas], dim=1)
 
     @torch.no_grad()

@@ -22,5 +22,4 @@ def load() -> None:
         kernels.delta_kernel()
         kernels.squares_kernel()
         kernels.halves_kernel()
-        kernels.against_kernel()
         kernels.product_kernels()

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "fragment": _PLAIN,
     "codec": _PLAIN | {"kernels"},
     "merge": _PLAIN,
-    "outer": _PLAIN | {"kernels"},
+    "outer": _PLAIN,
     "determinism": _PLAIN,
     "transport": _PLAIN,
     "engine": _BELOW_ENGINE | {"kernels"},

@@ -120,7 +120,7 @@ def settings(arm: str) -> Settings:
 @pytest.mark.parametrize(
     "arm",
     [
-        "merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9:against=mean", "merge:H=1",
+        "merge:H=4", "merge:H=4:tau=3", "merge:H=3:tau=1:lr=.7:mu=.9", "merge:H=1",
         "merge:H=4:tau=1:codec=int8",
     ],
 )  # fmt: skip
@@ -271,9 +271,9 @@ def told(log: list[tuple[str, int, Pending]], racks: int, steps: int) -> tuple[l
 @pytest.mark.parametrize(
     "arm",
     [
-        "turns:H=6:tau=1:lr=.7:mu=.6:weight=period:divisor=live:against=mean",
+        "turns:H=6:tau=1:lr=.7:mu=.6:weight=period:divisor=live",
         "turns:H=3:tau=2:lr=.4:weight=period:divisor=live",
-        "straggler:H=2:tau=1:lr=.7:mu=.3:weight=period:divisor=live:against=mean",
+        "straggler:H=2:tau=1:lr=.7:mu=.3:weight=period:divisor=live",
         "straggler:H=2:weight=period:divisor=live",
     ],
 )
@@ -345,8 +345,7 @@ def test_a_ramp_counts_the_rounds_before() -> None:
 
 
 def test_a_ramp_is_the_outer_step_of_the_reference_with_other_settings_each_round() -> None:
-    arm = "merge:H=4:lr=1-.7:mu=.9:ramp=3:against=mean"
-    made = done(arm, seeds=1)
+    arm, made = "merge:H=4:lr=1-.7:mu=.9:ramp=3", done("merge:H=4:lr=1-.7:mu=.9:ramp=3", seeds=1)
     racks = [single(made, 0, rack) for rack in range(3)]
 
     def read(rack: Rack, part: int) -> Tensor:
@@ -388,6 +387,25 @@ def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
     assert outer.anchors[0].item() == pytest.approx(0.6875 - 0.109375)
     assert theta_SRN.flatten().tolist() == pytest.approx([0.578125, 0.578125])
     assert outer.rounds == [Fraction(1)]
+
+
+@pytest.mark.parametrize(
+    ("row", "first", "second"), [(0, 0.425, -0.025), (1, 0.45, -0.025), (8, 0.45, 0.15)]
+)
+def test_row_merged_delta_points_against_momentum_takes_the_step_of_the_mean(
+    row: int, first: float, second: float
+) -> None:
+    """Two leaves of one fragment move by .5; then the first goes back by .2, the other on by .1."""
+    theta_SRN = [torch.ones(1, 2, 1), torch.ones(1, 2, 1)]
+    outer = Outer(parse_arm(f"merge:H=2:mu=.5:against={row}"), theta_SRN, [[0, 1]])
+    for each in theta_SRN:
+        each -= 0.5
+    outer.after(2)  # b = .5, step .5 + .25
+    assert [each.item() for each in outer.anchors] == [0.25, 0.25]
+    theta_SRN[0] += 0.2
+    theta_SRN[1] -= 0.1
+    outer.after(4)  # b = .05 and .35, steps -.2 + .025 and .1 + .175, or without the momentum's
+    assert [each.item() for each in outer.anchors] == pytest.approx([first, second])
 
 
 @pytest.mark.parametrize(

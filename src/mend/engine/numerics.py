@@ -42,10 +42,9 @@ from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsoun
 from mend.engine.worker_pool import WorkerPool
 from mend.errors import Unmergeable, WireError, ensure, require
 from mend.fragment.apply import ApplyMode
-from mend.kernels import ROW_NUMEL, HalvesKernel, halves_kernel
+from mend.kernels import HalvesKernel, halves_kernel
 from mend.merge import MERGES, PIECE_NUMEL_MAX, Average, Gram, Made, Measuring, Merge, nothing
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
-from mend.outer.rows import kernel_for
 from mend.types import Owned, Span, fp32
 
 _HALVES = (0.5, 0.5)
@@ -55,14 +54,14 @@ _DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
 
 
 def _stretches(
-    runs: Sequence[tuple[int, Weights]], begin: int, end: int
+    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
 ) -> Iterator[tuple[int, int, Weights]]:
-    """The stretches of [begin, end) that have weights of their own, counted from `begin`."""
+    """Blocks of [begin, end) with their weights, cut where the weights change."""
     start = 0
     for stop, weights in runs:
         first, last = max(start, begin), min(stop, end)
-        if first < last:
-            yield first - begin, last - begin, weights
+        for low, high in blocks(last - first, size):
+            yield first + low, first + high, weights
         start = stop
 
 
@@ -246,8 +245,6 @@ class Numerics:
             codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
             self._halves_kernel(owned.numel)
-            if self.outer.states:
-                kernel_for(owned.numel)
             self._codecs.setdefault(owned, codecs)
         return self._codecs[owned]
 
@@ -502,27 +499,22 @@ class Numerics:
         end: int,
         block: int | None = None,
     ) -> None:
-        numel, size = (
-            anchor.numel,
-            max(ROW_NUMEL, (block or block_numel()) // ROW_NUMEL * ROW_NUMEL),
-        )
+        numel, size = anchor.numel, block or block_numel()
         old = anchor.states
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         decode = _decoding(codec, payloads, delta_n.numel())
         kernel = self._halves_kernel(numel)
-        for start, stop in ((begin + low, begin + high) for low, high in blocks(end - begin, size)):
-            stretches = list(_stretches(runs, start, stop))
+        for start, stop, weights in _stretches(runs, begin, end, size):
             merged, values = delta_n[: stop - start], data[start:stop]
             deltas, base = decode(start, stop), anchor.data[start:stop]
             before, after = ([state[start:stop] for state in states] for states in (old, new))
             if (
                 kernel is None
-                or stretches != [(0, stop - start, _HALVES)]
+                or weights != _HALVES
                 or not _merge_halves(kernel, deltas, base, before, values, after, rates)
             ):
-                for low, high, weights in stretches:
-                    self.rule.block([each[low:high] for each in deltas], weights, merged[low:high])
+                self.rule.block(deltas, weights, merged)
                 self.outer.block(base, before, merged, values, after, rates)
                 # NaN and Inf survive every product and sum, so checking the result checks all
                 # inputs.

@@ -33,8 +33,8 @@ class BlockKernels(NamedTuple):
 
 
 ROW_NUMEL = 4096
-"""Elements that a kernel reads at once: they stay in the cache closest to the core. A multiple of
-the block of every codec that is compiled, and the row of `mend.outer`."""
+"""Elements that a kernel of offers reads at once: they stay in the cache closest to the core. A
+multiple of the block of every codec that is compiled."""
 
 _Vector = np.ndarray
 DeltaKernel = Callable[[_Vector, _Vector, _Vector, _Vector, float], float]
@@ -68,11 +68,6 @@ HalvesKernel = Callable[
 rates `decay`, `share`, `stretch`, `momentum`, `lr` of an outer step; the next anchor and the next
 vector, which are written: fp32 n, contiguous) -> the greatest magnitude in the next anchor. It is
 NaN or Inf also where the sum of the deltas leaves the range of fp32."""
-
-AgainstKernel = Callable[[_Vector, _Vector, np.ndarray], None]
-"""(a merged delta, the momentum's vector: fp32 n, contiguous; bool r, which is written): of each
-row of ROW_NUMEL elements, whether the sum of their products, in fp64 as a tree of halves, is
-negative. A short last row counts as filled up with zeros."""
 
 _Product = Callable[[np.ndarray, np.ndarray, float, np.ndarray], None]
 
@@ -159,13 +154,6 @@ def offer_kernel(codec: str) -> OfferKernel | None:
 def halves_kernel() -> HalvesKernel | None:
     """None without numba."""
     kernel: HalvesKernel | None = _load("merges", "halves")
-    return kernel
-
-
-@cache
-def against_kernel() -> AgainstKernel | None:
-    """None without numba."""
-    kernel: AgainstKernel | None = _load("merges", "against")
     return kernel
 
 

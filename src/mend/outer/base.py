@@ -1,4 +1,4 @@
-"""Anchor + merged delta -> next anchor. fp32, multiply and add as two roundings."""
+"""Anchor + merged delta -> next anchor. Element-wise fp32, multiply and add as two roundings."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class OuterOptimizer(Protocol):
 
     Equal inputs give equal bits on every machine, wherever a vector is cut into blocks: element by
     element, every product and sum rounded to fp32 by itself, no library function whose last bit
-    differs between processors. Cuts are between rows of kernels.ROW_NUMEL elements of a rank's part
-    of a fragment, so a rule may also add up over a row, in one order of its terms.
+    differs between processors.
     """
 
     name: str

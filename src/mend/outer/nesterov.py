@@ -1,6 +1,7 @@
-"""SGD on the merged delta, with or without Nesterov momentum. fp32; no peers, no clocks.
+"""SGD on the merged delta, with or without Nesterov momentum. Element-wise fp32; no peers, no
+clocks.
 
-Legend: N elements of a block, r its rows of 4096 elements.
+Legend: N elements of a block.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mend.errors import ConfigError, ensure
-from mend.outer import rows
 from mend.outer.base import Rates
 from mend.types import fp32
 
@@ -29,11 +29,6 @@ class Nesterov:
     Racks that made unequal numbers of steps have a `stretch` f > 1, by which the delta counts more
     in the step: A' = A - (s lr) (f Delta + mu b). In b it does not: momentum adds up some ten
     merges, and such a mean is noisier than that of racks in step.
-
-    Where the merged delta of a row points against b (the sum of Delta b over the row, in fp64, is
-    below 0), the row takes the step of the mean: A' = A - (s lr) f Delta, and b' as ever. There
-    the inner optimizers go to and fro about the same place, and momentum would multiply their
-    noise.
 
     A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
     by it, as no rack trains after its step: A' = A - s f Delta there, and b stays as it is.
@@ -103,11 +98,10 @@ class Nesterov:
             elif rates.share:
                 torch.mul(delta_N, rates.share, out=anchor_out_N)  # the output serves as scratch
                 b_out_N.add_(anchor_out_N)
-        against_r = rows.against(delta_N, states_N[0]) if rates.momentum else None
         if rates.stretch != 1:
             delta_N.mul_(rates.stretch)
-        if against_r is not None:
-            rows.scaled(states_out_N[0], rates.momentum, against_r, anchor_out_N)
+        if rates.momentum:
+            torch.mul(states_out_N[0], rates.momentum, out=anchor_out_N)
             delta_N.add_(anchor_out_N)
         if rates.lr != 1:
             delta_N.mul_(rates.lr)

@@ -3,7 +3,6 @@ cannot work refused."""
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -11,21 +10,11 @@ import pytest
 import torch
 
 from mend.errors import ConfigError
-from mend.kernels import ROW_NUMEL, against_kernel
-from mend.outer import OUTERS, Nesterov, Rates, rows
+from mend.outer import OUTERS, Nesterov, Rates
 
 
 def noise(numel: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
-
-
-def against(delta: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of each element, whether the merged delta of its row points against the momentum."""
-    found = np.zeros(len(delta), bool)
-    for start in range(0, len(delta), ROW_NUMEL):
-        row = slice(start, start + ROW_NUMEL)
-        found[row] = math.fsum(delta[row].astype(float) * b[row].astype(float)) < 0
-    return found
 
 
 def rates(
@@ -49,9 +38,8 @@ def test_three_steps_are_the_formula_in_numpy(numel: int, lr: float, momentum: f
         assert torch.equal(anchor, held), "an anchor is never written to"
         anchor, states = next_anchor, next_states
         if momentum:
-            rate = np.where(against(D, b), np.float32(0), mu32)
             b = mu32 * b + D
-            A = A - lr32 * (D + rate * b)
+            A = A - lr32 * (D + mu32 * b)
             assert np.array_equal(states[0].numpy().view(np.int32), b.view(np.int32))
         else:
             A = A - lr32 * D
@@ -121,7 +109,6 @@ def test_a_part_of_a_round_is_the_formula_in_numpy(part: Fraction) -> None:
     s, mu, lr = np.float32(float(part)), np.float32(0.9), np.float32(0.7)
     decay = np.float32(float(1 - part * (1 - Fraction(float(mu)))))
     b = decay * state.numpy() + delta.numpy() * s
-    assert not against(delta.numpy(), state.numpy()).any()
     A = old.numpy() - (delta.numpy() + mu * b) * np.float32(float(part * Fraction(float(lr))))
     assert np.array_equal(after.numpy().view(np.int32), b.view(np.int32))
     assert np.array_equal(anchor.numpy().view(np.int32), A.view(np.int32))
@@ -182,46 +169,7 @@ def test_a_stretch_is_of_the_step_and_not_of_the_momentum(momentum: float) -> No
     outer.block(torch.tensor([1.0, 1.0]), states[0], torch.tensor([2.0, -8.0]), anchor, states[1],
                 stretched)  # fmt: skip
     if momentum:
-        assert state.tolist() == [4.0, -4.0]  # the delta's row points along the momentum
+        assert state.tolist() == [4.0, -4.0]
         assert anchor.tolist() == [1 - 0.25 * (3 + 2), 1 - 0.25 * (-12 - 2)]
     else:
         assert anchor.tolist() == [1 - 0.25 * 3, 1 + 0.25 * 12]
-
-
-def test_row_merged_delta_points_against_momentum_takes_the_step_of_the_mean() -> None:
-    """The row before it and the short one after it take the momentum's step; b' is as ever."""
-    outer, numel = Nesterov(1.0, 0.5), 2 * ROW_NUMEL + 5
-    delta, state = torch.ones(numel), torch.full((numel,), 2.0)
-    state[ROW_NUMEL : 2 * ROW_NUMEL] = -2.0
-    anchor, after = torch.empty(numel), torch.empty(numel)
-    outer.block(torch.zeros(numel), [state], delta.clone(), anchor, [after], rates(outer, 7))
-    assert torch.equal(after, state * 0.5 + delta)
-    steps = anchor.unique_consecutive(return_counts=True)
-    assert [each.tolist() for each in steps] == [[-2.0, -1.0, -2.0], [ROW_NUMEL, ROW_NUMEL, 5]]
-
-
-def test_row_orthogonal_to_momentum_keeps_the_momentum() -> None:
-    outer, anchor, after = Nesterov(1.0, 0.5), torch.empty(2), torch.empty(2)
-    state, delta = torch.tensor([0.0, 4.0]), torch.tensor([1.0, 0.0])
-    outer.block(torch.zeros(2), [state], delta, anchor, [after], rates(outer, 7))
-    assert anchor.tolist() == [-1.5, -1.0]
-
-
-@pytest.mark.parametrize("numel", [rows.NUMEL_MIN, rows.NUMEL_MIN + 3000, rows.NUMEL_MIN + 5])
-def test_compiled_rows_have_the_answers_of_torch(
-    monkeypatch: pytest.MonkeyPatch, numel: int
-) -> None:
-    """Also where the answer is one rounding away: the products of a row cancel but for their last
-    bits."""
-    pytest.importorskip("numba")
-    assert against_kernel() is not None
-    delta, state = noise(numel, 1), noise(numel, 2)
-    half = ROW_NUMEL // 2
-    for row in range(numel // ROW_NUMEL):
-        start = row * ROW_NUMEL
-        delta[start + half : start + 2 * half] = delta[start : start + half]
-        state[start + half : start + 2 * half] = -state[start : start + half].flip(0)
-    compiled = rows.against(delta, state)
-    monkeypatch.setattr(rows, "against_kernel", lambda: None)
-    assert torch.equal(compiled, rows.against(delta, state))
-    assert 0 < int(compiled.sum()) < len(compiled)

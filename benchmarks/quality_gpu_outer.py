@@ -22,6 +22,8 @@ weight=tokens    an offer counts tokens^2 / steps; weight=period: that, per peri
 divisor=named    a merge divides by the weight of those in it; divisor=live: by that of all racks;
                  divisor=even: R racks of n steps make (sum n)^2 / (R sum n^2) of a round;
                  divisor=damped: that, of the momentum's step only
+against=0        rows of so many elements of a fragment (at most all of it) take the step of the
+                 mean where the merged delta points against the momentum; 0: none does
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
@@ -63,6 +65,7 @@ class Arm:
     merge: str = "mean"
     weight: str = "tokens"
     divisor: str = "named"
+    against: int = 0
     rise: float = 0.0
     codec: str = "none"
     feedback: str = "buffer"
@@ -78,6 +81,7 @@ class Arm:
             "merge": self.merge not in ("mean", "rda"),
             "weight": self.weight not in ("tokens", "period", "alike", "nova"),
             "divisor": self.divisor not in ("named", "live", "even", "damped"),
+            "against": self.against < 0,
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
             "speeds": not all(0 < speed <= 1 for speed in self.speeds),
@@ -156,6 +160,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "merge": ("merge", str),
     "weight": ("weight", str),
     "divisor": ("divisor", str),
+    "against": ("against", int),
     "rise": ("rise", float),
     "codec": ("codec", str),
     "feedback": ("feedback", str),
@@ -282,6 +287,19 @@ class Outer:
         owed = [a - b for a, b in zip(x, y, strict=True)] if self.residuals else []
         return (y if self.arm.feedback == "weights" else own), y, owed, side, factors
 
+    def _along(self, leaves: Sequence[int], deltas: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Per leaf 1, and 0 where the row points against the momentum, if the arm looks."""
+        if not self.arm.against:
+            return [delta.new_ones(()) for delta in deltas]
+        delta_SN = torch.cat(list(deltas), dim=1)
+        momentum_SN = torch.cat([self.momenta[leaf] for leaf in leaves], dim=1)
+        row = min(self.arm.against, delta_SN.shape[1])
+        short = -delta_SN.shape[1] % row
+        product_SN = torch.nn.functional.pad(delta_SN.double() * momentum_SN.double(), (0, short))
+        along_SR = (product_SN.unflatten(1, (-1, row)).sum(2) >= 0).float()
+        along_SN = along_SR.repeat_interleave(row, dim=1)[:, : delta_SN.shape[1]]
+        return along_SN.split([delta.shape[1] for delta in deltas], dim=1)
+
     @torch.no_grad()
     def _merge(self, pending: Pending, plain: bool = False) -> None:
         """b <- (1 - s (1 - mu)) b + s D;  A' = A - lr s (D + mu b), with s = 1 unless racks are
@@ -293,13 +311,17 @@ class Outer:
         part, damped = self._part(pending)
         lr, mu = (1.0, 0.0) if plain else self.arm.outer(self.rounds[fragment])
         self.rounds[fragment] += part
-        for leaf, own, offer in zip(
-            self._fragments[fragment], pending.own, pending.sent, strict=True
-        ):
-            step = delta = (self._merged(leaf, offer, shares) * float(part)).float()
-            if self.momenta and not plain:
+        leaves = self._fragments[fragment]
+        deltas = [
+            (self._merged(leaf, offer, shares) * float(part)).float()
+            for leaf, offer in zip(leaves, pending.sent, strict=True)
+        ]
+        kept = self._along(leaves, deltas) if self.momenta and not plain else []
+        for place, (leaf, own) in enumerate(zip(leaves, pending.own, strict=True)):
+            step = delta = deltas[place]
+            if kept:
                 self.momenta[leaf].mul_(1 - float(part) * (1 - mu)).add_(delta)
-                step = delta + self.momenta[leaf] * (mu * float(part) * damped)
+                step = delta + self.momenta[leaf] * kept[place] * (mu * float(part) * damped)
             old, theta = self.anchors[leaf], self._thetas[leaf]
             self.anchors[leaf] = old - step * lr
             theta += (self.anchors[leaf] - old)[:, None]

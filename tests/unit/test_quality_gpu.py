@@ -393,6 +393,25 @@ def test_missing_racks_shrink_the_step_and_the_forgetting() -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "first", "second"), [(0, 0.425, -0.025), (1, 0.45, -0.025), (8, 0.45, 0.15)]
+)
+def test_row_merged_delta_points_against_momentum_takes_the_step_of_the_mean(
+    row: int, first: float, second: float
+) -> None:
+    """Two leaves of one fragment move by .5; then the first goes back by .2, the other on by .1."""
+    theta_SRN = [torch.ones(1, 2, 1), torch.ones(1, 2, 1)]
+    outer = Outer(parse_arm(f"merge:H=2:mu=.5:against={row}"), theta_SRN, [[0, 1]])
+    for each in theta_SRN:
+        each -= 0.5
+    outer.after(2)  # b = .5, step .5 + .25
+    assert [each.item() for each in outer.anchors] == [0.25, 0.25]
+    theta_SRN[0] += 0.2
+    theta_SRN[1] -= 0.1
+    outer.after(4)  # b = .05 and .35, steps -.2 + .025 and .1 + .175, or without the momentum's
+    assert [each.item() for each in outer.anchors] == pytest.approx([first, second])
+
+
+@pytest.mark.parametrize(
     ("words", "moved", "later"),
     [
         ("weight=tokens", 0.68, 0.34),

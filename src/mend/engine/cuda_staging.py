@@ -69,7 +69,7 @@ class CudaStaging:
         self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
         self.apply_mode, self._alpha = apply_mode, blend_alpha
         self._lock = threading.Lock()
-        """Of what waits."""
+        """Of the side and of what waits on it."""
         self._waiting: tuple[int, Uploaded] | None = None
         self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
         """By fragment: which one is on the device, and its values there."""
@@ -79,21 +79,23 @@ class CudaStaging:
     def snapshot(self, track: FragmentState) -> tuple[Tensor, Landed]:
         """The owned elements on the host (fp32), once the second value has been called."""
         out_N = self._buffers.empty(track.owned.numel)
-        return out_N, self.side.snapshot(track.view, track.owned, out_N)
+        with self._lock:
+            return out_N, self.side.snapshot(track.view, track.owned, out_N)
 
     def encode(
         self, encoder: DeviceEncoder, fragment: int, track: FragmentState
     ) -> tuple[Tensor, Callable[[], Encoded]]:
         """The delta, and what waits for the payload; that may be called by any thread."""
-        anchor_N = self._anchor(fragment, track)
-        if track.residual_N is not None and track.residual_N.device != self.side.device:
-            track.residual_N = self.side.fetch(track.residual_N)  # of a checkpoint
-        owes, numel = track.residual_N is not None, track.owned.numel
-        self._hold(fragment, 4 * (3 + owes) * numel)
-        out_B = self._landing(encoder.parcel_bytes(numel))
-        delta_N, left_N, landed = self.side.encode(
-            track.view, track.owned, anchor_N, track.residual_N, encoder.encode, out_B
-        )
+        with self._lock:
+            anchor_N = self._anchor(fragment, track)
+            if track.residual_N is not None and track.residual_N.device != self.side.device:
+                track.residual_N = self.side.fetch(track.residual_N)  # of a checkpoint
+            owes, numel = track.residual_N is not None, track.owned.numel
+            self._hold(fragment, 4 * (3 + owes) * numel)
+            out_B = self._landing(encoder.parcel_bytes(numel))
+            delta_N, left_N, landed = self.side.encode(
+                track.view, track.owned, anchor_N, track.residual_N, encoder.encode, out_B
+            )
         return delta_N, partial(_encoded, encoder, numel, landed, out_B, left_N)
 
     def _landing(self, size: int) -> Tensor:
@@ -121,12 +123,12 @@ class CudaStaging:
         `offer`, `delta_N`: as for `realign`. Any thread may call it: `realign` uses the upload only
         if it is of the move that is due by then."""
         old_N = old.values
-        if self.encoder is not None:
-            on_device = self._anchors.get(fragment)
-            if on_device is None or on_device[0] is not old:
-                return  # the training thread brings it there
-            old_N = on_device[1]
         with self._lock:
+            if self.encoder is not None:
+                on_device = self._anchors.get(fragment)
+                if on_device is None or on_device[0] is not old:
+                    return  # the training thread brings it there
+                old_N = on_device[1]
             if self._waiting is not None:
                 before, older = self._waiting
                 if before != fragment or older.move.version >= new.version:
@@ -149,23 +151,23 @@ class CudaStaging:
         `offer`: number of the own offer that it has merged, with its merged part `delta_N`; 0 and
         None: it has merged none."""
         move = Move(track.anchor.version, new.version, offer, self.apply_mode)
-        uploaded = self._taken(fragment, move)
-        if uploaded is None:
-            encodes = self.encoder is not None
-            old_N = self._anchor(fragment, track) if encodes else track.anchor.values
-            uploaded = self.side.upload(move, old_N, delta_N, new.values)
-        self.side.apply(track.view, track.owned, uploaded, self._alpha, out_N)
-        if self.encoder is not None:
-            self._anchors[fragment] = new, uploaded.next_N
-            if delta_N is not None:  # named: it leaves a residual, or nothing
-                self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
+        with self._lock:
+            uploaded = self._taken(fragment, move)
+            if uploaded is None:
+                encodes = self.encoder is not None
+                old_N = self._anchor(fragment, track) if encodes else track.anchor.values
+                uploaded = self.side.upload(move, old_N, delta_N, new.values)
+            self.side.apply(track.view, track.owned, uploaded, self._alpha, out_N)
+            if self.encoder is not None:
+                self._anchors[fragment] = new, uploaded.next_N
+                if delta_N is not None:  # named: it leaves a residual, or nothing
+                    self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
 
     def _taken(self, fragment: int, move: Move) -> Uploaded | None:
         """What waits, if it is of this move. It may be older, or have gone another way."""
-        with self._lock:
-            if self._waiting is None or self._waiting[0] != fragment:
-                return None
-            uploaded, self._waiting = self._waiting[1], None
+        if self._waiting is None or self._waiting[0] != fragment:
+            return None
+        uploaded, self._waiting = self._waiting[1], None
         if uploaded.move == move:
             return uploaded
         self.side.forget(uploaded)

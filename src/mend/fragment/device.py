@@ -16,7 +16,6 @@ Legend: N elements of a vector.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,8 +85,8 @@ class Uploaded:
 
 
 class Side:
-    """The side streams of one rank's device. The loop may call `upload` and `forget`, everything
-    else is the training thread's."""
+    """The side streams of one rank's device. One thread at a time may use it; `upload` and `forget`
+    ask CUDA nothing that it forbids while another thread captures a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -97,8 +96,6 @@ class Side:
             torch.cpu.Stream if device.type == "cpu" else partial(self._torch.Stream, device)
         )
         self._stream, self._uploads = new_stream(), new_stream()
-        self._lock = threading.Lock()
-        """Of what both threads write: the copies under way, and the counts of bytes."""
         self._flying: list[tuple[Any, tuple[Tensor, ...]]] = []
         self.bytes_peak = 0
         """Most memory of the device that was taken at once."""
@@ -260,24 +257,19 @@ class Side:
 
     def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
         """Host memory must not be used again while a copy still reads it."""
-        with self._lock:
-            self._flying.append((done, sources))
+        self._flying.append((done, sources))
 
     def _collect(self) -> None:
-        """Let go of host memory that no copy reads any more. Only the training thread asks events:
-        CUDA forbids it to others while that thread captures a graph."""
-        with self._lock:
-            self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
+        """Let go of host memory that no copy reads any more."""
+        self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
 
     def _wait_for(self, more: int) -> None:
         """Bytes that wait on the device from now on; negative: that do not any more."""
-        with self._lock:
-            self._waiting_bytes += more
-            self.bytes_peak = max(self.bytes_peak, self._waiting_bytes)
+        self._waiting_bytes += more
+        self._count(0)
 
     def _count(self, more: int) -> None:
-        with self._lock:
-            self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
+        self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)
 
 
 def _move(theta_n: Tensor, new: Uploaded, place: slice, alpha: float) -> None:

@@ -321,8 +321,8 @@ MUTANTS = (
     Mutant(
         "early-upload: what waits on the GPU is applied though another version is due",
         "engine.cuda_staging:CudaStaging._taken",
-        "(uploaded.version, uploaded.named) == (version, named)",
-        "uploaded.version <= version",
+        "uploaded.move == move",
+        "uploaded.move.version <= move.version",
         ("tests/unit/engine/test_cuda_staging.py",),
     ),
     Mutant(

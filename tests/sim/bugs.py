@@ -305,7 +305,7 @@ BUGS = (
     _bug(
         "31",
         "receivers merge whatever has the right checksum",
-        ("engine.numerics:Numerics._merge_span", "sound(values)", "len(runs)"),
+        ("engine.merge_pass:MergePass._by_torch", "sound(values)", "size"),
     ),
     _bug(
         "31b",

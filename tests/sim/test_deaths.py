@@ -128,7 +128,7 @@ def half_each(steps: int = 80, busy_s: float = 30.0) -> World:
 
 def begun_with(world: World) -> list[object]:
     said = sorted((at_ns, fields["versions"]) for _, fields, at_ns in noted(world, "lineage"))
-    return [versions for _, versions in said]
+    return [tuple(versions) for _, versions in said]
 
 
 @pytest.mark.parametrize(("dies", "left", "back"), [(3, (4, 3), "1"), (2, (3, 4), "0")])

@@ -151,6 +151,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "undone": (106, ("dead",)),
     "pulled": (107, ("rack", "bytes", "ms")),
     "invariant-broken": (108, ()),
+    "observer-unanswered": (109, ()),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 

@@ -223,18 +223,15 @@ class TrainerRounds:
         track = self.tracks[fragment]
         if self.beside is None or track.moments is not None:
             return
-        old, offer = track.anchor, track.offer
         with self.published.changed:
-            panel = self.published.panels[fragment]
-            anchors = dict(panel.anchors)
+            # Read under the lock: commits up to the applied version are deleted under it.
+            old, offer = track.anchor, track.offer
+            anchors = dict(self.published.panels[fragment].anchors)
             newest, _ = unbroken_run(anchors, old.version)
             if newest <= old.version:
                 return
-            named = (
-                offer is not None
-                and panel.fate((self.member, offer.seq), old.version, newest) == "named"
-            )
-        seq, delta_N = (offer.seq, offer.merged_N) if named and offer is not None else (0, None)
+            _, delta_N = self._fate(fragment, offer, old.version, newest)
+        seq = offer.seq if delta_N is not None and offer is not None else 0
         # Without room on the device the apply asks again, in the script's own thread.
         with contextlib.suppress(torch.OutOfMemoryError):
             self.beside.prefetch(fragment, old, seq, delta_N, anchors[newest])
@@ -681,12 +678,17 @@ class TrainerRounds:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
         without an offer). For a named offer also its merged part, for `realign`."""
         track = self.tracks[fragment]
-        if track.offer is None:
+        return self._fate(fragment, track.offer, track.anchor.version, version)
+
+    def _fate(
+        self, fragment: int, offer: OpenOffer | None, base: int, version: int
+    ) -> tuple[OfferFate, Tensor | None]:
+        """`_outcome` of this offer, from this applied version on."""
+        if offer is None:
             return "", None
-        mine = (self.member, track.offer.seq)
         with self.published.changed:
-            fate = self.published.panels[fragment].fate(mine, track.anchor.version, version)
-        return fate, track.offer.merged_N if fate == "named" else None
+            fate = self.published.panels[fragment].fate((self.member, offer.seq), base, version)
+        return fate, offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
         """The offer is merged: owe its residual, and count its tokens as merged."""

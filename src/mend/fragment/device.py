@@ -162,7 +162,8 @@ class Side:
 
     def held(self, more: int) -> None:
         """Bytes that stay on the device from now on; negative: that do not any more."""
-        self._wait_for(more)
+        self._waiting_bytes += more
+        self._count(0)
 
     # -------------------------------------------------------------- apply
 
@@ -185,7 +186,7 @@ class Side:
             ready = self._lend(there_N, base_N)
         self._keep(ready, sources)
         found = Uploaded(move, there_N, base_N, ready)
-        self._wait_for(found.device_bytes)
+        self.held(found.device_bytes)
         return found
 
     @torch.no_grad()
@@ -262,11 +263,6 @@ class Side:
     def _collect(self) -> None:
         """Let go of host memory that no copy reads any more."""
         self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
-
-    def _wait_for(self, more: int) -> None:
-        """Bytes that wait on the device from now on; negative: that do not any more."""
-        self._waiting_bytes += more
-        self._count(0)
 
     def _count(self, more: int) -> None:
         self.bytes_peak = max(self.bytes_peak, self._waiting_bytes + more)

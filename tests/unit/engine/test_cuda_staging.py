@@ -3,6 +3,7 @@ the same on real ones."""
 
 from __future__ import annotations
 
+import threading
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mend.codec import CODECS
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder
 from mend.errors import NonFinite
-from mend.fragment.device import Side, device_of
+from mend.fragment.device import Move, Side, device_of
 from mend.types import SECOND
 from tests.unit.codec.offer_reference import reference
 from tests.unit.engine.hand import MOVE, NUMEL, Hand
@@ -179,3 +180,30 @@ def test_upload_of_another_move_is_not_applied() -> None:
         beside.apply_mode = "carry"
         beside.realign(0, track, 0, None, anchors[1], None)
         assert hand.theta() == 0.75 + 4 * MOVE, (version, base, offer, mode)
+
+
+def test_upload_beside_an_apply_finds_the_commits_that_it_reads() -> None:
+    """An apply deletes the commits up to its version; the loop may be about to read them."""
+    hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
+    hand.step(4)
+    track, published = hand.track(), hand.published
+    first, second = hand.decide(0.5, publish=False), hand.decide(0.75, publish=False)
+    published.panels[0].anchors[second.version] = second
+    lock = published.changed
+
+    class ApplyFirst(threading.Condition):
+        def __enter__(self) -> bool:
+            published.changed = lock
+            track.anchor = first
+            published.applied(0, first.version)
+            return lock.__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            lock.__exit__(*error)
+
+    published.changed = ApplyFirst()
+    hand.trainer._prefetch(0)
+    beside = hand.trainer.beside
+    assert beside is not None
+    assert beside._waiting is not None
+    assert beside._waiting[1].move == Move(first.version, second.version, 0, "carry")

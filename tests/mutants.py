@@ -98,8 +98,8 @@ MUTANTS = (
     ),
     Mutant(
         "double-count: a merged offer is carried once more",
-        "engine.trainer_rounds:TrainerRounds._outcome",
-        "track.offer.merged_N if fate == 'named' else None",
+        "engine.trainer_rounds:TrainerRounds._fate",
+        "offer.merged_N if fate == 'named' else None",
         "None",
     ),
     Mutant(
@@ -145,9 +145,9 @@ MUTANTS = (
     ),
     Mutant(
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
-        "engine.trainer_rounds:TrainerRounds._outcome",
-        "return (fate, track.offer.merged_N if fate == 'named' else None)",
-        "offer = track.offer\n"
+        "engine.trainer_rounds:TrainerRounds._fate",
+        "return (fate, offer.merged_N if fate == 'named' else None)",
+        "track = self.tracks[fragment]\n"
         "moved = track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
         "return (fate, moved if fate == 'named' else None)",
     ),

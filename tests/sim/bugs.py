@@ -141,9 +141,10 @@ BUGS = (
     _bug(
         "14",
         "the snapshot is kept instead of the delta: what is carried is measured from there",
-        ("engine.trainer_rounds:TrainerRounds._outcome",
-         "return (fate, track.offer.merged_N if fate == 'named' else None)",
-         "moved_N = track.anchor.values - (track.offer.anchor.values - track.offer.delta_N)\n"
+        ("engine.trainer_rounds:TrainerRounds._fate",
+         "return (fate, offer.merged_N if fate == 'named' else None)",
+         "anchor_N = self.tracks[fragment].anchor.values\n"
+         "moved_N = anchor_N - (offer.anchor.values - offer.delta_N)\n"
          "return (fate, moved_N if fate == 'named' else None)"),
     ),
     _bug(

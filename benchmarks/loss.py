@@ -165,8 +165,10 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
         paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         if count := torch.cuda.device_count():  # racks share them where there are fewer
-            devices = [str(rack % count) for rack in range(options.racks)]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            devices = visible if visible[0] else [str(number) for number in range(count)]
+            shared = [devices[rack % count] for rack in range(options.racks)]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(shared)
         subprocess.run(argv, check=True, env=environment, stdout=subprocess.DEVNULL)
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     if {each["outcome"] for each in told} != {"merged"} or len(told) != options.racks:

@@ -23,7 +23,7 @@ ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 
 _NAMES = ", ".join(ON_DEVICE)
 
-SAID_MAX = 400
+MESSAGE_MAX = 400
 """Characters of a message of Triton."""
 
 _ALIGNED = 16
@@ -85,8 +85,8 @@ class DeviceEncoder:
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()
         except Exception as error:  # of Triton: no C compiler, no driver that it knows
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            rule = f"cannot be here, as Triton fails ({said[:SAID_MAX]})"
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            rule = f"cannot be here, as Triton fails ({message[:MESSAGE_MAX]})"
             raise ConfigError("encode_on", "device", rule, "Use encode_on='host'.") from error
 
     def _found_at(self, numel: int) -> int:

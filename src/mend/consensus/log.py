@@ -18,20 +18,20 @@ from mend.consensus.records import (
     NOT_AWAITED,
     RECORDS_FORMAT,
     Absent,
+    CheckpointRecord,
     Commit,
     Drop,
     Ended,
     Genesis,
     Last,
     Lineage,
-    Mark,
+    MergeMember,
     Mitigation,
     Offer,
     Policy,
     Record,
     Roster,
     Seat,
-    Share,
     Snapshot,
     encode_record,
 )
@@ -108,9 +108,9 @@ class LogState:
     """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
     """Per fragment the magnitude per step of the offers that were named last, the newest last."""
-    mark: Mark | None = None
+    checkpoint: CheckpointRecord | None = None
     """The newest checkpoint: its first record, or the one that says who has written it."""
-    mark_versions: tuple[int, ...] = ()
+    checkpoint_versions: tuple[int, ...] = ()
     """What was decided of every fragment before it."""
     mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
     """By slow rack: what is done about it; without those about which nothing is. Of one that was
@@ -134,9 +134,9 @@ class LogState:
         return self.begun and not self.seats
 
     @property
-    def marks(self) -> int:
+    def checkpoint_number(self) -> int:
         """Number of the newest checkpoint."""
-        return self.mark.number if self.mark is not None else 0
+        return self.checkpoint.number if self.checkpoint is not None else 0
 
     def _count_seats(self) -> None:
         """Derive `voters` and `members` (all that have a seat, and the witness). Every event asks
@@ -222,10 +222,10 @@ class LogState:
             self._seat(record, frozenset(record.non_voters))
         elif isinstance(record, Lineage):
             self._begin_anew(record)
-        elif isinstance(record, Mark):
-            self.mark = record
+        elif isinstance(record, CheckpointRecord):
+            self.checkpoint = record
             if not record.written:
-                self.mark_versions = tuple(self.versions)
+                self.checkpoint_versions = tuple(self.versions)
         elif isinstance(record, Mitigation):
             self._move(record)
         else:
@@ -242,7 +242,7 @@ class LogState:
         slow = (one.rack for one in mitigations.values() if one.stage >= NOT_AWAITED)
         self.mitigated = frozenset(slow)
 
-    def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
+    def part(self, members: Collection[MergeMember | Offer], absent: Collection[Absent]) -> int:
         """How much of a round a merge of these is, of `weights.WHOLE`."""
         policy = require(self.policy, "nothing is merged before the first record")
         return part_of(
@@ -252,7 +252,7 @@ class LogState:
             period_steps=policy.period_steps,
         )
 
-    def stretch(self, members: Collection[Share | Offer]) -> float:
+    def stretch(self, members: Collection[MergeMember | Offer]) -> float:
         """By how much the step of a merge of these is stretched."""
         policy = require(self.policy, "nothing is merged before the first record")
         return stretch_of(
@@ -290,7 +290,7 @@ class LogState:
         self.versions, self.digests = list(record.versions), list(record.digests)
         self.rounds = list(record.rounds)
 
-    def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
+    def _end(self, fragment: int, offers: Iterable[MergeMember | Ended]) -> None:
         for ended in offers:
             is_open = self.is_open(ended.member, fragment, ended.seq)
             ensure(is_open, "an offer ends twice", offer=ended, fragment=fragment)
@@ -324,8 +324,8 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         rounds=list(snapshot.rounds),
         norms=list(snapshot.norms),
         demoted=frozenset(snapshot.demoted),
-        mark=snapshot.mark,
-        mark_versions=snapshot.mark_versions,
+        checkpoint=snapshot.checkpoint,
+        checkpoint_versions=snapshot.checkpoint_versions,
         mitigations={one.rack: one for one in snapshot.mitigations},
         evictions=dict(snapshot.evictions),
         unanimous=snapshot.unanimous,
@@ -338,7 +338,7 @@ def _last(folded: LogState, member: Member, fragment: int) -> Last:
     return Last(*key, *named, folded.ended[key], *work)
 
 
-def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
+def offers_of(record: Commit | Drop) -> tuple[MergeMember | Ended, ...]:
     """All offers that the record ends."""
     return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
 
@@ -533,32 +533,32 @@ class Log:
 
     def snapshot(self) -> Snapshot:
         """The snapshot of the decided log."""
-        told = self.committed
-        policy = require(told.policy, "nothing is decided")
+        state = self.committed
+        policy = require(state.policy, "nothing is decided")
         return Snapshot(
             index=self.decided,
             chain=self.chain(self.decided),
             format=RECORDS_FORMAT,
             lineages=tuple(at for at in self._lineages if at[0] <= self.decided)[-LINEAGES_SENT:],
-            ballot=told.ballot,
-            number=told.roster_number,
-            members=tuple(told.seats[rack] for rack in sorted(told.seats)),
-            non_voters=tuple(sorted(told.non_voters)),
-            witness=told.witness,
-            former=told.former,
+            ballot=state.ballot,
+            number=state.roster_number,
+            members=tuple(state.seats[rack] for rack in sorted(state.seats)),
+            non_voters=tuple(sorted(state.non_voters)),
+            witness=state.witness,
+            former=state.former,
             policy=policy,
-            plan=told.plan,
-            versions=tuple(told.versions),
-            digests=tuple(told.digests),
-            last=tuple(_last(told, *key) for key in sorted(told.ended)),
-            norms=tuple(told.norms),
-            demoted=tuple(sorted(told.demoted)),
-            rounds=tuple(told.rounds),
-            mark=told.mark,
-            mark_versions=told.mark_versions,
-            mitigations=tuple(told.mitigations[rack] for rack in sorted(told.mitigations)),
-            evictions=tuple(sorted(told.evictions.items())),
-            unanimous=told.unanimous,
+            plan=state.plan,
+            versions=tuple(state.versions),
+            digests=tuple(state.digests),
+            last=tuple(_last(state, *key) for key in sorted(state.ended)),
+            norms=tuple(state.norms),
+            demoted=tuple(sorted(state.demoted)),
+            rounds=tuple(state.rounds),
+            checkpoint=state.checkpoint,
+            checkpoint_versions=state.checkpoint_versions,
+            mitigations=tuple(state.mitigations[rack] for rack in sorted(state.mitigations)),
+            evictions=tuple(sorted(state.evictions.items())),
+            unanimous=state.unanimous,
         )
 
     def install(self, snapshot: Snapshot) -> None:

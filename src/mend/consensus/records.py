@@ -106,7 +106,7 @@ def checksums_of(each: Iterable[str]) -> bytes:
     return b"".join([bytes.fromhex(checksum) for checksum in each])
 
 
-class Share(WireStruct, frozen=True):
+class MergeMember(WireStruct, frozen=True):
     """One member of a merge, as the log remembers it."""
 
     member: Member
@@ -119,14 +119,14 @@ class Share(WireStruct, frozen=True):
     closing: bool = False
 
 
-def all_closing(members: Iterable[Offer | Share], absent: Absentees) -> bool:
+def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bool:
     """Whether no training follows this merge: then it takes no momentum along."""
     return all(each.closing for each in (*members, *absent))
 
 
-def share_of(offer: Offer) -> Share:
+def merge_member_of(offer: Offer) -> MergeMember:
     """What the log remembers of an offer that is merged."""
-    return Share(
+    return MergeMember(
         offer.member,
         offer.seq,
         offer.base,
@@ -272,7 +272,7 @@ class Genesis(WireStruct, frozen=True, tag=1):
     """In a job that resumes a checkpoint: as in `Lineage`."""
     parent: Hex = ""
     """The lineage that the checkpoint is of; empty: the job begins from nothing."""
-    parent_mark: Count = 0
+    parent_checkpoint: Count = 0
     """Number of the checkpoint in that lineage."""
 
     def first(self) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ class Commit(WireStruct, frozen=True, tag=2):
 
     fragment: U16
     version: Count
-    members: Annotated[tuple[Share, ...], Meta(max_length=64)]
+    members: Annotated[tuple[MergeMember, ...], Meta(max_length=64)]
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     digests: Digests
     reason: Text
@@ -343,7 +343,7 @@ class Lineage(WireStruct, frozen=True, tag=6):
     until a roster says otherwise."""
 
 
-class Mark(WireStruct, frozen=True, tag=7):
+class CheckpointRecord(WireStruct, frozen=True, tag=7):
     """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
     is decided before it and nothing after it. Once more, `written`, when all of them have."""
 
@@ -418,9 +418,9 @@ class Snapshot(WireStruct, frozen=True):
     rounds: Rounds
     demoted: Racks = ()
     """Learners that had a vote."""
-    mark: Mark | None = None
+    checkpoint: CheckpointRecord | None = None
     """The newest checkpoint, written or not."""
-    mark_versions: Versions = ()
+    checkpoint_versions: Versions = ()
     """What was decided of every fragment before it."""
     mitigations: Annotated[tuple[Mitigation, ...], Meta(max_length=64)] = ()
     """In force, ascending by rack."""
@@ -430,7 +430,7 @@ class Snapshot(WireStruct, frozen=True):
     """As in `Lineage`, if no roster followed."""
 
 
-Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | Mark | Mitigation
+Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | CheckpointRecord | Mitigation
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

@@ -52,7 +52,7 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
         versions=resume.versions if resume else (),
         rounds=resume.rounds if resume else (),
         parent=resume.lineage if resume else "",
-        parent_mark=resume.number if resume else 0,
+        parent_checkpoint=resume.number if resume else 0,
     )
 
 
@@ -137,7 +137,7 @@ class Admission:
         """Whether a rack fits a job that has begun, and its former life is surely over."""
         rack = hello.seat.member.rack
         if log.over:
-            self.tell_end(hello.seat.member, hello, log, effects)
+            self.report_end(hello.seat.member, hello, log, effects)
             return False
         others = (view for other, view in views.items() if other not in (rack, WITNESS))
         alone = not any(view.live(now_ns, self.detect_ns) for view in others)
@@ -149,7 +149,9 @@ class Admission:
         former = log.member(rack)  # a hello may be older than that life; its rack was asked
         return former is None or life_of(former) in hello.after
 
-    def tell_end(self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]) -> None:
+    def report_end(
+        self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]
+    ) -> None:
         """Tell a rack that was started too late that the job is over."""
         known = sender in log.former  # a late frame of a rack that has left
         if not log.over or known or hello.seat.member != sender or sender.rack >= self.racks:
@@ -161,7 +163,7 @@ class Admission:
         detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
         self.refuse(hello, "over", detail, detail, effects)
 
-    def tell_former(
+    def report_lost_seat(
         self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[Effect]
     ) -> None:
         """Tell a member that its seat is lost. Orders go to members only; and one that is silent to
@@ -208,14 +210,16 @@ class Admission:
         for rack in sorted(self.hellos):
             if found := differences(lowest, self.hellos[rack]):
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
-                said, noted = (head + text for text in describe(found))
-                self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
+                to_sender, to_log = (head + text for text in describe(found))
+                self.refuse(self.hellos.pop(rack), "plan", to_sender, to_log, effects)
                 return rack
         for rack in sorted(self.hellos):
             ascending = [self.hellos[other] for other in sorted(self.hellos)]
             if misfit := resume_misfit(self.hellos[rack], ascending):
-                said, noted = (f"rack {rack} cannot begin with the others: {m}" for m in misfit)
-                self.refuse(self.hellos.pop(rack), "resume", said, noted, effects)
+                to_sender, to_log = (
+                    f"rack {rack} cannot begin with the others: {m}" for m in misfit
+                )
+                self.refuse(self.hellos.pop(rack), "resume", to_sender, to_log, effects)
                 return rack
         return None
 

@@ -21,6 +21,7 @@ from mend.coordination.admission import (
     first_to_begin,
 )
 from mend.coordination.awake import AwakeClock, Sleep
+from mend.coordination.checkpoints import next_checkpoint, waits
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
@@ -29,7 +30,6 @@ from mend.coordination.first_version import FirstVersion, why_nobody_begins
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
-from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
 from mend.coordination.messages import Hello, Orders, Prepare, Reason, Report, Retire, Vote
@@ -96,7 +96,7 @@ class Coordinator:
     paces: RackPaces = field(default_factory=RackPaces)
     ladder: Ladder = field(default_factory=Ladder)
     first_version: FirstVersion = field(default_factory=FirstVersion)
-    lost_told_ns: int = 0
+    lost_reported_ns: int = 0
     """When the racks were last told that the job is lost."""
     votes: dict[Member, int] = field(default_factory=dict)
     """By voter the serial of its newest vote in this ballot."""
@@ -208,14 +208,14 @@ class Coordinator:
         member = Member(event.peer.rack, event.incarnation)
         self.election.speaks(member)
         if isinstance(event.body, Report | Prepare):
-            self.admission.tell_former(member, self.views, self.acceptor.log, effects)
+            self.admission.report_lost_seat(member, self.views, self.acceptor.log, effects)
         match event.body:
             case Hello() as hello:
                 effects += self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
                 else:
-                    self.admission.tell_end(member, hello, self.acceptor.log.committed, effects)
+                    self.admission.report_end(member, hello, self.acceptor.log.committed, effects)
             case Report() as report:
                 self.election.shows(member, report.versions)
                 effects += self.election.attest(member)
@@ -518,7 +518,7 @@ class Coordinator:
             if self.proposer.open and not log.committed.over:
                 live = self._live(now_ns)
                 self._advance_rounds(live, now_ns, effects)
-                self._try_mark(live, effects)
+                self._try_checkpoint(live, effects)
                 if self._acts():
                     looked = (self.paces.judged, self._reports(), live)
                     effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
@@ -587,13 +587,13 @@ class Coordinator:
                 self.proposer.append(commit)
                 self._keep_open_offers()
 
-    def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
+    def _try_checkpoint(self, live: frozenset[int], effects: list[Effect]) -> None:
         """Append the mark of a checkpoint that the racks ask for, or have written."""
-        mark = next_mark(self.log.appended, self.log.lineage, self._reports(), live)
-        if mark is None or not self.proposer.may_append():
+        record = next_checkpoint(self.log.appended, self.log.lineage, self._reports(), live)
+        if record is None or not self.proposer.may_append():
             return
-        self.proposer.append(mark)
-        about = CheckpointMarked(mark.number, mark.name, tuple(mark.racks), mark.written)
+        self.proposer.append(record)
+        about = CheckpointMarked(record.number, record.name, tuple(record.racks), record.written)
         effects.append(Note(about))
 
     def _acts(self) -> bool:
@@ -659,9 +659,9 @@ class Coordinator:
         log, reports, now_ns = context.log, context.reports, context.now_ns
         dead, detect_ns = self.proposer.dead, context.detect_ns
         lost = self.first_version.lost(log, reports, context.live, dead, now_ns, detect_ns)
-        if lost and now_ns >= self.lost_told_ns + self.options.heartbeat_ns:
-            self.lost_told_ns = now_ns
-            effects += self.election.tell_lost()
+        if lost and now_ns >= self.lost_reported_ns + self.options.heartbeat_ns:
+            self.lost_reported_ns = now_ns
+            effects += self.election.report_loss()
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
         """Another life of a silent witness, if it is heard."""
@@ -735,5 +735,5 @@ class Coordinator:
         if unbegun := why_nobody_begins(self.log.committed, reports, live):
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
-        cut = waits(self.log.appended, self._reports())
-        return (Reason(cut), *whys) if cut else whys
+        reason = waits(self.log.appended, self._reports())
+        return (Reason(reason), *whys) if reason else whys

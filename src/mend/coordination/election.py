@@ -204,7 +204,7 @@ class Election:
             self._ask(now_ns, effects)
         return effects
 
-    def tell_lost(self) -> list[Effect]:
+    def report_loss(self) -> list[Effect]:
         """Tell the racks that are left that none of them holds the versions to go on from."""
         log = self.proposer.log.appended
         dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
@@ -229,7 +229,7 @@ class Election:
         again = now_ns >= self.asked_ns + self.heartbeat_ns
         if again:
             self.asked_ns = now_ns
-            effects += self.tell_lost() if self.proposer.lost else ()
+            effects += self.report_loss() if self.proposer.lost else ()
         for member in sorted(self.proposer.asked()):
             if member == self.member and not self.proposer.would_win(self.member):
                 continue

@@ -17,7 +17,7 @@ from mend.types import SECOND, WITNESS, Member
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that have not confirmed it."""
 
-TOLD_NS = 60 * SECOND
+END_REPEATED_NS = 60 * SECOND
 """How long a witness tells racks that were not there at the end that the job is over."""
 
 
@@ -38,7 +38,7 @@ class Ending:
         if self.since_ns is None or serves:
             self.since_ns = now_ns
         stays = self.rack == WITNESS and bool(missing(log))
-        due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
+        due_ns = self.since_ns + (END_REPEATED_NS if stays else FAREWELL_NS)
         may = now_ns >= due_ns or (confirmed and not stays)
         self.due_ns = None if may else due_ns
         return may

@@ -201,7 +201,7 @@ class Discarded(Event, frozen=True):
     step: int = 0
 
 
-class Progress(Event, frozen=True):
+class StepReached(Event, frozen=True):
     """The training thread's step, and its time per step (moving average)."""
 
     step: int
@@ -263,7 +263,7 @@ class Idle(Event, frozen=True):
     versions: tuple[int, ...]
 
 
-class Cutting(Event, frozen=True):
+class BarrierChanged(Event, frozen=True):
     """The rank waits in a checkpoint of this name, or has written its part; empty: it waits no
     more."""
 

@@ -82,7 +82,7 @@ class Leader:
     progress_ns: int = 0
     asker: int | None = None
     """Rack of the member that has sent a challenge: a former life of this rack is in its log."""
-    told: tuple[Reason, ...] = ()
+    named_refusals: tuple[Reason, ...] = ()
     """Refusals that `waiting` has named."""
     reported: Report | None = None
     """The newest report to the coordinator; None: none yet."""
@@ -132,8 +132,8 @@ class Leader:
         self._watch(now_ns, effects)
         if not self._is_seated():
             self._say_hello(now_ns, effects)
-        self._tell_coordinator(now_ns, effects)
-        self._tell_ranks(event, now_ns, effects)
+        self._send_report(now_ns, effects)
+        self._send_orders_to_ranks(event, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -238,8 +238,8 @@ class Leader:
             return
         refused = self.orders.why if self.orders and self.orders.missing else ()
         due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
-        if due or not set(refused) <= set(self.told):  # a refusal is said at once
-            self.progress_ns, self.told = now_ns, refused
+        if due or not set(refused) <= set(self.named_refusals):  # a refusal is said at once
+            self.progress_ns, self.named_refusals = now_ns, refused
             effects.append(Note(StillWaiting(self._start_reason(), waited_ns // SECOND)))
 
     def _fail(self, kind: str, detail: str, effects: list[Effect]) -> None:
@@ -312,7 +312,7 @@ class Leader:
         others = (self.founder, *self.options.peers)
         return tuple(dict.fromkeys((*first, *others)))
 
-    def _tell_coordinator(self, now_ns: int, effects: list[Effect]) -> None:
+    def _send_report(self, now_ns: int, effects: list[Effect]) -> None:
         report, sent, self.batch_due_ns = self._report(now_ns), self.reported, None
         due_ns = self._report_due_ns(answers=self.follower.orders_ns == now_ns)
         if sent is not None and now_ns < due_ns:
@@ -346,7 +346,7 @@ class Leader:
             pulls=reports.pulls(),
         )
 
-    def _tell_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
+    def _send_orders_to_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
         """Send orders to all ranks if there is news or a heartbeat is due; else to the rank that
         has reported, whose confirmation may make room for more records."""
         orders = self._rank_orders(self._totals(effects))
@@ -355,12 +355,12 @@ class Leader:
         if state != self.state or now_ns >= self.beat_ns:
             self.state = state
             for rank in range(self.ranks_configured):
-                self._tell(rank, orders, passes, now_ns, effects)
+                self._send_orders(rank, orders, passes, now_ns, effects)
             self.beat_ns = min(self.sent_ns.values()) + self.options.heartbeat_ns
         elif isinstance(event, Heard) and event.peer.rank in self.flows:
-            self._tell(event.peer.rank, self.state[0], passes, now_ns, effects)
+            self._send_orders(event.peer.rank, self.state[0], passes, now_ns, effects)
 
-    def _tell(
+    def _send_orders(
         self, rank: int, orders: RankOrders, passes: bool, now_ns: int, effects: list[Effect]
     ) -> None:
         """Send a rank its orders, if they are news or a heartbeat is due; if `passes`, with
@@ -425,7 +425,7 @@ class Leader:
             gone=gone,
             bad=aggregate.bad,
             pace=self.reports.paces()[1],
-            cut=aggregate.cut,
+            barrier=aggregate.barrier,
             wants=aggregate.wants,
             copies=aggregate.copies,
             slices=aggregate.slices,

@@ -1,7 +1,7 @@
 """Builds all machines of one process from plain values.
 
-Live and simulated processes make theirs here and nowhere else, so that the `Parts` in a tape's
-header are everything that they were made from.
+Live and simulated processes build theirs here and nowhere else, so the `ProcessSpec` in the header
+of a tape is everything that they were built from.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "
 
 
 @dataclass(frozen=True, slots=True)
-class RankParts:
+class RankSpec:
     options: RankOptions
     own_digests: tuple[str, ...]
     own_versions: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class RankParts:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderParts:
+class LeaderSpec:
     hello: Hello
     coordinator: Peer
     options: LeaderOptions
@@ -55,21 +55,21 @@ class LeaderParts:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorParts:
+class CoordinatorSpec:
     job: str
     options: CoordinatorOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ProcessSpec:
     """The parts of one process. None: it has no such machine. Without a rank machine it is the
     witness."""
 
     me: Peer
     member: Member
-    rank_machine: RankParts | None = None
-    leader: LeaderParts | None = None
-    coordinator: CoordinatorParts | None = None
+    rank_machine: RankSpec | None = None
+    leader: LeaderSpec | None = None
+    coordinator: CoordinatorSpec | None = None
     records_kept: int = RECORDS_KEPT
 
 
@@ -108,21 +108,21 @@ class Machines:
         return [machine for machine in receivers if machine is not None]
 
 
-def machines_of(parts: Parts) -> Machines:
+def machines_of(spec: ProcessSpec) -> Machines:
     """Builds the machines of one process."""
-    me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
+    me, member, acceptor = spec.me, spec.member, Acceptor(Log(spec.records_kept))
     rank_machine = leader = coordinator = follower = clock = None
-    if (of := parts.rank_machine) is not None:
+    if (of := spec.rank_machine) is not None:
         rank_machine = RankMachine(me, member, of.options, of.own_digests, of.own_versions)
-    if (by := parts.leader) is not None:
+    if (by := spec.leader) is not None:
         at = by.coordinator_address
         clock = AwakeClock(by.options.heartbeat_ns)
         leader = Leader(
             by.hello, by.coordinator, by.options, by.started_ns, at, acceptor, clock=clock
         )
-    if (it := parts.coordinator) is not None:
+    if (it := spec.coordinator) is not None:
         clock = clock or AwakeClock(it.options.heartbeat_ns)
-        proposer = Proposer(Log(parts.records_kept))
+        proposer = Proposer(Log(spec.records_kept))
         coordinator = Coordinator(me, member, it.job, it.options, acceptor, proposer, clock=clock)
         if leader is None:
             voter = Follower(member, acceptor, me, it.options.detect_ns)

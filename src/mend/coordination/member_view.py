@@ -115,14 +115,14 @@ class Holders:
     def follow(self, views: Mapping[int, MemberView]) -> Mapping[OfferId, set[int]]:
         """By offer, the racks that hold it now."""
         for rack in self._seen.keys() - views.keys():
-            self._told(rack, frozenset())
+            self._update(rack, frozenset())
             del self._seen[rack]
         for rack, view in views.items():
             if self._seen.get(rack) is not view.got:
-                self._told(rack, view.got)
+                self._update(rack, view.got)
         return self._racks
 
-    def _told(self, rack: int, got: frozenset[OfferId]) -> None:
+    def _update(self, rack: int, got: frozenset[OfferId]) -> None:
         before = self._seen.get(rack, frozenset())
         for offer in got - before:
             self._racks.setdefault(offer, set()).add(rack)

@@ -57,7 +57,7 @@ LIVES_MAX = 8
 """Former lives that a hello names, the newest last."""
 
 
-class State(WireStruct, frozen=True):
+class StateMessage(WireStruct, frozen=True):
     """Base of the messages that are a whole state; `serial` orders them."""
 
     serial: Count
@@ -90,14 +90,14 @@ class Resume(WireStruct, frozen=True):
 
     lineage: Hex
     number: Count
-    """Number of the checkpoint, as in its `Mark`."""
+    """Number of the checkpoint, as in its `CheckpointRecord`."""
     racks: Racks
     """Racks that have a part of it."""
     versions: Versions
     rounds: Rounds
 
 
-class Cut(WireStruct, frozen=True):
+class BarrierState(WireStruct, frozen=True):
     """A rack waits in a checkpoint of this number and name, or has `written` its part."""
 
     number: Count
@@ -151,7 +151,7 @@ class Refusal(WireStruct, frozen=True, tag=11):
     detail: Text
 
 
-class Prepare(State, frozen=True, tag=16):
+class Prepare(StateMessage, frozen=True, tag=16):
     """A candidate asks for the promise to accept nothing of a lower ballot any more, and for the
     records after `after`, up to which it knows that all is decided."""
 
@@ -162,7 +162,7 @@ class Prepare(State, frozen=True, tag=16):
     """Address of the candidate: a witness that was started again knows none."""
 
 
-class Vote(State, frozen=True, tag=17):
+class Vote(StateMessage, frozen=True, tag=17):
     """A voter to a candidate or, where it leads no rack, to the coordinator."""
 
     lineage: Hex
@@ -339,7 +339,7 @@ class Donor(WireStruct, frozen=True):
     donor: Member
 
 
-class Report(State, frozen=True, tag=12):
+class Report(StateMessage, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
     to: Count
@@ -368,7 +368,7 @@ class Report(State, frozen=True, tag=12):
     heard: Count = 0
     """Serial of the newest orders of the ballot that is promised."""
     pace: Pace = Pace()
-    cut: Cut | None = None
+    barrier: BarrierState | None = None
     """The checkpoint that all its ranks wait in."""
     wants: bool = False
     """It joins, and waits for the training state of another rack."""
@@ -393,7 +393,7 @@ class Reason(WireStruct, frozen=True):
         return f"fragment {self.fragment}: {self.text}" if self.fragment >= 0 else self.text
 
 
-class Orders(State, frozen=True, tag=13):
+class Orders(StateMessage, frozen=True, tag=13):
     """Coordinator to leader: the log after `prev`, the open offers and the rounds that gather."""
 
     to: Count
@@ -428,7 +428,7 @@ class Orders(State, frozen=True, tag=13):
     """Bytes of the receiver's offers that other racks have pulled so far."""
 
 
-class Part(WireStruct, frozen=True):
+class CapturePart(WireStruct, frozen=True):
     """One rank's piece of its rack's offer, or why there is none (then checksum is empty)."""
 
     fragment: U16
@@ -458,14 +458,14 @@ class Total(OfAttempt, frozen=True, array_like=True):
     blob: Blob
 
 
-class RankReport(State, frozen=True, tag=14):
+class RankReport(StateMessage, frozen=True, tag=14):
     """Rank to its leader. held[].digests has exactly one entry."""
 
     step: Count
     step_ns: Count
     decided: Count
     versions: Versions
-    parts: Annotated[tuple[Part, ...], Meta(max_length=1024)]
+    parts: Annotated[tuple[CapturePart, ...], Meta(max_length=1024)]
     got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
     held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
     partials: Annotated[tuple[Partial, ...], Meta(max_length=1024)]
@@ -476,14 +476,14 @@ class RankReport(State, frozen=True, tag=14):
     heard: Count = 0
     """Serial of the newest orders of its leader."""
     pace: Pace = Pace()
-    cut: Cut | None = None
+    barrier: BarrierState | None = None
     wants: bool = False
     copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
     pulls: Pulls = ()
 
 
-class RankOrders(State, frozen=True, tag=15):
+class RankOrders(StateMessage, frozen=True, tag=15):
     """Leader to its rank: decided records after `prev`, and the newest orders of the
     coordinator."""
 

@@ -15,15 +15,15 @@ from mend.consensus.ballots import count_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import (
     BAD_MAX,
+    CheckpointRecord,
     Commit,
     Drop,
     Genesis,
     Lineage,
-    Mark,
+    MergeMember,
     Offer,
     Record,
     Roster,
-    Share,
     Snapshot,
     all_closing,
 )
@@ -34,10 +34,10 @@ from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import (
     Bad,
-    Cut,
+    BarrierState,
+    CapturePart,
     MergeProposal,
     OfferId,
-    Part,
     Pulled,
     RankOrders,
     RankReport,
@@ -72,7 +72,7 @@ class RankMachine:
     bad: dict[Key, str] = field(default_factory=dict)
     """Open offers that this rank refuses to merge, and why; their bytes are those that were
     sent."""
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, CapturePart] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
     leaving: bool = False
@@ -88,7 +88,7 @@ class RankMachine:
     batch_due_ns: int | None = None
     """When collected news is reported; None: there is none."""
     serial: int = 0
-    cut: Cut | None = None
+    barrier: BarrierState | None = None
     """The checkpoint that this rank waits in."""
     pulls: tuple[Pulled, ...] = ()
     before_end: LogState | None = None
@@ -148,7 +148,9 @@ class RankMachine:
                 if (*peer, incarnation) == (self.me.rack, 0, self.member.incarnation):
                     self._on_orders(orders, now_ns, effects)
             case ev.Captured(p, seq, base, step, tokens, steps, last):
-                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "", closing=last)
+                self.parts[p] = CapturePart(
+                    p, seq, base, step, tokens, steps, "", base, "", closing=last
+                )
                 effects.append(ev.Encode(p, seq))
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
@@ -188,7 +190,7 @@ class RankMachine:
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
                 effects.append(ev.Free(self.member, p, seq))
-            case ev.Progress(step, step_ns):
+            case ev.StepReached(step, step_ns):
                 self.step, self.step_ns = step, step_ns
             case ev.Timed() | ev.Started():
                 effects += self.pace.observe(event)
@@ -198,8 +200,8 @@ class RankMachine:
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
-            case ev.Cutting():
-                self._on_cutting(event)
+            case ev.BarrierChanged():
+                self._on_barrier(event)
 
     def _on_copied(self, event: ev.Copied, now_ns: int) -> list[ev.Effect]:
         effects = self.replicas[event.fragment].on_copied(event, now_ns)
@@ -214,10 +216,14 @@ class RankMachine:
             part = replace(part, **outcome, norm=event.norm, size=event.size)
             self.parts[event.fragment] = part
 
-    def _on_cutting(self, event: ev.Cutting) -> None:
-        number = self.cut.number if self.cut and event.written else self.folded.marks + 1
-        self.cut = Cut(number, event.name, event.written) if event.name else None
-        if self.cut is None:
+    def _on_barrier(self, event: ev.BarrierChanged) -> None:
+        number = (
+            self.barrier.number
+            if self.barrier and event.written
+            else self.folded.checkpoint_number + 1
+        )
+        self.barrier = BarrierState(number, event.name, event.written) if event.name else None
+        if self.barrier is None:
             for replica in self.replicas:
                 replica.pinned = -1
 
@@ -286,8 +292,8 @@ class RankMachine:
             case Lineage():
                 self._on_roster(effects)
                 self._on_lineage(record, effects)
-            case Mark():
-                self._on_mark(record)
+            case CheckpointRecord():
+                self._on_checkpoint(record)
 
     def _note_end(self, before: LogState | None, now_ns: int) -> None:
         """Remember the last racks of the job, if it has ended in this rank's time."""
@@ -301,8 +307,8 @@ class RankMachine:
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         self._note_end(known, now_ns)
         effects.append(ev.Restored(snapshot))
-        if snapshot.mark is not None:
-            self._on_mark(snapshot.mark)
+        if snapshot.checkpoint is not None:
+            self._on_checkpoint(snapshot.checkpoint)
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
             own = (self.own_versions[p], self.own_digests[p])
@@ -371,15 +377,17 @@ class RankMachine:
             reason = f"it trained on {names}, which the other racks undid, as it came too late"
             effects.append(ev.Finished(reason))
 
-    def _on_mark(self, record: Mark) -> None:
+    def _on_checkpoint(self, record: CheckpointRecord) -> None:
         """Pin the versions of a checkpoint that this rank asked for; or ask for the next number
         when another checkpoint has taken this one."""
-        if self.cut is None or self.cut.written:
+        if self.barrier is None or self.barrier.written:
             return
-        if self.cut.name != record.name:
-            self.cut = replace(self.cut, number=record.number + 1)
+        if self.barrier.name != record.name:
+            self.barrier = replace(self.barrier, number=record.number + 1)
         elif not record.written:
-            for replica, version in zip(self.replicas, self.folded.mark_versions, strict=True):
+            for replica, version in zip(
+                self.replicas, self.folded.checkpoint_versions, strict=True
+            ):
                 replica.pinned = version if version > replica.applied else -1
 
     def _on_offer(self, offer: Offer) -> None:
@@ -505,7 +513,7 @@ class RankMachine:
         effects.append(step)
         return True
 
-    def _weights(self, members: Sequence[Offer | Share]) -> tuple[float, ...]:
+    def _weights(self, members: Sequence[Offer | MergeMember]) -> tuple[float, ...]:
         policy = require(self.folded.policy, "nothing is merged before the first record")
         work = [(member.tokens, member.steps) for member in members]
         return tuple(merge_weights(work, token_weighted=policy.token_weighted))
@@ -603,7 +611,7 @@ class RankMachine:
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
             pace=self.pace.verdict,
-            cut=self.cut,
+            barrier=self.barrier,
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
             slices=tuple([sliced for sliced in slices if sliced]),

@@ -14,16 +14,16 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from mend.consensus.records import BAD_MAX, Offer, checksums_of
+from mend.coordination.checkpoints import barrier_of_rack
 from mend.coordination.donors import copies_of_rack
-from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
     Bad,
-    Cut,
+    BarrierState,
+    CapturePart,
     Declined,
     Held,
     OfferId,
     Pace,
-    Part,
     Pulled,
     RankReport,
     Sliced,
@@ -56,7 +56,7 @@ class Aggregate:
     hurry: bool
     idle: bool
     bad: tuple[Bad, ...]
-    cut: Cut | None
+    barrier: BarrierState | None
     wants: bool
     copies: tuple[StateCopy, ...]
     slices: tuple[Sliced, ...]
@@ -82,7 +82,7 @@ def aggregate(
         hurry=complete and any(rank.hurry for rank in ranks),
         idle=complete and all(rank.idle for rank in ranks),
         bad=_bad(ranks),
-        cut=cut_of_rack(needed) if complete else None,
+        barrier=barrier_of_rack(needed) if complete else None,
         wants=complete and all(rank.wants for rank in ranks),
         copies=copies_of_rack(member, needed),
         slices=_slices(needed),
@@ -100,7 +100,7 @@ class RankReports:
     newest: dict[int, RankReport] = field(default_factory=dict)
     heard_ns: dict[int, int] = field(default_factory=dict)
     news: int = 0
-    said: dict[Hashable, int] = field(default_factory=dict)
+    reporting: dict[Hashable, int] = field(default_factory=dict)
     """By fact, how many ranks report it."""
     _at: int = -1
     _aggregate: Aggregate | None = None
@@ -132,13 +132,13 @@ class RankReports:
         """Notice facts that the first or the last rank reports, or takes back."""
         turns, changed = (0, self.configured), False
         for fact in before ^ after:
-            count = self.said.get(fact, 0)
+            count = self.reporting.get(fact, 0)
             now = count + (1 if fact in after else -1)
             changed = changed or count in turns or now in turns
             if now:
-                self.said[fact] = now
+                self.reporting[fact] = now
             else:
-                del self.said[fact]
+                del self.reporting[fact]
         self.news += changed
 
     def ordered(self) -> list[RankReport]:
@@ -190,7 +190,7 @@ def _lasting(report: RankReport) -> RankReport:
 def _facts(report: RankReport) -> set[Hashable]:
     """The facts that a rank reports. The aggregate can change only when the first or the last of
     all ranks reports a fact or takes it back."""
-    facts: set[Hashable] = {*report.got, *report.bad, report.cut}
+    facts: set[Hashable] = {*report.got, *report.bad, report.barrier}
     for sliced in report.slices:
         facts |= {("merged", sliced.key, count) for count in range(sliced.merged + 1)}
         facts |= {("failed", sliced.key)} if sliced.failed else set()
@@ -222,13 +222,13 @@ def _is_restated(known: RankReport, report: RankReport) -> bool:
     )
 
 
-def _captures(ranks: list[RankReport]) -> list[list[Part]]:
+def _captures(ranks: list[RankReport]) -> list[list[CapturePart]]:
     """Captures that all ranks have made: per capture the parts, in rank order."""
     by_key = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
     return [[parts[key] for parts in by_key] for key in _in_all(by_key)]
 
 
-def _outcome(member: Member, parts: list[Part]) -> tuple[int, Offer | Declined | None]:
+def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Declined | None]:
     """(seq, outcome) of a capture. None: some rank still encodes its part. A rank that has not
     encoded yet may still decline."""
     head, tokens = parts[0], sum(part.tokens for part in parts)

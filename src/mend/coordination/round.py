@@ -12,7 +12,16 @@ from msgspec.structs import replace
 
 from mend.consensus.ballots import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
-from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
+from mend.consensus.records import (
+    TEXT_MAX,
+    Absent,
+    Commit,
+    Drop,
+    Ended,
+    Offer,
+    Policy,
+    merge_member_of,
+)
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
 from mend.coordination.messages import MergeProposal, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
@@ -394,7 +403,7 @@ class Round:
         return Commit(
             fragment=self.fragment,
             version=inputs.version + 1,
-            members=tuple(share_of(offer) for offer in self.members),
+            members=tuple(merge_member_of(offer) for offer in self.members),
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(inputs)),
             digests=digests,
             reason=self.closed_by,

@@ -31,12 +31,12 @@ Attempt = tuple[int, int]
 
 
 class Phase(Enum):
-    """NONE: nothing is asked. MEASURING: a worker is at it. TOLD: the own partial is reported.
+    """NONE: nothing is asked. MEASURING: a worker is at it. REPORTED: the own partial is reported.
     HERE: the total has come, the merge may begin. NEVER: there will be no total."""
 
     NONE = auto()
     MEASURING = auto()
-    TOLD = auto()
+    REPORTED = auto()
     HERE = auto()
     NEVER = auto()
 
@@ -49,7 +49,7 @@ class Sums:
     members: tuple[tuple[Member, int], ...] = ()
     phase: Phase = Phase.NONE
     blob: bytes = b""
-    """The own partial in phase TOLD, the total in phase HERE."""
+    """The own partial in phase REPORTED, the total in phase HERE."""
 
     def towards(self, merge: Merge) -> Measure | Merge | None:
         """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
@@ -64,18 +64,18 @@ class Sums:
     def on_measured(self, event: Measured) -> None:
         """A worker has ended; what it found may be of an attempt that is over."""
         if self.of == event.which and self.phase is Phase.MEASURING:
-            self.phase = Phase.NONE if event.error else Phase.TOLD
+            self.phase = Phase.NONE if event.error else Phase.REPORTED
             self.blob = event.blob
 
     def take_total(self, total: Total) -> None:
         """Take a total of the leader, which repeats it."""
-        if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
+        if self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 
     def partial(self, fragment: int, newest: int) -> Partial | None:
         """The partial to report. None for a version that is held already."""
-        if self.phase is not Phase.TOLD or self.of[0] <= newest:
+        if self.phase is not Phase.REPORTED or self.of[0] <= newest:
             return None
         return Partial(fragment, *self.of, self.blob)
 

@@ -28,13 +28,13 @@ from mend.consensus.records import (
     filled_fields,
 )
 from mend.coordination.messages import (
+    CapturePart,
     Declined,
     Hello,
     MergeProposal,
     OfAttempt,
     OfferId,
     Orders,
-    Part,
     RankOrders,
     RankReport,
     Report,
@@ -77,8 +77,8 @@ def describe(found: Sequence[Difference]) -> tuple[str, str]:
     shown, more = found[:NAMED_MAX], len(found) - NAMED_MAX
     tail = [f"and {more} more"] if more > 0 else []
     sides = ([d.for_sender() for d in shown], [d.for_log() for d in shown])
-    said, noted = ("; ".join([*side, *tail]) for side in sides)
-    return said, noted
+    to_sender, to_log = ("; ".join([*side, *tail]) for side in sides)
+    return to_sender, to_log
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
@@ -178,8 +178,8 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
     if any(len(values) != fragments for values in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
-    if snapshot.mark is not None and len(snapshot.mark_versions) != fragments:
-        return f"a snapshot whose mark has {len(snapshot.mark_versions)} versions"
+    if snapshot.checkpoint is not None and len(snapshot.checkpoint_versions) != fragments:
+        return f"a snapshot whose checkpoint has {len(snapshot.checkpoint_versions)} versions"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
     if any(len(values) != ranks for values in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
@@ -279,7 +279,7 @@ def _gathers_misfit(gathers: Iterable[MergeProposal], fragments: int, ranks: int
 
 
 def _fragments_misfit(
-    values: Iterable[Declined | Last | OfAttempt | OfferId | Part], fragments: int
+    values: Iterable[Declined | Last | OfAttempt | OfferId | CapturePart], fragments: int
 ) -> str:
     return _numbers_misfit((value.fragment for value in values), fragments)
 

@@ -71,7 +71,7 @@ class EventsFile:
         self._backlog.end()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            self._tell(EventsLost(len(self._backlog), "the disk hangs"))
+            self._report(EventsLost(len(self._backlog), "the disk hangs"))
             self._backlog.abandon()
 
     # -------------------------------------------------------------- its own thread
@@ -100,25 +100,25 @@ class EventsFile:
             if not self._failing:
                 self._failing = True  # before the line: its reader may ask for it
                 remedy = diagnostics_remedy(error)
-                self._tell(EventsStopped(str(self._path), str(error), remedy))
+                self._report(EventsStopped(str(self._path), str(error), remedy))
             return False
         if self._failing:
             self._failing = False
-            self._tell(EventsResumed(str(self._path), self._backlog.lost))
+            self._report(EventsResumed(str(self._path), self._backlog.lost))
         return True
 
     def _again(self) -> None:
         anew = EventsAnew(str(self._path), "the file was removed")
         self._file.again([_line(anew)])
-        self._tell(anew)
+        self._report(anew)
 
     def _give_up(self, taken: int) -> None:
         count = taken + len(self._backlog)
         self._failing = False
         self._backlog.abandon(taken)
-        self._tell(EventsLost(count, "the file could not be written"))
+        self._report(EventsLost(count, "the file could not be written"))
 
-    def _tell(self, event: LoggedEvent) -> None:
+    def _report(self, event: LoggedEvent) -> None:
         self._say(event, wall_ns())
 
 

@@ -29,11 +29,11 @@ import xxhash
 from msgspec import Struct
 
 from mend.coordination.events import Effect, Event
-from mend.coordination.machines import Parts
+from mend.coordination.machines import ProcessSpec
 from mend.errors import TapeError
 
 MAGIC = b"mendtape"
-VERSION = 6
+VERSION = 7
 LEVEL = 6
 """The zlib level: it costs a few percent of a core at a thousand events a second."""
 
@@ -63,7 +63,7 @@ class Header(Struct, frozen=True, kw_only=True):
     job: str
     rack: int
     rank: int
-    parts: Parts
+    parts: ProcessSpec
     plan: str = ""
     """Hash of what all racks must share; empty for a witness."""
     argv: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Note, RecordCommitted
-from mend.coordination.machines import Parts, machines_of
+from mend.coordination.machines import ProcessSpec, machines_of
 from mend.errors import TapeError
 from mend.events.kinds import RoundDecided
 from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
@@ -40,7 +40,7 @@ class Replayed:
     gap: Gap | None = None
 
 
-def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
+def replay(parts: ProcessSpec, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
     """Feed new machines what those of the tape were fed; `base`: their state where it begins, if
     that is not the beginning. Raises TapeError for a tape that names a machine that the header does
     not, and for a state that does not fit."""
@@ -58,7 +58,7 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
         try:
             came = machine.handle(entry.event, entry.now_ns)
         except Exception as raised:  # a machine's bug is on the tape, too
-            error = said(raised)
+            error = format_error(raised)
         result.events, result.effects = result.events + 1, result.effects + len(came)
         answers = tuple(answer_of(effect) for effect in came)
         if answers != entry.answers or error != entry.error:
@@ -69,7 +69,7 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
     return result
 
 
-def said(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """An exception as it is on the tape."""
     return f"{type(error).__name__}: {error}"
 

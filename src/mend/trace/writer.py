@@ -26,13 +26,13 @@ from typing import Any, BinaryIO, Protocol
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
-from mend.coordination.machines import Parts
+from mend.coordination.machines import ProcessSpec
 from mend.errors import diagnostics_remedy, require
 from mend.events.base import Emit
 from mend.events.kinds import TapeGap, TapeStopped, TapeWithoutBase
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
-from mend.trace.replay import said
+from mend.trace.replay import format_error
 from mend.trace.state import encode_state
 from mend.types import MB, VERSION
 
@@ -71,13 +71,13 @@ def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) 
     try:
         effects = machine.handle(event, now_ns)
     except Exception as error:
-        tape.put(name, now_ns, event, (), said(error))
+        tape.put(name, now_ns, event, (), format_error(error))
         raise
     tape.put(name, now_ns, event, effects)
     return effects
 
 
-def header_of(job: str, parts: Parts, **more: Any) -> Header:
+def header_of(job: str, parts: ProcessSpec, **more: Any) -> Header:
     """The header of this process's tape. `more`: further fields of it."""
     return Header(
         job=job,
@@ -154,7 +154,7 @@ class TapeWriter:
                 return Base(state)
             reason = f"{len(state)} bytes are too many"
         except Exception as error:  # training goes on, with a tape that explains but cannot begin
-            reason = said(error)
+            reason = format_error(error)
         self._note(TapeWithoutBase(reason))
         return Base(b"")
 

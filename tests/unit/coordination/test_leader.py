@@ -18,6 +18,7 @@ from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.coordination.messages import (
     LIVES_MAX,
     Bad,
+    CapturePart,
     Challenge,
     Held,
     Hello,
@@ -25,7 +26,6 @@ from mend.coordination.messages import (
     Message,
     OfferId,
     Orders,
-    Part,
     Partial,
     Prepare,
     RankOrders,
@@ -144,8 +144,8 @@ class Rack:
         return body
 
 
-def part(rank: int = 0, seq: int = 1, **changes: Any) -> Part:
-    return replace(Part(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
+def part(rank: int = 0, seq: int = 1, **changes: Any) -> CapturePart:
+    return replace(CapturePart(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
 
 
 # -------------------------------------------------------------- getting in

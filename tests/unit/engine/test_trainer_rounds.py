@@ -18,7 +18,7 @@ from mend.coordination.events import (
     BatchSet,
     Captured,
     Discarded,
-    Progress,
+    StepReached,
     StillOpen,
     Timed,
 )
@@ -95,7 +95,7 @@ def test_progress_is_told_without_the_time_that_was_waited() -> None:
     for _ in range(2):
         hand.now_ns += SECOND
         hand.step()
-    assert hand.posted(Progress) == [Progress(step, SECOND) for step in (4, 6)]
+    assert hand.posted(StepReached) == [StepReached(step, SECOND) for step in (4, 6)]
 
 
 def test_what_is_untimed_is_no_part_of_a_step() -> None:
@@ -107,7 +107,7 @@ def test_what_is_untimed_is_no_part_of_a_step() -> None:
         if step == 2:
             with hand.trainer.clock.untimed():
                 hand.now_ns += 60 * SECOND
-    assert {progress.step_ns for progress in hand.posted(Progress)} == {SECOND}
+    assert {progress.step_ns for progress in hand.posted(StepReached)} == {SECOND}
     assert {timed.ns for timed in hand.posted(Timed)} == {SECOND}
 
 
@@ -705,7 +705,7 @@ def test_a_rack_joins_a_round_that_another_has_opened() -> None:
     hand.opened(0)
     hand.step()
     assert captured(hand) == [(3, 0, 0)]
-    assert hand.posted(Progress) == [Progress(3, 0)], "a tape tells what the capture cost"
+    assert hand.posted(StepReached) == [StepReached(3, 0)], "a tape tells what the capture cost"
     hand.decide(0.75, names=True)
     hand.opened(-1)
     hand.step(8)

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from mend.coordination.coordinator import CoordinatorOptions
-from mend.coordination.events import Machine, Progress, Tick
+from mend.coordination.events import Machine, StepReached, Tick
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import (
     COORDINATOR,
     LEADER,
-    CoordinatorParts,
-    Parts,
-    RankParts,
+    CoordinatorSpec,
+    ProcessSpec,
+    RankSpec,
     machines_of,
 )
 from mend.coordination.machines import RANK_MACHINE as RANK
@@ -26,10 +26,10 @@ from mend.trace.state import _enum, _struct, decode_state, encode_state
 from mend.types import MS, WITNESS, Peer
 from tests.unit.coordination.nouns import digest, member
 
-PARTS = Parts(Peer(0, 1), member(0), RankParts(RankOptions(100 * MS, ranks=2), (digest(1),)))
+PARTS = ProcessSpec(Peer(0, 1), member(0), RankSpec(RankOptions(100 * MS, ranks=2), (digest(1),)))
 OPTIONS = CoordinatorOptions(2, 100 * MS, 2000 * MS)
-WITNESS_PARTS = Parts(
-    Peer(WITNESS, 0), member(WITNESS), coordinator=CoordinatorParts("job", OPTIONS)
+WITNESS_PARTS = ProcessSpec(
+    Peer(WITNESS, 0), member(WITNESS), coordinator=CoordinatorSpec("job", OPTIONS)
 )
 
 
@@ -75,7 +75,7 @@ def test_what_two_share_is_shared_again() -> None:
 
 def test_a_machine_goes_on_where_it_was() -> None:
     machines = keeping()
-    machines[RANK].handle(Progress(8, MS), 60 * MS)
+    machines[RANK].handle(StepReached(8, MS), 60 * MS)
     again = decode_state(encode_state(machines))
     assert again[RANK].handle(Tick(), 200 * MS) == machines[RANK].handle(Tick(), 200 * MS) != []
     assert encode_state(again) == encode_state(machines)

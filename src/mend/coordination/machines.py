@@ -34,7 +34,7 @@ from mend.coordination.rank import RankMachine
 from mend.types import Member, Peer
 
 RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "follower"
-"""What a tape calls the machines."""
+"""Names of the machines on a tape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RankSpec:
     options: RankOptions
     own_digests: tuple[str, ...]
     own_versions: tuple[int, ...] = ()
-    """Versions that `own_digests` are of; empty: 0 of every fragment."""
+    """Versions of `own_digests`; empty: 0 for every fragment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """The parts of one process. None: it has no such machine. Without a rank machine it is the
-    witness."""
+    """What the machines of one process are built from. None: it has no such machine. A process
+    without a rank machine is the witness."""
 
     me: Peer
     member: Member
@@ -75,7 +75,8 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The coordinator shares the vote of its process with the leader or the follower."""
+    """The machines of one process. The coordinator shares the vote of its process with the leader
+    or the follower."""
 
     rank_machine: RankMachine | None = None
     leader: Leader | None = None
@@ -93,8 +94,8 @@ class Machines:
         return {name: machine for name, machine in machines.items() if machine is not None}
 
     def receivers(self, body: Message) -> list[Machine]:
-        """The machines of a rank's process that a message is for. The coordinator hears first that
-        its ballot is over, then the leader."""
+        """The machines of a rank's process that receive this message. The coordinator comes first,
+        so that it learns before the leader that its ballot is over."""
         receivers: list[Machine | None] = []
         match body:
             case RankOrders():
@@ -109,7 +110,7 @@ class Machines:
 
 
 def machines_of(spec: ProcessSpec) -> Machines:
-    """Builds the machines of one process."""
+    """Build the machines of one process."""
     me, member, acceptor = spec.me, spec.member, Acceptor(Log(spec.records_kept))
     rank_machine = leader = coordinator = follower = clock = None
     if (of := spec.rank_machine) is not None:

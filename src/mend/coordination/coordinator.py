@@ -409,7 +409,7 @@ class Coordinator:
         self.election.forget()
         self.gave_up = (
             f"gave up the former job of this name ({log.decided} records): every rack was started "
-            "again, so nobody has its weights any more"
+            "again, so no process holds its weights any more"
         )
 
     def _lives(self, peer: Peer, orders: Orders) -> bool:

@@ -218,7 +218,7 @@ class Election:
         log = self.proposer.log.appended
         dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
         racks = ", ".join(f"rack {rack}" for rack in dead)
-        detail = f"nobody is left who holds the weights of the running job: {racks} died with them"
+        detail = f"no live process holds the weights of the running job: {racks} died with them"
         return [
             Send(Peer(rack, 0), Refusal(log.seats[rack].member.incarnation, "lost", detail))
             for rack in sorted(log.seats.keys() - set(dead))

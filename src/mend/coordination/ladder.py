@@ -227,8 +227,8 @@ class Ladder:
         if _needed(log, rack, reports, live):
             return None
         del self.behind_ns[rack]
-        reason = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
-        reason = f"{reason}, to start it again costs {price_ns // MS} ms"
+        reason = f"{sentence_of(own)}; this has cost it {lost_ns // MS} ms"
+        reason = f"{reason}, a restart costs {price_ns // MS} ms"
         return Mitigation(rack, EVICTED, reason, now.batch_pct)
 
     def _more(
@@ -307,7 +307,7 @@ def _needed(
     for other in (*away, *others):
         report = reports.get(other)
         if other not in live or other in away or report is None:
-            return f"rack {other} is not there"
+            return f"rack {other} is absent"
         if report.leaving:
             return f"rack {other} leaves"
     left = {voter for voter in log.voters if voter.rack != rack and voter.rack in live}
@@ -338,7 +338,7 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
     if now.stage == AWAITED:
         return None
     if verdict is None:
-        return Mitigation(now.rack, AWAITED, "it is slow no more")
+        return Mitigation(now.rack, AWAITED, "it is no longer slow")
     if now.stage == EVICTED:
         return None
     if verdict.cause == LINK and now.batch_pct < 100:
@@ -348,5 +348,5 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None
-    reason = f"{sentence_of(verdict)}, which is less than it was"
+    reason = f"{sentence_of(verdict)}, which is less than before"
     return Mitigation(now.rack, now.stage, reason, pct)

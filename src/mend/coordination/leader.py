@@ -254,16 +254,15 @@ class Leader:
         if self.asker is not None and begins_alone:
             who = rack_name(self.asker)
             return (
-                f"{who} knows this job, in which a former life of this rack has a seat, and nobody "
-                "leads it: every rack that is silent has to be started again, or retired (mend "
-                "retire)"
+                f"{who} knows this job, in which a former life of this rack has a seat, and no "
+                "member leads it: restart every silent rack, or retire it (mend retire)"
             )
         if self.orders is None:
             return (
                 f"no answer from the coordinator ({self._where()}); is it running, is the address "
-                "right (sideband_peers, witness_addr), is a firewall between, is the key the same "
-                "(key_file); or is the job over "
-                "(then nobody is left to answer: start all racks again, and the witness)"
+                "right (sideband_peers, witness_addr), does a firewall block it, is the key the "
+                "same (key_file); or is the job over (then no process is left to answer: start all "
+                "racks again, and the witness)"
             )
         if self.orders.missing:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))

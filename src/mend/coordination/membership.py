@@ -139,7 +139,7 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
             done = log.mitigations.get(rack)
             why = f"rack {rack} left"
             evicted = done is not None and done.stage == EVICTED
-            yield _without(log, rack, f"{why}, evicted as it is slow" if evicted else why)
+            yield _without(log, rack, f"{why}, evicted because it is slow" if evicted else why)
     known = log.seats.keys() - context.live | log.away.keys()
     for rack in sorted(known & set(context.retired)):
         why = f"a person has retired rack {rack}"
@@ -155,14 +155,14 @@ def _evictions(context: MembershipContext) -> Iterable[Roster]:
             rack not in context.live and context.now_ns - view.lively_ns >= context.evict_ns > 0
         )
         if silent and rack in context.log.seats:
-            yield _without(context.log, rack, f"rack {rack} was not there for too long")
+            yield _without(context.log, rack, f"rack {rack} was absent for too long")
 
 
 def _copied(context: MembershipContext) -> Iterable[Roster]:
     """The racks of a unanimous lineage have copied enough from each other: from here on a quorum of
     them decides."""
     if context.log.unanimous:
-        reason = "every quorum holds what is decided"
+        reason = "every quorum holds all decided versions"
         yield _changed(context.log, context.log.seats, context.log.non_voters, reason)
 
 

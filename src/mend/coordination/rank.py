@@ -376,7 +376,9 @@ class RankMachine:
         if undone and not self.finished:
             self.finished = True
             names = ", ".join(f"version {self.replicas[p].applied} of fragment {p}" for p in undone)
-            reason = f"it trained on {names}, which the other racks undid, as it came too late"
+            reason = (
+                f"it trained on {names}, which the other racks undid, because it arrived too late"
+            )
             effects.append(ev.Finished(reason))
 
     def _on_checkpoint(self, record: CheckpointRecord) -> None:

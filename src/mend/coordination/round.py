@@ -282,7 +282,7 @@ class Round:
             scarce -= {offer.member.rack for offer in self._too_old(inputs)}
             self.why = (
                 f"{len(arrived)} of {k} offers have arrived"
-                + _racks(", too few racks hold what there is of", scarce)
+                + _racks(", too few racks hold the payload of", scarce)
                 + _racks(", waiting for", waiting - scarce)
             )
             return None

@@ -234,7 +234,7 @@ class _Read:
             base = self.states.get(body.base)
             if base is None:
                 self.newest, self.states = 0, {}
-                raise Unread(f"a patch of state {body.base}, which did not come here")
+                raise Unread(f"a patch of state {body.base}, which this process does not have")
             self.states = {n: s for n, s in self.states.items() if n >= body.base}
             body = apply_patch(base, body)
         self.states[number] = body
@@ -290,11 +290,11 @@ class Streams:
             return body
         kind = body.kind if isinstance(body, Patch) else _tag(type(body))
         if kind not in _KINDS or not isinstance(body, Patch | Repeated):
-            raise WireError(f"a numbered message of kind {kind}, which is no state")
+            raise WireError(f"a numbered message of kind {kind}, which is not a state")
         lives = self._read.get(peer, {})
         if not hears and life not in lives:
             if isinstance(body, Patch):
-                raise Unread("a patch of somebody who has not heard this process yet")
+                raise Unread("a patch from a process that has not heard this one yet")
             return body
         streams = self._read.setdefault(peer, {}).setdefault(life, {})
         while len(self._read[peer]) > LIVES_MAX:

@@ -64,7 +64,7 @@ def _of_other_version(frame: bytes) -> WireError:
     match envelope:
         case [str() as job, int() as rack, *_] if 0 <= rack <= 0xFFFF:
             return OtherVersion(version, VERSION, job, rack, _address_in(envelope))
-    return WireError(f"wire version {version}, this is version {VERSION}, from nobody")
+    return WireError(f"wire version {version}, this is version {VERSION}, sender unknown")
 
 
 def _address_in(envelope: object) -> str:

@@ -102,7 +102,7 @@ class ChangePoints:
             likely = sorted(kept, key=lambda i: (-weights[i], lengths[i]))
             kept = sorted(likely[:RUNS_MAX])
         total = sum(weights[i] for i in kept)
-        if total <= 0.0:  # no run explains it: a new one begins
+        if total <= 0.0:  # no run explains it, so a new one begins
             kept, weights, total = range(1), [1.0], 1.0
         self.lengths = [lengths[i] for i in kept]
         self.probabilities = [weights[i] / total for i in kept]

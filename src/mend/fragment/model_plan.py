@@ -1,6 +1,6 @@
-"""A model as its rack exchanges it: which parameters, moments and running statistics, in which
-fragments. Made once,
-where training begins, and handed to all that ask. Never peers, clocks, files."""
+"""The exchanged part of a model: which parameters, moments and running statistics, in which
+fragments. Made once, at the start of training, and passed to all users. Uses no peers, clocks or
+files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PlannedFragment(NamedTuple):
 
     @property
     def averaged(self) -> bool:
-        """Whether the racks' mean is what all continue from, instead of an outer step."""
+        """Whether all racks continue from the plain mean instead of taking an outer step."""
         return bool(self.moments or self.statistics)
 
 
@@ -85,7 +85,7 @@ class ModelPlan:
 
     @cached_property
     def ids(self) -> set[int]:
-        """Of the parameters."""
+        """ids of the exchanged parameters."""
         return {id(parameter) for parameter in self.parameters.values()}
 
     @property
@@ -96,12 +96,12 @@ class ModelPlan:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Those that require a gradient."""
+        """The exchanged parameters that require a gradient."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     @cached_property
     def device(self) -> torch.device | None:
-        """The one that all parameters are on; None when they are on several."""
+        """The device that all parameters are on; None if they are on several."""
         return device_of(self.parameters.values())
 
     @property
@@ -146,7 +146,7 @@ class ModelPlan:
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of all fragments, by number."""
+        """The layouts of all fragments, by number."""
         return tuple(fragment.layout for fragment in self.planned)
 
     def names_in(self, fragment: PlannedFragment) -> list[str]:

@@ -1,7 +1,8 @@
-"""Writes events as lines of JSON, in a thread of its own.
+"""Writes events as lines of JSON, in its own thread.
 
-A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing goes
-on when there is space again. A file that was removed is noticed, and made again."""
+A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing
+continues once there is space. A removed file is detected and created again.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class EventsFile:
             self._file.append(lines)
         except OSError as error:
             if not self._failing:
-                self._failing = True  # before the line: its reader may ask for it
+                self._failing = True  # set before the line, whose reader may check it
                 remedy = diagnostics_remedy(error)
                 self._report(EventsStopped(str(self._path), str(error), remedy))
             return False

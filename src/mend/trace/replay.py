@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """The extent of a replay. `gap`: where it stopped, as later events cannot be compared."""
+    """The extent of a replay. `gap`: where it stopped, because later events cannot be compared."""
 
     events: int = 0
     effects: int = 0
@@ -41,9 +41,9 @@ class Replayed:
 
 
 def replay(parts: ProcessSpec, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
-    """Feed new machines what those of the tape were fed; `base`: their state where it begins, if
-    that is not the beginning. Raises TapeError for a tape that names a machine that the header does
-    not, and for a state that does not fit."""
+    """Feed new machines the events of the tape and compare the effects. `base`: the machines' state
+    at the beginning of `entries`, if that is not the beginning of the job. Raises TapeError for a
+    tape that names a machine that its header does not, and for a state that does not fit."""
     machines = decode_state(base) if base else machines_of(parts).named()
     result, rounds = Replayed(), set()
     for entry in entries:
@@ -70,12 +70,12 @@ def replay(parts: ProcessSpec, entries: Iterable[Entry | Gap], base: bytes = b""
 
 
 def format_error(error: Exception) -> str:
-    """An exception as it is on the tape."""
+    """An exception as a tape records it."""
     return f"{type(error).__name__}: {error}"
 
 
 def _committed(effects: list[Effect]) -> set[tuple[int, int]]:
-    """(fragment, version) that a rank reads as committed, or that a coordinator has decided."""
+    """(fragment, version) pairs that a rank reads as committed, or a coordinator has decided."""
     versions: set[tuple[int, int]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):

@@ -187,7 +187,7 @@ def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
     rack.hear(COORDINATOR, COORDINATOR_LIFE, Challenge(member(RACK).incarnation, 5))
     (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
     assert str(told["for"]).startswith("the witness knows this job")
-    assert "every rack that is silent has to be started again, or retired" in str(told["for"])
+    assert "restart every silent rack, or retire it" in str(told["for"])
     rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
     (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
     assert str(told["for"]).startswith("rack 2 knows this job")

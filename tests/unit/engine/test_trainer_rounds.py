@@ -130,7 +130,7 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     assert hand.noted("local-batch") == [
         ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
     ]
-    hand.published.told(Mitigation(mine, AWAITED, "it is slow no more"))
+    hand.published.told(Mitigation(mine, AWAITED, "it is no longer slow"))
     hand.step(4)
     assert hand.posted(BatchSet)[1:] == [BatchSet(6, 100)]
 

@@ -91,7 +91,7 @@ def test_equal_states_are_equal_bytes_whatever_the_order_of_a_set() -> None:
 
 @pytest.mark.parametrize("strange", [lambda: 1, pytest, MS.bit_length, 1j])
 def test_what_is_no_plain_value_is_refused_by_name(strange: object) -> None:
-    with pytest.raises(TypeError, match="is no part of a machine's state"):
+    with pytest.raises(TypeError, match="is not part of a machine's state"):
         encode_state(keeping(strange=strange))
 
 

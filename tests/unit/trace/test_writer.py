@@ -229,7 +229,7 @@ def test_without_a_state_a_tape_goes_on_says_so_and_is_read(
 ) -> None:
     notes = long_tape(tmp_path, monkeypatch, strange=pytest)
     assert set(notes.kinds) == {"tape-no-base"}
-    assert "is no part of a machine's state" in str(notes.said[0][1]["reason"])
+    assert "is not part of a machine's state" in str(notes.said[0][1]["reason"])
     (first,) = tapes_in([tmp_path])
     tape = read_tape(first)
     assert len(list(tape.entries())) > 10

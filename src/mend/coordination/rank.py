@@ -149,11 +149,8 @@ class RankMachine:
             case ev.Heard(peer, incarnation, RankOrders() as orders):
                 if (*peer, incarnation) == (self.me.rack, 0, self.member.incarnation):
                     self._on_orders(orders, now_ns, effects)
-            case ev.Captured(p, seq, base, step, tokens, steps, last):
-                self.parts[p] = CapturePart(
-                    p, seq, base, step, tokens, steps, "", base, "", closing=last
-                )
-                effects.append(ev.Encode(p, seq))
+            case ev.Captured():
+                self._on_captured(event, effects)
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
             case ev.Encoded():
@@ -204,6 +201,13 @@ class RankMachine:
                 self.idle_versions = versions
             case ev.BarrierChanged():
                 self._on_barrier(event)
+
+    def _on_captured(self, event: ev.Captured, effects: list[ev.Effect]) -> None:
+        p, seq, base = event.fragment, event.seq, event.base
+        self.parts[p] = CapturePart(
+            p, seq, base, event.step, event.tokens, event.steps, "", base, "", closing=event.closing
+        )
+        effects.append(ev.Encode(p, seq))
 
     def _on_copied(self, event: ev.Copied, now_ns: int) -> list[ev.Effect]:
         effects = self.replicas[event.fragment].on_copied(event, now_ns)

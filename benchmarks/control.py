@@ -39,7 +39,13 @@ from mend.coordination import wire
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
+from mend.coordination.machines import (
+    CoordinatorSpec,
+    LeaderSpec,
+    ProcessSpec,
+    RankSpec,
+    machines_of,
+)
 from mend.coordination.messages import Hello, Message, RankOrders, RankReport, Report, Vote
 from mend.coordination.streams import Streams
 from mend.types import SECOND, Address, Member, Peer
@@ -78,7 +84,7 @@ class Rack:
 
     number: int
     member: Member
-    parts: Parts
+    parts: ProcessSpec
     step: int = 0
     seq: int = 0
     applied: list[int] = field(default_factory=list)
@@ -132,14 +138,14 @@ class World:
         )
         leads = LeaderOptions(100 * MS, SECOND, 60 * SECOND)
         coordinates = CoordinatorOptions(o.racks, 100 * MS, SECOND)
-        parts = Parts(
+        parts = ProcessSpec(
             Peer(number, 0),
             member,
-            RankParts(RankOptions(100 * MS, o.ranks), tuple(each[0] for each in digests)),
-            LeaderParts(
+            RankSpec(RankOptions(100 * MS, o.ranks), tuple(each[0] for each in digests)),
+            LeaderSpec(
                 Hello(seat, policy, (("model", "large"),), digests), Peer(0, 0), leads, self.now_ns
             ),
-            CoordinatorParts(JOB, coordinates) if number == 0 else None,
+            CoordinatorSpec(JOB, coordinates) if number == 0 else None,
         )
         return Rack(number, member, parts, applied=[0] * o.fragments)
 
@@ -275,7 +281,7 @@ class World:
             if p in rack.open:
                 self._give(rack, rack.rank, ev.StillOpen(p, version))
         rack.due.clear()
-        self._give(rack, rack.rank, ev.Progress(rack.step, o.step_ms * MS))
+        self._give(rack, rack.rank, ev.StepReached(rack.step, o.step_ms * MS))
         gap = max(1, o.period // o.fragments)
         if rack.step % gap == 0 and rack.leader.log.committed.begun:
             p = rack.step // gap % o.fragments

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks._common import Goal, limit, read_options, report
 from mend.coordination.events import Effect, Event, Tick
-from mend.coordination.machines import Parts, machines_of
+from mend.coordination.machines import ProcessSpec, machines_of
 from mend.trace import format as form
 from mend.trace.format import Entry
 from mend.trace.writer import TapeWriter, handled, header_of
@@ -41,7 +41,7 @@ OPTIONS = {"events": (20_000, "at least"), "repeats": (5, "of the job with and w
 class Fed:
     """The events that one process handled: machine, event, time."""
 
-    parts: Parts
+    parts: ProcessSpec
     entries: list[Entry]
 
 
@@ -123,7 +123,7 @@ def _feed(fed: list[Fed], folder: Path | None) -> tuple[float, float, float]:
 
 
 def _put_ns(folder: Path) -> float:
-    parts = Parts(Peer(0, 0), Member(0, 0))
+    parts = ProcessSpec(Peer(0, 0), Member(0, 0))
     tape = TapeWriter(folder / "put", header_of("job", parts), MB, _say)
     event: Event = Tick()
     effects: list[Effect] = []

@@ -262,8 +262,8 @@ MUTANTS = (
     Mutant(
         "other-sums: a total of another attempt, or another version, is merged with",
         "coordination.sums:Sums.take_total",
-        "self.of == (total.version, total.attempt) and self.phase is Phase.TOLD",
-        "self.phase is Phase.TOLD",
+        "self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED",
+        "self.phase is Phase.REPORTED",
         ("tests/unit/coordination/test_sums.py",),
     ),
     Mutant(

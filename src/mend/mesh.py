@@ -18,7 +18,7 @@ from mend.hardware.cpu_affinity import Machine, bus_id_of, host
 from mend.hardware.nccl_topology import announce, read_dump
 
 MEET_S = 300.0
-"""How long the ranks wait for each other here: a torchrun has just started them all."""
+"""How long the ranks wait for each other: one torchrun has just started them all."""
 
 RACK_DIM = "rack"
 SAY = "Say rack_mesh(ranks_per_rack=...), or set MEND_RANKS_PER_RACK on all ranks."
@@ -36,31 +36,34 @@ class RackSeat:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one rank knows of its place; empty and None: not known. All plain data."""
+    """What one rank knows of its place; empty and None: unknown. Plain data."""
 
     host: str
     boot: str = ""
-    """Tells machines apart that have one name."""
+    """Distinguishes machines of the same name."""
     ranks_per_rack: int | None = None
     said_by: str = ""
-    """The argument or the variable that gave ranks_per_rack."""
+    """The argument or variable that set ranks_per_rack."""
     racks: int | None = None
     levels: tuple[str, ...] = ()
     node: str = ""
     node_number: int | None = None
     island: str = ""
-    """What of its machine NVLink or a processor joins with its GPU, as an NCCL dump shows it."""
+    """The part of its machine that NVLink or a CPU joins with its GPU, according to an NCCL
+    dump."""
     shape: tuple[tuple[str, int], ...] = ()
     device_type: str = ""
     rack: int | None = None
-    """What a setting says this rack's number is, where there is no mesh."""
+    """The rack number from the settings, if there is no mesh."""
     fault: tuple[str, str, str, str] | None = None
-    """A ConfigError that only this rank saw: all raise it, instead of waiting for the one."""
+    """A ConfigError that only this rank found. All ranks raise it, instead of waiting for this
+    one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Racks:
-    """Global ranks by rack, ascending within a rack and by their first. `source`: says so."""
+    """Global ranks by rack, ascending within a rack and by their first. `source`: what determined
+    them."""
 
     ranks: tuple[tuple[int, ...], ...]
     source: str
@@ -103,8 +106,8 @@ def find_seat(rack: int | None, *, addressed: bool) -> RackSeat | None:
     """The rack of this process, decided as `rack_mesh` decides it, for `rack_aware`.
 
     `rack`: the number that a setting names, if one does. `addressed`: the settings say where the
-    racks listen. Returns None where all ranks of this torchrun are one rack, or there is but this
-    process: the settings say which rack it is. All ranks call it. Raises ConfigError on every rank:
+    racks listen. Returns None if all ranks of this torchrun are one rack, or this is the only
+    process: then the settings name the rack. All ranks call it. Raises ConfigError on every rank:
     sources or ranks that contradict each other, racks on several hosts without addresses.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -204,8 +207,8 @@ def decide(places: Sequence[Place]) -> Racks:
 
 
 def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | None:
-    """`decide` for `rack_aware`. None: the torchrun is one rack, as the ranks have been given its
-    number, or nothing tells them apart. Raises ConfigError."""
+    """`decide` for `rack_aware`. None: the torchrun is one rack, because the settings give its
+    number to the ranks, or because no source distinguishes them. Raises ConfigError."""
     _refuse_faults(places)
     number, size = places[0].rack, places[0].ranks_per_rack
     if number is not None:
@@ -229,7 +232,7 @@ def decide_without_mesh(places: Sequence[Place], *, addressed: bool) -> Racks | 
 
 
 def _found(places: Sequence[Place]) -> Racks | None:
-    """None: nothing tells the ranks apart."""
+    """The racks; None: no source distinguishes the ranks."""
     size = places[0].ranks_per_rack
     return _counted(places, size) if size is not None else _looked_up(places)
 
@@ -294,7 +297,7 @@ def _counted(places: Sequence[Place], size: int) -> Racks:
 
 
 def _looked_up(places: Sequence[Place]) -> Racks | None:
-    """By the first source that tells the ranks apart."""
+    """The racks by the first source that distinguishes the ranks."""
     hosts = _groups([_home(place) for place in places])
     islands = [place.island for place in places]
     if len(hosts) == 1 and all(islands) and len(set(islands)) > 1:
@@ -329,7 +332,7 @@ def _refuse_torn(
     field: str,
     value: str,
 ) -> None:
-    """Ranks of one host hang on one switch."""
+    """Refuse ranks of one host that are on different switches."""
     for ranks in hosts:
         if not any(set(ranks) <= set(rack) for rack in switches):
             rule = f"ranks {_listed(list(ranks))} share a host and not a switch"

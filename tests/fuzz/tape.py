@@ -7,7 +7,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from mend.coordination.machines import Parts, machines_of
+from mend.coordination.machines import ProcessSpec, machines_of
 from mend.errors import TapeError
 from mend.trace import format as form
 from mend.trace.format import Entry, Packer
@@ -32,7 +32,7 @@ class Tape:
     def __init__(self, seed: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "tape-rack0-rank0.mend"
-        parts = Parts(Peer(0, 0), Member(0, 7))
+        parts = ProcessSpec(Peer(0, 0), Member(0, 7))
         header = header_of("fuzz", parts, config={"racks": 2})
         self._bound = form.record_of(header)
         self._records = [form.record_of_entry(*each) for each in handled()[:EVENTS]]

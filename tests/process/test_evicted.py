@@ -79,7 +79,7 @@ def test_a_rack_that_becomes_slow_is_started_again_and_is_a_twin(
     status, explained = mend(nursery, "explain", events)
     assert status == 0, explained
     assert "rack 1 is evicted, to be started again: rack 1 is slow " in explained
-    assert "rack 1 left, evicted as it is slow" in explained
+    assert "rack 1 left, evicted because it is slow" in explained
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_a_rack_that_lost_its_seat_ends_as_one_to_be_started_again(jobs: Jobs, b
     job.event(1, "applied")
     fall_asleep(job, 1, 0)
     if by == "silence":
-        reason = "rack 1 was not there for too long"
+        reason = "rack 1 was absent for too long"
     elif by == "a person":
         assert "rack 1 is out" in said(job, "1", job.witness_address)
         reason = "a person has retired rack 1"

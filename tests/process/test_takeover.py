@@ -82,7 +82,7 @@ def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
     Path(dead).touch()
     if seat_timeout_s:
         put_out = job.event(1, "roster", racks=[1, 2])
-        assert put_out["reason"] == "rack 0 was not there for too long"
+        assert put_out["reason"] == "rack 0 was absent for too long"
     Path(gate).touch()
     for rack in (1, 2):
         job.ended(rack, code=0)

@@ -500,7 +500,7 @@ BUGS = (
     _bug(
         "37d",
         "a snapshot does not say how many rounds were merged",
-        ("consensus.log:Log.snapshot", "tuple(told.rounds)", "(0,) * len(told.rounds)"),
+        ("consensus.log:Log.snapshot", "tuple(state.rounds)", "(0,) * len(state.rounds)"),
     ),
     _bug(
         "38",

@@ -148,7 +148,7 @@ def test_a_slow_rack_is_evicted_with_all_its_work_merged_and_comes_back_as_a_twi
     assert f"rack {slow} is slow by the compute of rank" in move.reason
     rosters = [r for r in world.checkers.agreement.records if isinstance(r, Roster)]
     left, back = rosters[0], rosters[1]
-    assert left.reason == f"rack {slow} left, evicted as it is slow"
+    assert left.reason == f"rack {slow} left, evicted because it is slow"
     assert [seat.member.rack for seat in back.members] == [0, 1, 2]
     former = [process for process in world.past if process.me.rack == slow]
     steps = [[f["step"] for k, f in pairs(each.notes) if k == "evicted"] for each in former]

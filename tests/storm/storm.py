@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mend import newest_checkpoint
-from mend.coordination.ending import TOLD_NS
+from mend.coordination.ending import END_REPEATED_NS
 from mend.tools.keys_command import create
 from mend.tools.ports import free_ports
 from mend.types import SECOND
@@ -392,7 +392,7 @@ class Storm:
         witness = self.job.witness
         if witness is None or self.witness_killed:
             return []
-        code = self._ended(witness, WAIT_S + TOLD_NS / SECOND)
+        code = self._ended(witness, WAIT_S + END_REPEATED_NS / SECOND)
         return [] if code == 0 else [f"the witness ended with {code}"]
 
     def _newest(self, rack: int) -> int:

@@ -33,7 +33,7 @@ CODECS: dict[str, Callable[[], Codec]] = {
 LAYOUT_CODECS: dict[str, Callable[[], LayoutCodec]] = {
     f"powersgd-{rank}": partial(PowerSGD, rank) for rank in range(1, RANK_MAX + 1)
 }
-"""Those that have to know the tensors, or have a state."""
+"""Codecs that need to know the tensors, or have a state."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 
@@ -49,8 +49,8 @@ def codec_named(name: str) -> Codec | LayoutCodec:
 
 
 def cut_numel(codec: Codec | LayoutCodec) -> int:
-    """Elements at whose multiples payloads of this codec may be cut into slices that decode by
-    themselves; 0: they cannot be."""
+    """Number of elements at whose multiples payloads of this codec may be cut into slices that
+    decode independently; 0: they may not be cut."""
     if isinstance(codec, LayoutCodec | Varying) or codec.feedback == "weights":
         return 0
     return 1 if isinstance(codec, RawFloat32) else codec.block

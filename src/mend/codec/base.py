@@ -1,4 +1,4 @@
-"""One flat fp32 vector <-> bytes. Runs on workers. Touches tensors; never peers, clocks, files.
+"""One flat fp32 vector <-> bytes. Runs on workers. Touches tensors; uses no peers, clocks or files.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes, S elements of a codec's state.
 """
@@ -36,7 +36,7 @@ class Codec(Protocol):
     number of bytes (see codec.closing)."""
     block: int
     """Elements that are encoded together. A vector that is cut at multiples of `block` and encoded
-    part by part gives the same bytes, end to end. 0: only the whole vector can be encoded."""
+    part by part gives the same bytes, concatenated. 0: only the whole vector can be encoded."""
 
     def payload_bytes(self, numel: int) -> int:
         """B for N = numel elements; of a codec that is `Varying`, the most that B can be."""
@@ -53,7 +53,7 @@ class Codec(Protocol):
 
 @runtime_checkable
 class Varying(Protocol):
-    """A codec whose payloads of N elements are not all of one size. An offer then says its size."""
+    """A codec whose payloads of N elements differ in size. Its offers carry the size."""
 
     def check(self, payload_B: Tensor, numel: int) -> None:
         """Raises WireError when `decode` could not read all N elements of this payload."""
@@ -74,7 +74,7 @@ class FragmentCodec(Protocol):
 
     @property
     def payload_bytes(self) -> int:
-        """The most that a payload can be; a closing one (codec.closing) may be longer."""
+        """Upper limit of a payload; a closing one (codec.closing) may be longer."""
 
     def first(self, state_S: Tensor) -> None:
         """Write the state that a run begins with (fp32): equal bits on every rack."""
@@ -97,14 +97,15 @@ class FragmentCodec(Protocol):
 
 @runtime_checkable
 class LayoutCodec(Protocol):
-    """A codec that has to know which tensors a vector holds, or what was merged before."""
+    """A codec that needs to know which tensors a vector holds, or what was merged before."""
 
     name: str
     exact: bool
     feedback: Feedback
 
     def of(self, owned: Owned, staleness_max_rounds: int) -> FragmentCodec:
-        """For these elements. A merged offer may be `staleness_max_rounds` versions old."""
+        """The codec for these elements. A merged offer may be `staleness_max_rounds` versions
+        old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Stateless:
 
 
 def check_row(payload_B: Tensor) -> None:
-    """Raises WireError for what can be no payload."""
+    """Raises WireError for a tensor that cannot be a payload."""
     if payload_B.dtype != torch.uint8 or payload_B.dim() != 1 or not payload_B.is_contiguous():
         raise WireError(
             f"a payload is one row of uint8, got {payload_B.dtype} {tuple(payload_B.shape)}"

@@ -1,10 +1,10 @@
 """Closing offers: the last offer of a fragment is sent as fp32. Runs on workers. Touches tensors;
 never peers, clocks, files.
 
-With feedback in the weights a rack's weights hold what its codec has left out of every offer so
-far, and the merged model does not. The last offer of each fragment is sent as fp32, and brings all
-of it at once. Its payload is the elements and one byte, 1: its length is odd, which that of no
-other payload is. So a reader can tell the two kinds apart by the payload alone.
+With feedback in the weights, a rack's weights hold what its codec has left out of every offer so
+far, and the merged model lacks it. The last offer of each fragment is sent as fp32 and brings all
+of it at once. Its payload is the elements and one byte, 1. Only such a payload has an odd length,
+so a reader can distinguish the two kinds by the payload alone.
 
 Legend: N elements of a rank's part of a fragment, B payload bytes, S elements of a codec's state.
 """
@@ -58,7 +58,7 @@ class Closing:
     def check(self, payload_B: Tensor, numel: int) -> None:
         check_row(payload_B)
         if payload_B.numel() != self.payload_bytes(numel) or payload_B[-1] != _MARK:
-            what = f"{payload_B.numel()} bytes are no closing payload of {numel} elements"
+            what = f"{payload_B.numel()} bytes are not a closing payload of {numel} elements"
             raise WireError(what)
 
     def decode(self, payload_B: Tensor, start: int, stop: int, out: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ def cost_of(codec: str, apply_mode: str = "carry") -> str:
     in_weights = apply_mode == "carry"
     scratch, warm = COST_PCT[known, in_weights]
     kept = "" if in_weights else f" with a residual buffer, as with apply_mode={apply_mode!r},"
-    said = f"{kept} raised" if known == codec else f": {known!r}{kept} raised"
+    change = f"{kept} raised" if known == codec else f": {known!r}{kept} raised"
     return (
-        f"codec={codec!r}{said} the loss by {scratch} % from random weights "
+        f"codec={codec!r}{change} the loss by {scratch} % from random weights "
         f"and {warm} % after a warm start in a run of 48 rounds; 'int4' did not raise it "
         "measurably. Use 'int4' unless the run has many hundred rounds and the link carries "
         "nothing larger (docs/compression.md)"

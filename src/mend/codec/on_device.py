@@ -23,7 +23,7 @@ ON_DEVICE = ("bfloat16", "int8", "int4", "e3m0", "topk")
 
 _NAMES = ", ".join(ON_DEVICE)
 
-SAID_MAX = 400
+MESSAGE_MAX = 400
 """Characters of a message of Triton."""
 
 _ALIGNED = 16
@@ -32,8 +32,8 @@ _ALIGNED = 16
 
 class Offered(NamedTuple):
     """Content of a parcel. norm: the greatest magnitude in x; unsent, length: of the vectors of
-    what was left out and x. bad: the first of ROW_NUMEL elements, of which one is no number below
-    the limit; None: all are."""
+    what was left out and x. bad: index of the first of ROW_NUMEL elements one of which is NaN or
+    not below the limit; None: there is none."""
 
     payload: Tensor
     norm: float
@@ -43,8 +43,8 @@ class Offered(NamedTuple):
 
 
 class DeviceEncoder:
-    """Of one codec of ON_DEVICE. All that it writes has the bits that the host's has. `in_weights`:
-    see Numerics."""
+    """Encoder for one codec of ON_DEVICE. Its results equal those of the host to the bit.
+    `in_weights`: see Numerics."""
 
     def __init__(self, codec: Codec, kernel: DeviceOfferKernel, in_weights: bool = False) -> None:
         self._codec, self._kernel, self.in_weights = codec, kernel, in_weights
@@ -66,7 +66,7 @@ class DeviceEncoder:
         return left_N, parcel_B
 
     def read(self, parcel_B: Tensor, numel: int, limit: float) -> Offered:
-        """Of a parcel on the host."""
+        """Read a parcel on the host."""
         payload_B, found_4G = self._opened(parcel_B, numel)
         peaks_G = torch.maximum(found_4G[0], found_4G[1])  # NaN if one of them is
         wrong = (~(peaks_G < limit)).nonzero()
@@ -76,7 +76,8 @@ class DeviceEncoder:
         return Offered(payload_B, norm, unsent, length, bad)
 
     def compile(self, device: torch.device) -> None:
-        """For this GPU, now, and not in the first round. Raises ConfigError where it cannot be."""
+        """Compile for this GPU now instead of in the first round. Raises ConfigError if that
+        fails."""
         try:
             with torch.cuda.device(device):
                 for numel in (16, 31):  # kernels differ by whether vectors divide the number
@@ -84,9 +85,9 @@ class DeviceEncoder:
                     for residual_N in (None,) if self.in_weights else (None, anchor_N):
                         self.encode(torch.zeros_like(anchor_N), anchor_N, residual_N)
                 torch.cuda.synchronize()
-        except Exception as error:  # of Triton: no C compiler, no driver that it knows
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            rule = f"cannot be here, as Triton fails ({said[:SAID_MAX]})"
+        except Exception as error:  # raised by Triton: no C compiler, an unknown driver
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            rule = f"cannot be used here, because Triton fails ({message[:MESSAGE_MAX]})"
             raise ConfigError("encode_on", "device", rule, "Use encode_on='host'.") from error
 
     def _found_at(self, numel: int) -> int:
@@ -102,7 +103,7 @@ class DeviceEncoder:
 def encoder_on(
     device: torch.device | None, codec: Codec | LayoutCodec, in_weights: bool
 ) -> DeviceEncoder:
-    """Compiled. Raises ConfigError where offers cannot be encoded on this device."""
+    """A compiled encoder. Raises ConfigError if offers cannot be encoded on this device."""
     if isinstance(codec, LayoutCodec):
         raise no_kernel(codec.name)
     if device is None or device.type != "cuda":

@@ -3,10 +3,10 @@ files.
 
 PowerSGD (arXiv 1905.13727) in the form that a quorum can merge: all racks share one orthonormal
 basis, and each sends the other factor only. The side alternates. A rack that captures against an
-anchor of even version sends P = X Q, and the others read P Q^T; the basis of the next version is
-L = orth(merged P). Against an odd version it sends S = X^T L, read as L S^T, and the next basis is
-Q = orth(merged S): one power iteration, spread over two rounds. (Refreshing Q from the merged
-matrix itself would keep its span for ever.)
+anchor of even version sends P = X Q, and the others read P Q^T; the basis of the next version is L
+= orth(merged P). Against an odd version it sends S = X^T L, read as L S^T, and the next basis is Q
+= orth(merged S): one power iteration, spread over two rounds. (Refreshing Q from the merged matrix
+itself would keep its span forever.)
 
 Bits. Every rack decodes and computes the next basis for itself, so both give equal bits on every
 machine. Basis and factor are whole numbers of at most 16 bits times a power of two, and products

@@ -1,10 +1,10 @@
 """The elements that are not zero, exactly. Runs on workers. Touches tensors; never peers, clocks,
 files.
 
-For deltas most of which is 0: experts that no token reached, rows of an embedding that no batch
-held, parameters that are frozen for a while. A payload is N (u64), for each block of 4096 elements
-the number of those with a bit set (u32), then the blocks. A block without such elements is empty.
-Any other is a mask (a bit per element, the lowest first) and the elements it names, or all elements
+For deltas that are mostly 0: experts that no token reached, rows of an embedding that no batch
+contained, temporarily frozen parameters. A payload is N (u64), for each block of 4096 elements the
+number of those with a bit set (u32), then the blocks. A block without such elements is empty. Any
+other is a mask (a bit per element, the lowest first) and the elements it names, or all elements
 where that is no longer. A payload exceeds the vector by at most 12 bytes and 4 for each 4096
 elements.
 

@@ -1,1 +1,2 @@
-"""consensus: who may decide. The log, its records, acceptors, proposers. No time, no addresses."""
+"""consensus: who may decide. The log, its records, acceptors and proposers. Knows neither time nor
+addresses."""

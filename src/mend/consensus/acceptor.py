@@ -1,8 +1,8 @@
-"""One member's vote: a replica of the log, and the promises that bind it (an acceptor of Paxos).
+"""The acceptor of one member: a replica of the log, and the promises that bind it (Paxos).
 
-Without time and without addresses, so that it can be explored exhaustively together with
-`proposer`. Raft's log and Paxos's promise (Ongaro and Ousterhout 2014; Lamport 1998), in memory
-only: a voter that restarts is another member, without a vote.
+It knows neither time nor addresses, so the model checker can explore it exhaustively together with
+`proposer`. It combines Raft's log with Paxos's promise (Ongaro and Ousterhout 2014; Lamport 1998),
+in memory only: a voter that restarts is another member, without a vote.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from mend.consensus.records import AcceptorState, Record, Snapshot
 
 @dataclass
 class Acceptor:
-    """`promised`: takes nothing of a lower ballot. `accepted`: the ballot of its whole log."""
+    """`promised`: it rejects every lower ballot. `accepted`: the ballot in which it accepted its
+    whole log."""
 
     log: Log = field(default_factory=Log)
     promised: int = 0
     accepted: int = 0
 
     def prepare(self, ballot: int) -> bool:
-        """Promise; False if something higher is promised already."""
+        """Promise this ballot. False if a higher one is promised already."""
         if ballot < self.promised:
             return False
         self.promised = ballot
@@ -39,12 +40,13 @@ class Acceptor:
         decided: int,
         snapshot: Snapshot | None = None,
     ) -> bool:
-        """Take the coordinator's records after `prev`; False for a ballot that is over.
+        """Append the coordinator's records after `prev`. Returns False for a ballot that is over.
 
-        Records that reach its `last` are its whole log: everything else here goes. Records that do
-        not are of use only as far as they are decided; accepting a piece could lose what was
-        accepted in an older ballot and counted there. `snapshot`: what is decided up to `prev`,
-        where the coordinator has no records any more that this voter could use.
+        Records that reach the coordinator's `last` are its whole log and replace everything after
+        `prev`. Of records that do not, only the decided ones are taken: accepting part of a log
+        could lose a record that was accepted, and counted, in an older ballot. `snapshot`: the
+        decided state up to `prev`, if the coordinator no longer has the records that this voter
+        lacks.
         """
         if ballot < self.promised:
             return False
@@ -52,7 +54,7 @@ class Acceptor:
         if snapshot is not None and (snapshot.index, snapshot.chain) == (prev, chain):
             self.log.install(snapshot)
         if not self.log.matches(prev, chain):
-            return True  # the vote says from which record on this voter needs the log
+            return True  # the vote reports from which record on this voter needs the log
         whole = prev + len(records) == last
         if not whole:
             records = records[: max(0, decided - prev)]
@@ -60,25 +62,25 @@ class Acceptor:
             return False
         reached = prev + len(records)
         if whole and self.accepted < ballot:
-            # Only now: within a ballot a log grows, and what is shorter is an old message.
+            # Only now: within a ballot a log only grows, so a shorter one is an old message.
             self.log.cut(max(reached, self.log.decided))
             self.accepted = ballot
         self.log.decide(min(decided, reached))
         return True
 
     def learn(self, log: Log) -> None:
-        """What is decided in `log`: voters that a candidate of this process asked have shown it."""
+        """Copy what is decided in `log`, which voters have shown to a candidate of this process."""
         known = log.after(self.log.decided, log.decided)
         if self.log.put(self.log.decided, known):
             self.log.decide(self.log.decided + len(known))
 
     def start_over(self) -> None:
-        """Forget the log. Only for a member that never had a seat in it: its accepts were not
-        counted."""
+        """Forget the log. Allowed only for a member that never had a seat in it: its accepts were
+        not counted."""
         self.log, self.accepted = Log(self.log.kept), 0
 
     def acceptor_state(self, after: int | None = None) -> AcceptorState:
-        """The state of this voter; for a candidate with the records after `after`."""
+        """The state of this voter, with the records after `after` if a candidate asks for them."""
         log = self.log
         prev, records = log.last, tuple[Record, ...]()
         if after is not None and log.reaches(after):

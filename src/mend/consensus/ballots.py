@@ -1,17 +1,17 @@
-"""Ballots and attempts as single numbers, so that the newer one is the greater one."""
+"""Packs ballots and attempts into single integers, so that the newer one is the greater one."""
 
 from __future__ import annotations
 
 _RACK_BITS, _LIFE_BITS, _ATTEMPT_BITS = 16, 16, 8
 ATTEMPT_LAST = 255
 NUMBER_MAX = 1 << 20
-"""Limit of the number of a ballot; a greater one from the network is malformed."""
+"""Limit of the number of a ballot. A message with a greater one is malformed."""
 
 
 def ballot_of(number: int, rack: int, incarnation: int = 0) -> int:
-    """The ballot in which this life of `rack` (or of the witness) coordinates; 0 is before the
-    first. The last bits of the incarnation keep two lives of a rack, of which one was only cut off
-    and not dead, from winning one and the same ballot."""
+    """The ballot in which this incarnation of `rack` (or of the witness) coordinates; 0 precedes
+    the first. The low bits of the incarnation keep two lives of a rack, one of which was only cut
+    off and not dead, from winning the same ballot."""
     life = incarnation & (1 << _LIFE_BITS) - 1
     return (number << _RACK_BITS | rack) << _LIFE_BITS | life
 
@@ -26,7 +26,7 @@ def owner_of(ballot: int) -> int:
 
 
 def attempt_of(ballot: int, count: int) -> int:
-    """Attempt `count` (1..ATTEMPT_LAST) in a ballot: no two of a version are ever the same."""
+    """Attempt `count` (1..ATTEMPT_LAST) in a ballot. No two attempts at a version are equal."""
     return ballot << _ATTEMPT_BITS | count
 
 

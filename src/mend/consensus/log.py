@@ -1,7 +1,7 @@
 """The log of decisions, and the state after its records.
 
-Records count from 1. Decided records are final; after them a replica may hold records that no
-quorum accepted, which a later ballot may cut.
+Records count from 1. Decided records are final. A replica may also hold later records that no
+quorum has accepted; a later ballot may remove them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from mend.consensus.records import (
     NOT_AWAITED,
     RECORDS_FORMAT,
     Absent,
+    CheckpointRecord,
     Commit,
     Drop,
     Ended,
     Genesis,
     Last,
     Lineage,
-    Mark,
+    MergeMember,
     Mitigation,
     Offer,
     Policy,
     Record,
     Roster,
     Seat,
-    Share,
     Snapshot,
     encode_record,
 )
@@ -43,35 +43,37 @@ RECORDS_KEPT = 4_096
 """Decided records that a replica keeps. Members that need earlier ones get a snapshot."""
 
 FORMER_KEPT = 64
-"""Members that lost their seats last; their late hellos are recognized."""
+"""The members that lost their seats last, kept so that their late hellos are recognized."""
 
 LINEAGES_SENT = 64
 
 NORMS_KEPT = 64
-"""Offers per fragment, named last, that a new one is compared with."""
+"""Newest merged offers per fragment that a new offer is compared with."""
 
 SENT_AT_ONCE = 256
-"""Records in one message; a member that is later gets several messages."""
+"""Records in one message. A member that is further behind gets several messages."""
 
 RECORDS_BYTES_MAX = 256 << 10
-"""Bytes of decided records that are under way to one reader."""
+"""Limit of the bytes of decided records in flight to one reader."""
 
 UNDECIDED_MAX = SENT_AT_ONCE // 2
-"""Records after the last decided one. Fewer than fit into a message: a voter takes over the end of
-a log as a whole, or not at all."""
+"""Limit of the undecided records. It is lower than what fits into one message, because a voter
+takes over the undecided end of a log as a whole or not at all."""
 
 
 def voters_of(
     seats: Iterable[Seat], non_voters: Collection[int], witness: Member | None
 ) -> frozenset[Member]:
-    """The voters of a roster. `non_voters` has the rack number of the witness if it has no vote."""
+    """The voters of a roster. `non_voters` contains the rack number of the witness if it has no
+    vote."""
     voters = {seat.member for seat in seats if seat.member.rack not in non_voters}
     return frozenset(voters | ({witness} if witness and WITNESS not in non_voters else set()))
 
 
 def witness_votes(witness: Member | None, racks: int) -> bool:
-    """Whether a witness is of use beside so many racks that vote: where it makes the number of
-    voters odd. Else half of them, with it and the lowest rack, could decide without the bytes."""
+    """Whether the witness votes: only if that makes the number of voters odd. With an odd number of
+    racks, half of the voters, including the witness and the lowest rack, could decide without the
+    bytes."""
     return witness is not None and racks % 2 == 0
 
 
@@ -81,45 +83,47 @@ class LogState:
 
     seats: dict[int, Seat] = field(default_factory=dict)
     non_voters: frozenset[int] = frozenset()
-    """Racks without a vote: newcomers until they hold what is decided, and `demoted`; the witness
-    where it is not named."""
+    """Racks without a vote: newcomers that still copy what is decided, and those in `demoted`; also
+    the witness, if it has none."""
     unanimous: bool = False
-    """Whether a decision needs every voter: after a lineage in which each lacks what another holds,
-    until the next roster."""
+    """Whether a decision needs every voter. True from a lineage in which each voter lacks a version
+    that another holds, until the next roster."""
     demoted: frozenset[int] = frozenset()
-    """Racks that keep their seats and had a vote: they may hold what no voter does."""
+    """Racks that lost their vote and kept their seats. They may hold bytes that no voter holds."""
     witness: Member | None = None
     roster_number: int = 0
     plan: str = ""
     policy: Policy | None = None
     ballot: int = 0
     former: tuple[Member, ...] = ()
-    """Members that lost their seats last; a rack comes back under another incarnation only."""
+    """The members that lost their seats last. A rack returns under another incarnation only."""
     versions: list[int] = field(default_factory=list)
     digests: list[tuple[str, ...]] = field(default_factory=list)
     ended: dict[tuple[Member, int], int] = field(default_factory=dict)
-    """(member, fragment) -> highest seq named or dropped; of those who have a seat."""
+    """(member, fragment) -> highest seq that a commit named or that was dropped; seated members
+    only."""
     named: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
-    """(seq, version) of those named: one that ended and was not named was dropped."""
+    """(seq, version) of the newest offer that a commit named. An offer that ended without being
+    named was dropped."""
     work: dict[tuple[Member, int], tuple[int, int, int, int]] = field(default_factory=dict)
-    """(capture step, tokens, steps, base) of those named: what an absent rack weighs, and what a
-    rack had applied when its next work began."""
+    """(capture step, tokens, steps, base) of the newest named offer: the weight of an absent rack,
+    and the version that the rack had applied when its next work began."""
     rounds: list[int] = field(default_factory=list)
-    """Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
+    """Rounds merged per fragment, in units of 1 / `weights.WHOLE`."""
     norms: list[tuple[float, ...]] = field(default_factory=list)
-    """Per fragment the magnitude per step of the offers that were named last, the newest last."""
-    mark: Mark | None = None
-    """The newest checkpoint: its first record, or the one that says who has written it."""
-    mark_versions: tuple[int, ...] = ()
-    """What was decided of every fragment before it."""
+    """Per fragment the magnitude per step of the newest named offers, newest last."""
+    checkpoint: CheckpointRecord | None = None
+    """The newest checkpoint: its first record, or the second one, which lists the racks that wrote
+    it."""
+    checkpoint_versions: tuple[int, ...] = ()
+    """Decided version of every fragment at that checkpoint."""
     mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
-    """By slow rack: what is done about it; without those about which nothing is. Of one that was
-    evicted until another life of it has the seat, or it is given up: a person has retired it, or a
-    record says that it has not come back."""
+    """Mitigation in force by slow rack. That of an evicted rack stays until its next incarnation
+    has the seat, a person has retired it, or a record declares it lost."""
     evictions: Mapping[int, int] = field(default_factory=dict)
-    """By rack: how often it was evicted; without those that never were."""
+    """Number of evictions by rack, without those that were never evicted."""
     mitigated: frozenset[int] = field(init=False)
-    """Racks for which rounds do not wait, as they are slow."""
+    """Slow racks that rounds do not wait for."""
 
     def __post_init__(self) -> None:
         self._count_seats()
@@ -134,13 +138,13 @@ class LogState:
         return self.begun and not self.seats
 
     @property
-    def marks(self) -> int:
+    def checkpoint_number(self) -> int:
         """Number of the newest checkpoint."""
-        return self.mark.number if self.mark is not None else 0
+        return self.checkpoint.number if self.checkpoint is not None else 0
 
     def _count_seats(self) -> None:
-        """Derive `voters` and `members` (all that have a seat, and the witness). Every event asks
-        for them; they change with the roster only."""
+        """Derive `voters` and `members` (all seated racks, and the witness). Cached, because every
+        event reads them and only rosters change them."""
         self.voters = voters_of(self.seats.values(), self.non_voters, self.witness)
         self.members = voters_of(self.seats.values(), (), self.witness)
 
@@ -164,7 +168,7 @@ class LogState:
 
     @property
     def away(self) -> dict[int, Member]:
-        """Racks that were evicted and are not back, ascending: who they were."""
+        """Evicted racks that have not returned, ascending, and their last members."""
         moves = self.mitigations
         racks = [r for r in sorted(moves) if moves[r].stage == EVICTED and r not in self.seats]
         if not racks:
@@ -173,18 +177,19 @@ class LogState:
         return {rack: former[rack] for rack in racks if rack in former}
 
     def rail(self, me: Peer, first: int | None = None) -> tuple[Address, ...]:
-        """Lanes of this rank's rail in the other racks: rack `first`, then ascending."""
+        """Lane addresses of this rank's peers in the other racks: rack `first`, then ascending."""
         racks = [rack for rack in sorted(self.seats) if rack != me.rack]
         racks.sort(key=lambda rack: rack != first)
         return tuple(self.seats[rack].lanes[me.rank] for rack in racks)
 
     def is_open(self, member: Member, fragment: int, seq: int) -> bool:
-        """Whether an offer may still be named: its member is in, nothing as new of it has ended."""
+        """Whether a commit may still name an offer: its member has the seat, and no equally new or
+        newer offer of it has ended."""
         return self.member(member.rack) == member and seq > self.ended.get((member, fragment), 0)
 
     def take(self, record: Record) -> None:
-        """Apply one record. Raises InvariantError if it contradicts the log: that is a
-        coordinator's bug."""
+        """Apply one record. Raises InvariantError if it contradicts the log, which is a bug in the
+        coordinator."""
         if isinstance(record, Genesis):
             ensure(not self.begun, "a second Genesis", record=record)
             self.seats = {seat.member.rack: seat for seat in record.roster}
@@ -222,10 +227,10 @@ class LogState:
             self._seat(record, frozenset(record.non_voters))
         elif isinstance(record, Lineage):
             self._begin_anew(record)
-        elif isinstance(record, Mark):
-            self.mark = record
+        elif isinstance(record, CheckpointRecord):
+            self.checkpoint = record
             if not record.written:
-                self.mark_versions = tuple(self.versions)
+                self.checkpoint_versions = tuple(self.versions)
         elif isinstance(record, Mitigation):
             self._move(record)
         else:
@@ -242,8 +247,9 @@ class LogState:
         slow = (one.rack for one in mitigations.values() if one.stage >= NOT_AWAITED)
         self.mitigated = frozenset(slow)
 
-    def part(self, members: Collection[Share | Offer], absent: Collection[Absent]) -> int:
-        """How much of a round a merge of these is, of `weights.WHOLE`."""
+    def part(self, members: Collection[MergeMember | Offer], absent: Collection[Absent]) -> int:
+        """The part of a round that merging these offers counts as, in units of 1 /
+        `weights.WHOLE`."""
         policy = require(self.policy, "nothing is merged before the first record")
         return part_of(
             [(each.tokens, each.steps) for each in members],
@@ -252,8 +258,8 @@ class LogState:
             period_steps=policy.period_steps,
         )
 
-    def stretch(self, members: Collection[Share | Offer]) -> float:
-        """By how much the step of a merge of these is stretched."""
+    def stretch(self, members: Collection[MergeMember | Offer]) -> float:
+        """The factor by which the outer step of this merge is stretched."""
         policy = require(self.policy, "nothing is merged before the first record")
         return stretch_of(
             [(each.tokens, each.steps) for each in members],
@@ -286,11 +292,11 @@ class LogState:
         self.ballot = record.ballot
         self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
         self.work = {key: work for key, work in self.work.items() if key in self.named}
-        # Offers stay ended that only an undone commit named: they count as dropped.
+        # Offers that only an undone commit named stay ended: they count as dropped.
         self.versions, self.digests = list(record.versions), list(record.digests)
         self.rounds = list(record.rounds)
 
-    def _end(self, fragment: int, offers: Iterable[Share | Ended]) -> None:
+    def _end(self, fragment: int, offers: Iterable[MergeMember | Ended]) -> None:
         for ended in offers:
             is_open = self.is_open(ended.member, fragment, ended.seq)
             ensure(is_open, "an offer ends twice", offer=ended, fragment=fragment)
@@ -298,7 +304,7 @@ class LogState:
 
 
 def log_state_of(snapshot: Snapshot) -> LogState:
-    """The state that a snapshot was made of."""
+    """The log state that a snapshot was made from."""
     return LogState(
         seats={seat.member.rack: seat for seat in snapshot.members},
         non_voters=frozenset(snapshot.non_voters),
@@ -324,8 +330,8 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         rounds=list(snapshot.rounds),
         norms=list(snapshot.norms),
         demoted=frozenset(snapshot.demoted),
-        mark=snapshot.mark,
-        mark_versions=snapshot.mark_versions,
+        checkpoint=snapshot.checkpoint,
+        checkpoint_versions=snapshot.checkpoint_versions,
         mitigations={one.rack: one for one in snapshot.mitigations},
         evictions=dict(snapshot.evictions),
         unanimous=snapshot.unanimous,
@@ -338,7 +344,7 @@ def _last(folded: LogState, member: Member, fragment: int) -> Last:
     return Last(*key, *named, folded.ended[key], *work)
 
 
-def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
+def offers_of(record: Commit | Drop) -> tuple[MergeMember | Ended, ...]:
     """All offers that the record ends."""
     return (*record.members, *record.dropped) if isinstance(record, Commit) else record.dropped
 
@@ -346,7 +352,7 @@ def offers_of(record: Commit | Drop) -> tuple[Share | Ended, ...]:
 def mitigations_after(
     before: Mapping[int, Mitigation], record: Mitigation
 ) -> Mapping[int, Mitigation]:
-    """By slow rack its mitigation after `record`."""
+    """The mitigations by slow rack after `record`."""
     others = {rack: one for rack, one in before.items() if rack != record.rack}
     return others if record.stage == AWAITED else {**others, record.rack: record}
 
@@ -354,12 +360,12 @@ def mitigations_after(
 class Log:
     """A replica: records, chain hashes, the number of decided records, and two states.
 
-    `appended` is the state after all records, which the coordinator must not contradict;
-    `committed` the state after the decided ones, which every member may act on.
+    `appended` is the state after all records, which a coordinator must not contradict. `committed`
+    is the state after the decided records, which every member may act on.
     """
 
     def __init__(self, kept: int = RECORDS_KEPT) -> None:
-        """`kept`: decided records that are kept."""
+        """`kept`: number of decided records to keep."""
         self.kept = kept
         self.last = 0
         self.decided = 0
@@ -369,13 +375,14 @@ class Log:
         self._records: dict[int, Record] = {}
         self._chains: dict[int, str] = {0: ""}
         self._sizes: dict[int, int] = {0: 0}
-        """Bytes of records 1..index, or of those after a snapshot; for the indices of `_chains`."""
+        """Cumulative bytes of records 1..index (or of those after a snapshot), for the indices of
+        `_chains`."""
         self._first = 1
 
     @property
     def lineage(self) -> str:
-        """Hash up to the record that named the members of this job, or that began it anew without
-        those who were lost: what tells it from any other."""
+        """The identity of the job: the hash up to its first record, or up to the record that began
+        a new lineage without the lost members."""
         return self._lineages[-1][1]
 
     def lineage_at(self, index: int) -> str:
@@ -386,15 +393,16 @@ class Log:
         return ""
 
     def continues(self, lineage: str, index: int) -> bool:
-        """Whether a message of `lineage`, after record `index`, is of this job. A lineage that is
-        known to be over is not; the newest may be undecided yet, here or at the sender."""
+        """Whether a message of `lineage`, after record `index`, belongs to this job. A lineage that
+        is known to be over does not. The newest lineage may still be undecided here or at the
+        sender."""
         if lineage == self.lineage:
             return True
         over = [name for begun, name in self._lineages if begun <= self.decided][:-1]
         return lineage == self.lineage_at(min(index, self.last)) and lineage not in over
 
     def knows(self, lineage: str) -> bool:
-        """Whether this log is of that lineage, or was before it began anew."""
+        """Whether this log belongs to that lineage, or did before it began a new one."""
         return any(lineage == name for _, name in self._lineages)
 
     def chain(self, index: int) -> str:
@@ -406,7 +414,7 @@ class Log:
         return self._first - 1 <= index <= self.last
 
     def copy(self) -> Log:
-        """A replica of its own with the same records."""
+        """An independent replica with the same records."""
         other = copy(self)
         other.appended, other.committed = self.appended.copy(), self.committed.copy()
         other._records, other._chains = dict(self._records), dict(self._chains)
@@ -447,8 +455,8 @@ class Log:
             self.appended.take(record)
 
     def put(self, prev: int, records: Iterable[Record]) -> bool:
-        """Put `records` after `prev`, in place of those that differ. False where that would undo a
-        decision; records before that are taken."""
+        """Put `records` after `prev`, replacing those that differ. Returns False if that would undo
+        a decision; the records before that one are taken."""
         for index, record in enumerate(records, start=prev + 1):
             if index <= self.last:
                 if self.record(index) == record:
@@ -460,8 +468,8 @@ class Log:
         return True
 
     def roster_at(self, index: int) -> LogState:
-        """What is in force for record `index` (not decided yet), and who decides it: the newest
-        roster before it; the first record of a lineage brings its own."""
+        """The roster that decides record `index`, which is not decided yet: the newest roster
+        before it. The first record of a lineage brings its own."""
         changes = [
             i
             for i in range(self.decided + 1, min(index, self.last) + 1)
@@ -471,8 +479,8 @@ class Log:
         return self._roster_of(changes[-1]) if changes else self.committed
 
     def removal_of(self, member: Member) -> tuple[Seat, str] | None:
-        """The last seat of a member that has lost it, and why; None where no record that is kept
-        names it."""
+        """The last seat of a removed member and the reason of the removal; None if no record that
+        is kept names the removal."""
         why = ""
         for index in range(self.last, self._first - 1, -1):
             record = self._records[index]
@@ -519,8 +527,8 @@ class Log:
         return folded
 
     def decide(self, index: int) -> list[Record]:
-        """Decide the records up to `index`; returns the newly decided ones, in order. They are
-        kept, even beyond `kept`: during this event a caller may read them."""
+        """Decide the records up to `index`. Returns the newly decided ones, in order. They are
+        kept, even beyond `kept`, because a caller may read them during this event."""
         fresh = [self._records[i] for i in range(self.decided + 1, min(index, self.last) + 1)]
         for record in fresh:
             self.committed.take(record)
@@ -533,38 +541,39 @@ class Log:
 
     def snapshot(self) -> Snapshot:
         """The snapshot of the decided log."""
-        told = self.committed
-        policy = require(told.policy, "nothing is decided")
+        state = self.committed
+        policy = require(state.policy, "nothing is decided")
         return Snapshot(
             index=self.decided,
             chain=self.chain(self.decided),
             format=RECORDS_FORMAT,
             lineages=tuple(at for at in self._lineages if at[0] <= self.decided)[-LINEAGES_SENT:],
-            ballot=told.ballot,
-            number=told.roster_number,
-            members=tuple(told.seats[rack] for rack in sorted(told.seats)),
-            non_voters=tuple(sorted(told.non_voters)),
-            witness=told.witness,
-            former=told.former,
+            ballot=state.ballot,
+            number=state.roster_number,
+            members=tuple(state.seats[rack] for rack in sorted(state.seats)),
+            non_voters=tuple(sorted(state.non_voters)),
+            witness=state.witness,
+            former=state.former,
             policy=policy,
-            plan=told.plan,
-            versions=tuple(told.versions),
-            digests=tuple(told.digests),
-            last=tuple(_last(told, *key) for key in sorted(told.ended)),
-            norms=tuple(told.norms),
-            demoted=tuple(sorted(told.demoted)),
-            rounds=tuple(told.rounds),
-            mark=told.mark,
-            mark_versions=told.mark_versions,
-            mitigations=tuple(told.mitigations[rack] for rack in sorted(told.mitigations)),
-            evictions=tuple(sorted(told.evictions.items())),
-            unanimous=told.unanimous,
+            plan=state.plan,
+            versions=tuple(state.versions),
+            digests=tuple(state.digests),
+            last=tuple(_last(state, *key) for key in sorted(state.ended)),
+            norms=tuple(state.norms),
+            demoted=tuple(sorted(state.demoted)),
+            rounds=tuple(state.rounds),
+            checkpoint=state.checkpoint,
+            checkpoint_versions=state.checkpoint_versions,
+            mitigations=tuple(state.mitigations[rack] for rack in sorted(state.mitigations)),
+            evictions=tuple(sorted(state.evictions.items())),
+            unanimous=state.unanimous,
         )
 
     def install(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, in place of records that will not come any more.
+        """Replace the decided log by a snapshot when its records are no longer available.
 
-        Accepted records that differ from it were never decided; records after it are kept.
+        Accepted records that differ from the snapshot were never decided. Records after it are
+        kept.
         """
         index = snapshot.index
         if index <= self.decided:
@@ -581,7 +590,7 @@ class Log:
     def after(self, index: int, stop: int | None = None) -> tuple[Record, ...]:
         """Records index + 1 .. stop (default: all), at most SENT_AT_ONCE.
 
-        Empty when that far back is compacted.
+        Empty if the log is compacted beyond `index`.
         """
         if index == self.last or not self.reaches(index):
             return ()
@@ -589,9 +598,10 @@ class Log:
         return tuple(self._records[i] for i in range(index + 1, end + 1))
 
     def portion(self, known: int, index: int, stop: int | None = None) -> tuple[Record, ...]:
-        """As `after`, for a reader that has it up to `known` while the rest up to `index` is under
-        way: no more than RECORDS_BYTES_MAX with that, but for one record at least where nothing is.
-        The undecided end is left whole: a voter takes it as a whole."""
+        """As `after`, for a reader that has records up to `known` while those up to `index` are in
+        flight. Limits the bytes in flight to RECORDS_BYTES_MAX, but always returns at least one
+        record if nothing is in flight. The undecided end is never split, because a voter takes it
+        as a whole."""
         if index >= (self.last if stop is None else stop):
             return ()
         records = self.after(index, stop)

@@ -1,6 +1,6 @@
-"""The right to append: wins a ballot, carries the log over into it, counts accepts.
+"""The proposer: wins a ballot, carries the log over into it, appends records and counts accepts.
 
-Without time and without addresses, like `acceptor`, its counterpart.
+It knows neither time nor addresses, like its counterpart `acceptor`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from mend.types import WITNESS, Member
 
 @dataclass
 class Proposer:
-    """ballot 0: neither stands nor leads. Rounds may open once record `opening` is decided."""
+    """`ballot` 0: it is neither a candidate nor the leader. Rounds may open once record `opening`
+    is decided."""
 
     log: Log = field(default_factory=Log)
     ballot: int = 0
@@ -24,16 +25,17 @@ class Proposer:
     opening: int = 0
     acceptor_states: dict[Member, AcceptorState] = field(default_factory=dict)
     held: dict[Member, tuple[int, ...]] = field(default_factory=dict)
-    """Versions that the racks of voters hold; needed for a new lineage only."""
+    """Versions that the voters' racks hold. Needed for a new lineage only."""
     dead: set[Member] = field(default_factory=set)
-    """Voters whose process is over: attested, never guessed."""
+    """Voters whose process has ended. This is always attested, never inferred from silence."""
     retired: set[Member] = field(default_factory=set)
-    """Members of `dead` that a person has retired."""
+    """The members of `dead` that a person has retired."""
     returned: Member | None = None
-    """The witness in the life that has promised, where a former, dead one has the seat."""
+    """The incarnation of the witness that has promised, if the seat belongs to a former, dead
+    one."""
     lost: bool = False
-    """Whether all members that are left have promised, and some fragment has no version that any of
-    them holds: then the job cannot go on."""
+    """Whether the job is lost: all remaining members have promised, and some fragment has no
+    version that any of them holds."""
 
     @property
     def standing(self) -> bool:
@@ -41,22 +43,23 @@ class Proposer:
 
     @property
     def open(self) -> bool:
-        """Whether this ballot's first record is decided: nothing older can come back then."""
+        """Whether this ballot's first record is decided. From then on no older log can be
+        adopted."""
         return self.leading and 0 < self.opening <= self.log.decided
 
     def found(self, ballot: int) -> None:
-        """A ballot over an empty log, whose first record will be Genesis."""
+        """Lead a ballot with an empty log, whose first record will be Genesis."""
         self.log, self.ballot, self.leading, self.opening = Log(self.log.kept), ballot, True, 1
         self.acceptor_states, self.held = {}, {}
 
     def stand(self, ballot: int, log: Log) -> None:
-        """Ask for promises, beginning from a copy of the own voter's log."""
+        """Become a candidate, with a copy of the own acceptor's log."""
         self.log, self.ballot, self.leading, self.opening = log.copy(), ballot, False, 0
         self.acceptor_states, self.held, self.returned = {}, {}, None
 
     def step_down(self) -> None:
-        """Its log goes with the ballot: a candidate's copy may be of a job that is given up since,
-        and the next candidacy begins from the voter's."""
+        """Give up the ballot and its log. A candidate's copy may belong to a job that was given up
+        since then; the next candidacy starts from the acceptor's log."""
         self.log, self.ballot, self.leading, self.opening, self.acceptor_states = (
             Log(self.log.kept),
             0,
@@ -66,7 +69,7 @@ class Proposer:
         )
 
     def hear(self, member: Member, acceptor_state: AcceptorState) -> bool:
-        """Take a voter's newest state. False: it shows that this ballot is over."""
+        """Record a voter's newest state. Returns False if it shows that this ballot is over."""
         if acceptor_state.promised > self.ballot:
             return False
         self.acceptor_states[member] = acceptor_state
@@ -75,8 +78,8 @@ class Proposer:
     # -------------------------------------------------------------- winning
 
     def asked(self) -> frozenset[Member]:
-        """Members to ask for a promise: the voters of every roster that may be in force; if some of
-        them are dead, also members without a vote, for a new lineage."""
+        """Members to ask for a promise: the voters of every roster that may be in force and, if
+        some of them are dead, also the members without a vote, for a new lineage."""
         rosters = self._rosters(self.log)
         all_seats = any(roster.voters & self.dead for roster in rosters)
         return frozenset().union(
@@ -84,18 +87,18 @@ class Proposer:
         )
 
     def would_win(self, me: Member) -> bool:
-        """Whether only the own promise is missing. It is given last: a candidate that no member
+        """Whether only the own promise is missing. A candidate gives it last: one that no member
         hears must not bar itself from the coordinator that the others follow."""
         promised = {member for member in self.acceptor_states if self._has_promised(member)}
         return self.standing and self._enough(promised | {me}, self._rosters(self.log))
 
     def try_lead(self) -> bool:
-        """Take over if the promises suffice: adopt the log that was accepted last, close it with
-        a Ballot record.
+        """Take over if the promises suffice: adopt the log that was accepted in the highest ballot
+        and append a Ballot record.
 
-        Needs a quorum of promises of every roster that may be in force: that of the decided end,
-        and every undecided Roster in the log that would be adopted. Where no quorum can come any
-        more, as all that are missing are dead, those that are left begin a new lineage.
+        This needs a quorum of promises from every roster that may be in force: the decided one, and
+        every undecided Roster in the log to adopt. If no quorum is possible any more, because all
+        missing voters are dead, the remaining members begin a new lineage.
         """
         self.lost = False
         if not self.standing:
@@ -115,8 +118,8 @@ class Proposer:
         adopted = self.log.copy()
         adopted.cut(adopted.decided)
         if best.prev == adopted.decided and adopted.matches(best.prev, best.chain):
-            adopted.put(best.prev, best.records)  # else it ends before what is decided
-        self.log = adopted  # it may name more voters to ask; what is undecided may still be cut
+            adopted.put(best.prev, best.records)  # else it ends before the decided end
+        self.log = adopted  # it may name more voters to ask; undecided records may still go
         rosters = self._rosters(adopted)
         if not self._enough(promises.keys(), rosters):
             return False
@@ -130,17 +133,19 @@ class Proposer:
         return True
 
     def _enough(self, promised: Set[Member], rosters: Sequence[LogState]) -> bool:
-        """Whether a quorum of each roster has promised, or all members that are left in each:
-        members without a vote may hold versions that no live voter does."""
+        """Whether a quorum of each roster has promised; or, for a new lineage, all remaining
+        members of each, because members without a vote may hold versions that no live voter
+        holds."""
         lefts = [each.members - self.dead for each in rosters]
         return all(each.may_decide(promised) for each in rosters) or all(
             left and left <= promised for left in lefts
         )
 
     def _lineage(self, left: Set[Member]) -> Lineage | None:
-        """The new lineage with these members alone; None while their versions are not known, or if
-        no rack is among them. A rack that is late has no vote. If all of them are, each lacks what
-        another one holds, and no quorum but all of them has the bytes."""
+        """The new lineage of these members. None while their versions are unknown, or if there is
+        no rack among them. A rack that lacks a version gets no vote. If every rack lacks one, all
+        keep their votes and decide unanimously, because only all of them together hold the
+        bytes."""
         log = self.log.appended
         seats = tuple(log.seats[r] for r in sorted(log.seats) if log.seats[r].member in left)
         held = [self.held.get(seat.member, ()) for seat in seats]
@@ -179,7 +184,7 @@ class Proposer:
         )
 
     def _by_hand(self) -> str:
-        """In words, the dead members that a person has retired."""
+        """Text naming the dead members that a person has retired."""
         racks = ", ".join(f"rack {member.rack}" for member in sorted(self.retired & self.dead))
         return f"; a person has retired {racks}" if racks else ""
 
@@ -187,7 +192,7 @@ class Proposer:
         return self.acceptor_states[member].promised == self.ballot
 
     def _complete(self, acceptor_state: AcceptorState) -> bool:
-        """Whether it has all records of its voter after those that are decided here."""
+        """Whether it contains all records of its voter after the ones that are decided here."""
         decided = self.log.decided
         has_none = acceptor_state.last <= decided
         return has_none or (
@@ -196,7 +201,7 @@ class Proposer:
         )
 
     def _learn(self) -> None:
-        """Decide what a voter knows to be decided; the others are asked again from there."""
+        """Decide what a voter reports as decided. The others are asked again from there."""
         for acceptor_state in self.acceptor_states.values():
             fits = self.log.matches(acceptor_state.prev, acceptor_state.chain)
             if acceptor_state.decided > self.log.decided == acceptor_state.prev and fits:
@@ -206,7 +211,7 @@ class Proposer:
 
     @staticmethod
     def _rosters(log: Log) -> list[LogState]:
-        """The decided roster, and every undecided one."""
+        """The decided roster and every undecided one."""
         changes = [
             index
             for index in range(log.decided + 1, log.last + 1)
@@ -217,8 +222,8 @@ class Proposer:
     # -------------------------------------------------------------- leading
 
     def may_append(self) -> bool:
-        """Whether a record may be appended: none after an undecided Roster, and the undecided end
-        stays short."""
+        """Whether a record may be appended: not after an undecided Roster, and not beyond
+        UNDECIDED_MAX."""
         if self.log.last == self.log.decided:
             return True
         undecided = list(self.log.undecided())
@@ -231,7 +236,8 @@ class Proposer:
         self.log.append(record)
 
     def may_decide(self, heard: Set[Member]) -> bool:
-        """Whether these could decide the next record, or a new lineage that is not decided yet."""
+        """Whether these members can decide the next record, or a new lineage that is not decided
+        yet."""
         log = self.log
         nexts = [log.decided + 1] + [
             index
@@ -241,7 +247,7 @@ class Proposer:
         return not log.appended.begun or any(log.roster_at(i).may_decide(heard) for i in nexts)
 
     def common(self, member: Member) -> int:
-        """The index up to which a voter's log is surely the same as this one."""
+        """The index up to which a voter's log is known to equal this one."""
         acceptor_state = self.acceptor_states.get(member)
         if acceptor_state is None:
             return self.log.decided
@@ -259,20 +265,20 @@ class Proposer:
         return {m for m, b in acceptor_states if b.accepted == self.ballot and b.last == last}
 
     def decide(self) -> list[Record]:
-        """Index i is decided when enough of the roster in force at i accepted it in this ballot,
-        Genesis when all its members did; returns what is newly so."""
+        """Index i is decided when enough of the roster in force at i have accepted it in this
+        ballot; Genesis needs all its members. Returns the newly decided records."""
         log, index = self.log, self.log.decided
         if index == log.last:
             return []
         reached = {m: b.last for m, b in self.acceptor_states.items() if b.accepted == self.ballot}
         if index == 0 and not log.roster_at(1).members <= {m for m in reached if reached[m] > 0}:
-            return []  # all must begin this job, and no other: a majority could begin two
+            return []  # all must begin this same job: majorities could begin two
         while index < log.last and log.roster_at(index + 1).may_decide(
             {member for member, last in reached.items() if last > index}
         ):
             index += 1
         for anew in range(index + 1, log.last + 1):
-            # A new lineage decides with its own voters, and with itself all that it took over.
+            # The voters of a new lineage decide it, and with it all records that it took over.
             if isinstance(log.record(anew), Lineage) and log.roster_at(anew).may_decide(
                 {member for member, last in reached.items() if last >= anew}
             ):

@@ -1,4 +1,4 @@
-"""The three predicates of a decision (worthwhile, quorum, hold), kept apart.
+"""The three predicates of a decision, kept apart: worthwhile, quorum, hold.
 
 Offers are statistics, votes are safety, bytes are durability.
 
@@ -17,18 +17,18 @@ from typing import TypeVar
 from mend.types import Member
 
 Acceptor = TypeVar("Acceptor", int, Member)
-"""By rack where all are of one roster; else by member, as a restarted rack has no vote."""
+"""Racks if all belong to one roster; otherwise members, because a restarted rack has no vote."""
 
 
 def worthwhile(offers: int, merge_min_racks: int) -> bool:
-    """K: a merge needs this many contributions. Never a matter of safety."""
+    """K: a merge needs this many contributions. This is never a safety condition."""
     return offers >= merge_min_racks
 
 
 def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:
     """A majority of the voters, or exactly half of them with the lowest one among it.
 
-    Two quorums of the same voters always share a voter: of two halves only one holds the lowest.
+    Two quorums of the same voters always share a voter: of two halves only one contains the lowest.
     The witness sorts after every rack.
     """
     counted = votes & voters
@@ -39,5 +39,6 @@ def quorum(votes: Set[Acceptor], voters: Set[Acceptor]) -> bool:
 
 
 def hold(holders: Set[Acceptor], voters: Set[Acceptor]) -> bool:
-    """Whether the holders meet every quorum: what they hold survives any decision without them."""
+    """Whether the holders intersect every quorum. If so, what they hold survives any decision that
+    is made without them."""
     return not quorum(voters - holders, voters)

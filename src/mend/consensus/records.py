@@ -1,7 +1,7 @@
-"""The records of the log, and the nouns that they are made of. Plain values.
+"""The records of the log, and the values that they consist of. Plain data.
 
 Everything here travels inside messages and is hashed into the log's chain: a change of meaning
-changes RECORDS_FORMAT.
+needs a new RECORDS_FORMAT.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ U16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 AtLeastOne = Annotated[int, Meta(ge=1, le=2**62)]
 Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{32})*([0-9a-f]{2})*\Z")]
-"""Bytes. The pattern takes 32 digits at once: pair by pair it costs 20 us for a digest, of which a
-result has one per rank."""
+"""Bytes in hex. The pattern consumes 32 digits at a time: digit pairs would cost 20 us per digest,
+and a result has one digest per rank."""
 TEXT_MAX = 4096
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
@@ -33,14 +33,14 @@ Racks = Annotated[tuple[U16, ...], Meta(max_length=128)]
 Facts = Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=100_000)]
 
 SUMS_BYTES_MAX = 4 << 20
-"""Limit of the partials in one report of a rank, and of a total: half a frame."""
+"""Limit of the partial sums in one report of a rank, and of a total: half a frame."""
 
 Blob = Annotated[bytes, Meta(max_length=SUMS_BYTES_MAX)]
 """Opaque to the protocol; its reader checks it."""
 
 NORM_MAX = 2.0**64
-"""Magnitudes from here on have no square in fp32: no norm, variance or second moment of such a
-weight is a number. Whatever reaches it is treated like an infinity."""
+"""Magnitudes from here on overflow when squared in fp32, so no norm, variance or second moment of
+them is finite. A weight that reaches it is treated like Inf."""
 
 Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 """Greatest magnitude of a delta: a maximum is exact, however the delta is sharded."""
@@ -48,14 +48,15 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 BAD_MAX = 1024
 
 CHECKSUM_BYTES = 16
-"""Length of the checksum of a payload. An offer has one per rank and is sent to every rack: bytes,
-not hex."""
+"""Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
+rank and is sent to every rack."""
 
 RECORDS_FORMAT = 6
-"""What the records of a log mean; another one is refused by name. 1: shares without norms. 2: every
-witness votes, and merges count no absent racks. 3: rounds wait for no racks in particular, and jobs
-begin at version 0, without checkpoints. 4: racks that leave are never absent. 5: half of the racks
-of a lineage may decide, whatever they hold."""
+"""Version of the meaning of log records; a log of another format is refused with an error that
+names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
+racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
+4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
+hold."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -76,7 +77,7 @@ class Seat(WireStruct, frozen=True):
 class Offer(WireStruct, frozen=True):
     """Header of a contribution: one rack's encoded anchor - snapshot of one fragment.
 
-    The bytes are pulled.
+    The payload itself is pulled.
     """
 
     member: Member
@@ -87,14 +88,14 @@ class Offer(WireStruct, frozen=True):
     tokens: AtLeastOne
     steps: AtLeastOne
     checksums: Annotated[bytes, Meta(max_length=1024 * CHECKSUM_BYTES)]
-    """Checksums of the payloads of all ranks, end to end."""
+    """Checksums of the payloads of all ranks, concatenated."""
     applied: Count
-    """Version the rack trains on now; grows while the offer stays open."""
+    """Version that the rack trains on now. It grows while the offer stays open."""
     norm: Norm = 0.0
     sizes: Sizes = ()
-    """Bytes of the payload of each rank; empty where they follow from plan and codec."""
+    """Payload bytes per rank; empty if they follow from plan and codec."""
     closing: bool = False
-    """The last one of its rack, whose script has ended."""
+    """Whether this is the last offer of its rack, whose script has ended."""
 
     def checksum(self, rank: int) -> str:
         """Checksum of the payload of one rank, hex; empty if there is none."""
@@ -102,12 +103,12 @@ class Offer(WireStruct, frozen=True):
 
 
 def checksums_of(each: Iterable[str]) -> bytes:
-    """Checksums of all ranks in rank order, from hex to the bytes of an offer."""
+    """Concatenates the hex checksums of all ranks, in rank order, to the bytes of an offer."""
     return b"".join([bytes.fromhex(checksum) for checksum in each])
 
 
-class Share(WireStruct, frozen=True):
-    """One member of a merge, as the log remembers it."""
+class MergeMember(WireStruct, frozen=True):
+    """One member of a merge, as the log records it: an `Offer` without payload details."""
 
     member: Member
     seq: Count
@@ -119,14 +120,14 @@ class Share(WireStruct, frozen=True):
     closing: bool = False
 
 
-def all_closing(members: Iterable[Offer | Share], absent: Absentees) -> bool:
-    """Whether no training follows this merge: then it takes no momentum along."""
+def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bool:
+    """Whether no training follows this merge. Such a merge applies no momentum."""
     return all(each.closing for each in (*members, *absent))
 
 
-def share_of(offer: Offer) -> Share:
-    """What the log remembers of an offer that is merged."""
-    return Share(
+def merge_member_of(offer: Offer) -> MergeMember:
+    """The log entry of an offer that is merged."""
+    return MergeMember(
         offer.member,
         offer.seq,
         offer.base,
@@ -139,8 +140,8 @@ def share_of(offer: Offer) -> Share:
 
 
 class Absent(WireStruct, frozen=True):
-    """A rack that is not in a merge and has trained, or trains, beside its members. It weighs as an
-    offer of so many tokens and steps. `closing`: it trains no more."""
+    """A rack that has trained, or trains, at the time of a merge and is not in it. It weighs like
+    an offer of `tokens` and `steps`. `closing`: it has stopped training."""
 
     rack: U16
     tokens: AtLeastOne
@@ -152,7 +153,7 @@ Absentees = Annotated[tuple[Absent, ...], Meta(max_length=64)]
 """Ascending by rack."""
 
 Rounds = Annotated[tuple[Count, ...], Meta(max_length=1024)]
-"""Per fragment how many rounds it has merged, in parts of `weights.WHOLE`."""
+"""Rounds merged per fragment, in units of 1 / `weights.WHOLE`."""
 
 
 class Ended(WireStruct, frozen=True):
@@ -163,7 +164,7 @@ class Ended(WireStruct, frozen=True):
 
 
 class MomentFragments(WireStruct, frozen=True):
-    """Fragments of one moment of the inner optimizers, or of running statistics, which share a
+    """Fragments of one moment of the inner optimizers, or of running statistics, that share a
     period."""
 
     count: Annotated[int, Meta(ge=1, le=1024)]
@@ -171,14 +172,14 @@ class MomentFragments(WireStruct, frozen=True):
 
 
 class Filled(NamedTuple):
-    """Which setting of `MendConfig` fills a field of the policy, and how. The only place that says
-    so: the policy is made from it, and so are the texts of a refusal."""
+    """The setting of `MendConfig` that fills a field of the policy, and how. The only such table:
+    the policy and the texts of refusals are made from it."""
 
     setting: str
     unit_ns: int = 0
-    """Of a time, which the policy has in ns, and -1 for "adaptive"; 0: it is no time."""
+    """Unit of a duration, which the policy holds in ns (-1 for "adaptive"); 0: not a duration."""
     among: tuple[str, ...] = ()
-    """The field says whether the setting is one of these; empty: it has its value."""
+    """The field says whether the setting is one of these values; empty: the field is the value."""
 
     def of(self, value: Any) -> Any:
         """The field, from the value of the setting."""
@@ -189,8 +190,8 @@ class Filled(NamedTuple):
         return -1 if value == "adaptive" else int(value * self.unit_ns)
 
     def text(self, field: Any) -> str:
-        """The value of the setting, from the field. Unequal fields have unequal texts: 300 ms in
-        seconds is 0.3."""
+        """The value of the setting, from the field, exact (300 ms are 0.3 s): unequal fields have
+        unequal texts."""
         if self.among:
             return " or ".join(self.among) if field else f"not {' or '.join(self.among)}"
         if self.unit_ns:
@@ -200,8 +201,8 @@ class Filled(NamedTuple):
 
 
 class Policy(WireStruct, frozen=True):
-    """What the coordinator must know of the racks' configuration; equal on all of them. A rack
-    finds `ranks` and `moments` when it starts; all other fields are settings."""
+    """The part of the configuration that the coordinator needs; equal on all racks. `ranks` and
+    `moments` are found at the start of a rack; all other fields are settings."""
 
     racks: Annotated[int, Meta(ge=1, le=64), Filled("racks")]
     ranks: Annotated[int, Meta(ge=1, le=1024)]
@@ -214,30 +215,31 @@ class Policy(WireStruct, frozen=True):
     period_steps: Annotated[Count, Filled("sync_period_steps")]
     overlap_steps: Annotated[Count, Filled("overlap_steps")]
     overlap_ramp: Annotated[Count, Filled("outer_ramp_rounds")]
-    """Versions over which the overlap rises; 0: it does not."""
+    """Versions over which the overlap rises; 0: it is constant."""
     stall_max_ns: Annotated[Count, Filled("stall_max_s", SECOND)]
-    """Compared, as racks that waited unequally long in the same outage would come out of it at
-    different steps."""
+    """Must be equal, because racks with unequal limits would leave the same outage at different
+    steps."""
     evict_ns: Annotated[Count, Filled("seat_timeout_s", SECOND)]
-    """Silence that costs a rack its seat; 0 = never."""
+    """Silence after which a rack loses its seat; 0: never."""
     restart_attests: Annotated[bool, Filled("restart_attests_death")]
-    """Whether a rack that is started again proves that its former life is over."""
+    """Whether a restarted rack proves that its former incarnation has ended."""
     token_weighted: Annotated[bool, Filled("token_weighted_merge")] = True
-    """Racks weigh by their tokens; else all alike."""
+    """Whether racks are weighted by tokens; otherwise equally."""
     expected: Annotated[Racks, Filled("expected_racks")] = ()
-    """Racks that a round waits for, ascending; empty: for all that are live."""
+    """Racks that a round waits for, ascending; empty: all live racks."""
     moments: Annotated[tuple[MomentFragments, ...], Meta(max_length=3)] = ()
-    """The last fragments: those of moments and of running statistics, not of weights."""
+    """The last fragments: those of moments and of running statistics instead of weights."""
     acts: Annotated[bool, Filled("failslow_action", among=("act", "evict"))] = False
     """Whether slow racks are mitigated."""
     evicts: Annotated[bool, Filled("failslow_action", among=("evict",))] = False
-    """Whether they may also be evicted, to be started again."""
+    """Whether slow racks may also be evicted, to be restarted."""
     sharded: Annotated[bool, Filled("exchange_plan", among=("sharded",))] = False
-    """Whether racks merge a slice each and pull the others' merged slices (coordination/slices)."""
+    """Whether each rack merges one slice and pulls the others' merged slices
+    (coordination/slices)."""
 
     @property
     def of_weights(self) -> int:
-        """How many fragments are, the first ones."""
+        """Number of fragments of weights; they come first."""
         return self.fragments - sum(group.count for group in self.moments)
 
 
@@ -254,7 +256,8 @@ def filled_fields() -> dict[str, Filled]:
 
 
 class Genesis(WireStruct, frozen=True, tag=1):
-    """The first record: who takes part and which bits version 0 has. digests[fragment][rank]."""
+    """The first record: the members and the digests of the initial versions.
+    digests[fragment][rank]."""
 
     roster: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     witness: Member | None
@@ -264,28 +267,27 @@ class Genesis(WireStruct, frozen=True, tag=1):
     format: Count = RECORDS_FORMAT
     """Format of this and all later records."""
     non_voters: Racks = ()
-    """The witness, by its rack number, where it has no vote."""
+    """The rack number of the witness, if it has no vote."""
     versions: Versions = ()
-    """Versions that `digests` are of, in a job that resumes a checkpoint. Empty: 0 of every
-    fragment."""
+    """Versions of `digests` in a job that resumes a checkpoint. Empty: 0 for every fragment."""
     rounds: Rounds = ()
-    """In a job that resumes a checkpoint: as in `Lineage`."""
+    """As in `Lineage`, in a job that resumes a checkpoint."""
     parent: Hex = ""
-    """The lineage that the checkpoint is of; empty: the job begins from nothing."""
-    parent_mark: Count = 0
+    """Lineage of the resumed checkpoint; empty: the job does not resume one."""
+    parent_checkpoint: Count = 0
     """Number of the checkpoint in that lineage."""
 
     def first(self) -> tuple[int, ...]:
-        """The version of every fragment that the job begins with."""
+        """The initial version of every fragment."""
         return self.versions or (0,) * len(self.digests)
 
 
 class Commit(WireStruct, frozen=True, tag=2):
-    """Fragment goes from version - 1 to version. Members ascending; digests per rank."""
+    """A fragment goes from version - 1 to version. Members ascend; one digest per rank."""
 
     fragment: U16
     version: Count
-    members: Annotated[tuple[Share, ...], Meta(max_length=64)]
+    members: Annotated[tuple[MergeMember, ...], Meta(max_length=64)]
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     digests: Digests
     reason: Text
@@ -293,29 +295,29 @@ class Commit(WireStruct, frozen=True, tag=2):
 
 
 class Roster(WireStruct, frozen=True, tag=3):
-    """The members from here on. Empty: the job is over, and `non_voters` are the racks that were
-    not there then."""
+    """The members from here on. Without members the job is over, and `non_voters` are the racks
+    that were missing at its end."""
 
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     non_voters: Racks
-    """Which of them have no vote; the witness, too, by its rack number."""
+    """The racks without a vote; includes the rack number of the witness if it has none."""
     witness: Member | None
     reason: Text
     retired: Racks = ()
-    """Racks that a person has retired: they lose their seats for good, or were evicted and are not
-    back. What others keep for their return is freed."""
+    """Racks that a person has retired: they lose their seats permanently, or were evicted and have
+    not returned. The state that other racks keep for their return is freed."""
 
 
 class Drop(WireStruct, frozen=True, tag=4):
-    """Offers that end without a commit: too old, at a time when nothing else is there to commit,
-    or not fit to be merged."""
+    """Offers that end without a commit: they are too old while there is nothing else to commit, or
+    are not fit to be merged."""
 
     fragment: U16
     dropped: Annotated[tuple[Ended, ...], Meta(max_length=64)]
     reason: Text
     diverged: bool = False
-    """Their racks' weights are not worth merging; the racks stop."""
+    """The racks of these offers have diverged and stop."""
 
 
 class Ballot(WireStruct, frozen=True, tag=5):
@@ -325,13 +327,14 @@ class Ballot(WireStruct, frozen=True, tag=5):
 
 
 class Lineage(WireStruct, frozen=True, tag=6):
-    """All other voters are dead: the remaining members go on from the newest versions they hold."""
+    """All other voters are dead: the remaining members continue from the newest versions they
+    hold."""
 
     ballot: Count
     number: Count
     members: Annotated[tuple[Seat, ...], Meta(max_length=64)]
     non_voters: Racks
-    """Which of them do not hold these versions, and have no vote until they do."""
+    """Members that lack some of these versions. They have no vote until they hold them."""
     witness: Member | None
     dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
     versions: Versions
@@ -339,44 +342,45 @@ class Lineage(WireStruct, frozen=True, tag=6):
     reason: Text
     rounds: Rounds = ()
     unanimous: bool = False
-    """Whether no member holds all of these versions: then every voter is needed for a decision,
-    until a roster says otherwise."""
+    """Whether no member holds all of these versions. Then a decision needs every voter, until the
+    next roster."""
 
 
-class Mark(WireStruct, frozen=True, tag=7):
-    """A checkpoint: every rack in `racks` writes its state as this record finds it, with all that
-    is decided before it and nothing after it. Once more, `written`, when all of them have."""
+class CheckpointRecord(WireStruct, frozen=True, tag=7):
+    """A checkpoint: every rack in `racks` writes its state with everything that is decided before
+    this record and nothing after it. A second record with `written` follows when all have
+    written."""
 
     number: Count
     """Number of the checkpoint in this lineage, from 1."""
     name: Text
     lineage: Hex
     racks: Racks
-    """Ascending. Of the second record: those that have written and are still there."""
+    """Ascending. In the second record: the racks that have written and still have their seats."""
     written: bool = False
 
 
 AWAITED, SMALLER, NOT_AWAITED, EVICTED = 0, 2, 3, 4
-"""Stages of a mitigation: nothing is done; it takes fewer micro-batches; rounds do not wait for it
-either; it leaves, to be started again."""
+"""Stages of a mitigation: none; the rack takes fewer micro-batches; rounds do not wait for it
+either; it leaves, to be restarted."""
 
 EVICTIONS_MAX = 2
-"""Evictions of one rack in one job. If two restarts have not mended a slowdown, a third will
-not."""
+"""Evictions of one rack in one job. If two restarts have not cured a slowdown, a third will not."""
 
 
 class Mitigation(WireStruct, frozen=True, tag=8):
-    """What is done about a slow rack from here on, in place of what was done before."""
+    """The mitigation of a slow rack from here on; it replaces the previous one."""
 
     rack: U16
     stage: Annotated[int, Meta(ge=0, le=EVICTED)]
     reason: Text
     batch_pct: Annotated[int, Meta(ge=1, le=100)] = 100
-    """Percent of the micro-batches of a step that it takes, where its script asks."""
+    """Percentage of the micro-batches of a step that the rack takes, if its script asks for it."""
 
 
 class Last(WireStruct, frozen=True):
-    """The highest offers of one member and fragment that were named, and that ended at all."""
+    """The newest offers of one member and fragment: the last that was named, and the last that
+    ended."""
 
     member: Member
     fragment: U16
@@ -388,18 +392,18 @@ class Last(WireStruct, frozen=True):
     tokens: Count = 0
     steps: Count = 0
     base: Count = 0
-    """With the three before: of the offer that was named last; 0 steps: none was."""
+    """This and the three fields before it describe the last named offer; 0 steps: there is none."""
 
 
 class Snapshot(WireStruct, frozen=True):
-    """The state after records 1..index, in place of the records: for a reader that is too late for
-    them."""
+    """The state after records 1..index, for a reader that is too late for the records
+    themselves."""
 
     index: Count
     chain: Hex
     format: Count
     lineages: Annotated[tuple[tuple[Count, Hex], ...], Meta(max_length=64)]
-    """(index, hash) of the records that began the job, or began it anew."""
+    """(index, hash) of the records that began the job or a new lineage."""
     ballot: Count
     number: Count
     """Number of the roster."""
@@ -417,27 +421,29 @@ class Snapshot(WireStruct, frozen=True):
     ]
     rounds: Rounds
     demoted: Racks = ()
-    """Learners that had a vote."""
-    mark: Mark | None = None
-    """The newest checkpoint, written or not."""
-    mark_versions: Versions = ()
+    """Racks that lost their vote and kept their seats."""
+    checkpoint: CheckpointRecord | None = None
+    """The newest checkpoint, complete or not."""
+    checkpoint_versions: Versions = ()
     """What was decided of every fragment before it."""
     mitigations: Annotated[tuple[Mitigation, ...], Meta(max_length=64)] = ()
     """In force, ascending by rack."""
     evictions: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=64)] = ()
-    """(rack, how often it was evicted), ascending; without those that never were."""
+    """(rack, number of evictions), ascending, without racks that were never evicted."""
     unanimous: bool = False
-    """As in `Lineage`, if no roster followed."""
+    """As in `Lineage`, until the next roster."""
 
 
-Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | Mark | Mitigation
+Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | CheckpointRecord | Mitigation
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 
 class AcceptorState(WireStruct, frozen=True):
-    """What a voter has promised and accepted. It accepted its whole log in ballot `accepted`.
+    """What a voter has promised and accepted. `accepted` is the ballot in which it accepted its
+    whole log.
 
-    `records` after `prev` only for a candidate, which asks for records that it does not know.
+    `records` (after `prev`) are present only for a candidate, which asks for the records that it
+    lacks.
     """
 
     promised: Count

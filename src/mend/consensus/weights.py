@@ -1,5 +1,5 @@
-"""Merge weights, the part of a round that a merge is, and by how much its step is stretched: exact
-fractions, rounded to fp32 here only."""
+"""Merge weights, the part of a round that a merge counts as, and the factor of its outer step:
+exact fractions, rounded to fp32 only here."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mend.errors import ensure
 from mend.types import fp32
 
 WHOLE = 1 << 24
-"""A round without absent racks. Parts of it are whole numbers, so that each over WHOLE is a
-float32, and any sum of them is exact."""
+"""A round without absent racks. Parts of a round are integers below it, so that each, divided by
+WHOLE, is a float32, and any sum of them is exact."""
 
 Work = Sequence[tuple[int, int]]
 """(tokens, steps) of each rack, both >= 1."""
 
 
 def merge_weights(work: Work, *, token_weighted: bool) -> list[float]:
-    """Shares of a merge, in the order given.
+    """The weights of a merge, in the order given; they sum to about 1.
 
-    w = tokens / steps, the batch: an offer of n steps is n steps long already, so that each step
-    counts by its tokens. Or equal shares. The share w / sum(w) is formed as a Fraction and rounded
-    once to float32, so that its product with any fp32 value is exact in fp64 and every machine
-    multiplies by the same number.
+    w = tokens / steps, the batch size: an offer of n steps is n steps long already, so each step
+    counts by its tokens. Without `token_weighted` all weights are equal. w / sum(w) is computed as
+    a Fraction and rounded once to float32, so its product with any fp32 value is exact in fp64 and
+    every machine multiplies by the same number.
     """
     raw = _batches(work, token_weighted)
     total = sum(raw, Fraction(0))
@@ -47,7 +47,7 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:
-    """Which part of WHOLE a merge of `named` is while `absent` train as well."""
+    """The part of WHOLE that a merge of `named` counts as while `absent` train as well."""
     if not absent:
         return WHOLE
     here = sum(_tokens(named, token_weighted, period_steps), Fraction(0))
@@ -60,7 +60,8 @@ def _batches(work: Work, token_weighted: bool) -> list[Fraction]:
 
 
 def _tokens(work: Work, token_weighted: bool, period_steps: int) -> list[Fraction]:
-    """An offer of several periods has moved several times as far: it counts as one."""
+    """Tokens per offer. An offer of several periods has moved several times as far and counts as
+    one."""
     if not token_weighted:
         return [Fraction(1)] * len(work)
     return [Fraction(tokens * min(period_steps, steps), steps) for tokens, steps in work]

@@ -17,7 +17,8 @@ from mend.types import SECOND, WITNESS, Member, Peer
 
 @dataclass
 class Follower:
-    """The vote of one member. `coordinator`: the peer it follows; at first the job's founder."""
+    """The acceptor of one member and the coordinator that it follows. `coordinator`: the followed
+    peer; at first the job's founder."""
 
     member: Member
     acceptor: Acceptor
@@ -25,25 +26,26 @@ class Follower:
     detect_ns: int
     orders_ns: int | None = None
     lives_ns: int | None = None
-    """When orders of a job with decided records last came."""
+    """When the last orders of a job with decided records arrived."""
     life: int | None = None
-    """Incarnation of the coordinator; before the first record it may be started again."""
+    """Incarnation of the coordinator. It may change before the first record, when the coordinator
+    may be restarted."""
     founds: bool = False
-    """Whether its newest orders were a founder's, of a job in which nothing is decided."""
+    """Whether the newest orders came from a founder, of a job in which nothing is decided."""
     pledged: int = 0
-    """Ballot promised to a candidate, before this voter knew of any decision."""
+    """Ballot promised to a candidate before this voter knew of any decision."""
     heard: tuple[int, int] = (0, 0)
     """(ballot, serial) of the newest orders."""
 
     def discount(self, slept_ns: int) -> None:
-        """This member slept for so long, in which it could hear nobody."""
+        """This process slept for `slept_ns` and could hear nothing meanwhile."""
         if self.orders_ns is not None:
             self.orders_ns += slept_ns
         if self.lives_ns is not None:
             self.lives_ns += slept_ns
 
     def addressed(self, peer: Peer, orders: Orders) -> bool:
-        """Whether the orders are for this member, of this job, and from the owner of their
+        """Whether the orders are for this member and this job, and come from the owner of their
         ballot."""
         log = self.acceptor.log
         for_member = orders.to == self.member.incarnation
@@ -52,9 +54,9 @@ class Follower:
         return for_member and from_owner and (same_job or self._strayed(orders))
 
     def _joins(self, sender: Member, orders: Orders, now_ns: int) -> bool:
-        """Whether to follow these orders. A member that hears of a running job joins it, whatever
-        it has promised to a founder, and ignores founders from then on. False: the orders are a
-        founder's, or of members that are dead."""
+        """Whether to follow these orders. A member that hears of a running job joins it despite
+        promises to a founder, and ignores founders from then on. False: the orders are a founder's,
+        or of members that are dead."""
         if orders.decided > 0:
             if self._outlived(sender, orders):
                 return False
@@ -66,9 +68,10 @@ class Follower:
         return self.lives_ns is None or now_ns - self.lives_ns >= self.detect_ns
 
     def _outlived(self, sender: Member, orders: Orders) -> bool:
-        """Whether they waited on their way until every rack had answered another founder: this
-        voter has accepted a first record in which the sender's rack has another life, and its vote
-        for that may be counted at any time. Orders that go on from that very record are no such."""
+        """Whether the orders are stale: they were delayed until every rack had answered another
+        founder. This voter has accepted a first record in which the sender's rack has another
+        incarnation, and its vote for that record may be counted at any time. Orders that continue
+        from that same record are not stale."""
         log = self.acceptor.log
         if log.committed.begun or not log.appended.begun or sender in log.appended.members:
             return False
@@ -78,19 +81,19 @@ class Follower:
         return log.lineage not in names | {orders.lineage}
 
     def homeless(self) -> bool:
-        """Whether no decided roster that it has read ever had a seat for this member."""
+        """Whether no decided roster that it has read has had a seat for this member."""
         committed = self.acceptor.log.committed
         return self.member not in committed.members and self.member not in committed.former
 
     def _may_start_over(self) -> bool:
-        """Whether it may read another log from the beginning: it has no seat in this one, whose end
-        is not decided. A job that has ended stays so."""
+        """Whether it may discard its log and read another one from the beginning: it has no seat in
+        this one, whose end is not decided. The log of an ended job is kept."""
         return self.homeless() and not self.acceptor.log.committed.over
 
     def _strayed(self, orders: Orders) -> bool:
-        """Whether the job, whose log it began to read before it had a seat, has gone on in a
-        lineage that this log does not know, or is asked about by who founds another one; then it
-        reads that one, from the beginning."""
+        """Whether the job whose log it reads without a seat has moved to a lineage that this log
+        does not know, or the founder of another job asks about it. Then it reads that log from the
+        beginning."""
         log = self.acceptor.log
         asked = orders.decided == 0 and log.committed.begun
         strange = asked or not log.knows(orders.lineage)
@@ -99,8 +102,8 @@ class Follower:
     def follow(
         self, peer: Peer, incarnation: int, orders: Orders, now_ns: int, effects: list[Effect]
     ) -> bool:
-        """Take the log as far as it is new; whether these are the newest orders. A coordinator
-        whose ballot is over is told so."""
+        """Append the new part of the log. Returns whether these are the newest orders. A
+        coordinator whose ballot is over gets an answer that shows it."""
         if not self._joins(Member(peer.rack, incarnation), orders, now_ns):
             return False
         if orders.ballot < self.acceptor.promised:
@@ -131,17 +134,18 @@ class Follower:
         return True
 
     def asked(self, peer: Peer, prepare: Prepare, now_ns: int) -> Vote | None:
-        """The answer to a candidate. None: it is of another job, or malformed.
+        """The answer to a candidate. None: the request belongs to another job, or is malformed.
 
-        Who hears its coordinator promises nothing to others: a rack that is cut off must not
-        depose, when it comes back, the one that all others follow. To stand again is that one's
-        own right.
+        A voter that hears its coordinator makes no promise to other members: a rack that was cut
+        off must not depose, on its return, the coordinator that all others follow. Only the
+        coordinator itself may stand again.
 
-        Candidates know the first record to be decided. A voter whose log is empty may have accepted
-        it, and forgotten it for the next founder; there is nothing else that it can have forgotten,
-        as any record after the first one says that this one is decided. So it promises, and
-        hears no founder for a while. Who never had a seat in what it has read forgets that for a
-        candidate of another lineage, which has a seat for it and cannot begin anew without it.
+        A candidate knows that the first record is decided. A voter with an empty log may have
+        accepted that record and then discarded it for the next founder. It cannot have discarded
+        anything else, because any later record shows that the first is decided. So it promises, and
+        ignores founders for a while. A voter that never had a seat in its log discards it for a
+        candidate of another lineage, which has a seat for it and cannot begin that lineage without
+        it.
         """
         number = number_of(prepare.ballot)
         if not 0 < number < NUMBER_MAX or peer != Peer(owner_of(prepare.ballot), 0):
@@ -163,12 +167,12 @@ class Follower:
         return self.vote(prepare.serial, prepare.after)
 
     def vote(self, serial: int, after: int | None = None) -> Vote:
-        """A vote. `serial`: of the message that it answers."""
+        """A vote. `serial`: that of the message it answers."""
         return Vote(serial, self.acceptor.log.lineage, self.acceptor.acceptor_state(after), ())
 
 
 def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
-    """Connections from `rack` to all other leaders: any of them may come to coordinate."""
+    """Connections from `rack` to all other leaders, any of which may become the coordinator."""
     return [
         Connect(Peer(other, 0), seat.address)
         for other, seat in sorted(log.seats.items())
@@ -178,12 +182,12 @@ def ways_to_leaders(log: LogState, rack: int) -> list[Effect]:
 
 @dataclass
 class WitnessFollower:
-    """The machine of a voter that leads no rack."""
+    """The machine of a voter without a rack: the witness."""
 
     follower: Follower
     sleep: Sleep = field(default_factory=lambda: Sleep(AwakeClock(SECOND)))
     ways: tuple[Seat, ...] = ()
-    """Racks whose leaders it can send to."""
+    """Seats whose leaders it is connected to."""
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
@@ -199,9 +203,9 @@ class WitnessFollower:
             case Heard(peer, _, Orders(snapshot=Snapshot() as snapshot) as orders) if (
                 self.follower.homeless() and peer == Peer(owner_of(orders.ballot), 0)
             ):
-                # For its former life: who leads hears by the answer that it was started again.
+                # For its former life: the answer shows the coordinator that it was restarted.
                 self._connect(state := log_state_of(snapshot), effects)
-                if state.over:  # no more orders come, as no member gets a seat any more
+                if state.over:  # no more orders come, because no member gets a seat any more
                     self.follower.acceptor.log.install(snapshot)
                 effects.append(Send(peer, self.follower.vote(orders.serial)))
             case Heard(peer, _, Prepare() as prepare):

@@ -24,21 +24,22 @@ from mend.events.kinds import BuffersDiffer, HelloHeard, RackRefused
 from mend.types import WITNESS, Member, Peer, life_of
 
 VISITOR = 0xFFFF
-"""Rank number for the address of a refused rack, which no rank of the job has."""
+"""Rank number in the address of a refused rack. No rank of the job has it."""
 
 CONTENDED_MAX = 1_024
-"""Lives that want the seat of a live rack, of all racks together; older ones begin anew."""
+"""Limit of remembered incarnations that ask for the seat of a live rack, of all racks together.
+Beyond it the oldest is forgotten and starts its wait again."""
 
 
 def first_to_begin(hellos: Mapping[int, Hello]) -> Hello:
-    """The hello whose weights the job begins with: of the lowest rack that resumes a checkpoint, or
-    else of the lowest rack."""
+    """The hello whose weights the job begins with: that of the lowest rack that resumes a
+    checkpoint, otherwise of the lowest rack."""
     ascending = [hellos[rack] for rack in sorted(hellos)]
     return next((hello for hello in ascending if hello.resume is not None), ascending[0])
 
 
 def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis:
-    """The first record of the job that these racks begin."""
+    """The first record of the job that these racks found."""
     lowest = first_to_begin(hellos)
     resume = lowest.resume
     votes = witness is None or witness_votes(witness, len(hellos))
@@ -52,13 +53,13 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
         versions=resume.versions if resume else (),
         rounds=resume.rounds if resume else (),
         parent=resume.lineage if resume else "",
-        parent_mark=resume.number if resume else 0,
+        parent_checkpoint=resume.number if resume else 0,
     )
 
 
 def differing_buffers(hellos: Mapping[int, Hello]) -> BuffersDiffer | None:
-    """The warning that buffers of the founders differ; None: they do not. A job that
-    resumes a checkpoint is not compared: what training changes differs between its racks."""
+    """The warning that the founders' buffers differ; None if they are equal. Not checked in a job
+    that resumes a checkpoint, because training has changed the buffers of each rack."""
     lowest = hellos[min(hellos)]
     racks = dict[int, list[str]]()
     if all(hello.resume is None for hello in hellos.values()):
@@ -73,18 +74,20 @@ def differing_buffers(hellos: Mapping[int, Hello]) -> BuffersDiffer | None:
 
 @dataclass
 class Admission:
-    """The hellos of the start and of racks that wait for a seat, and the reasons of refusals."""
+    """The hellos of founding racks and of racks that wait for a seat, and the reasons of
+    refusals."""
 
     racks: int
     job: str
     detect_ns: int
     hellos: dict[int, Hello] = field(default_factory=dict)
     joining: dict[int, Hello] = field(default_factory=dict)
-    """Hellos of racks that join the running job."""
+    """Hellos of racks that want to join the running job."""
     refused: dict[int, str] = field(default_factory=dict)
     contended_ns: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(rack, incarnation) -> when it first asked for the seat of a live rack. The newest
-    CONTENDED_MAX: the sender chooses the incarnation, and could fill the memory."""
+    """(rack, incarnation) -> when it first asked for the seat of a live rack. Bounded by
+    CONTENDED_MAX, because the sender chooses the incarnation and could otherwise exhaust the
+    memory."""
 
     def hear(
         self,
@@ -95,10 +98,10 @@ class Admission:
         now_ns: int,
         effects: list[Effect],
     ) -> bool:
-        """Whether the rack may be seated (again). Refuses what cannot."""
+        """Whether the rack may get a seat. Refuses a rack that does not fit."""
         rack, member = sender.rack, hello.seat.member
         if member.incarnation != sender.incarnation:
-            return False  # no rack speaks so
+            return False  # no rack sends this
         misfit = hello_misfit(hello, self.racks)
         if member.rack != rack or (rack >= self.racks and not misfit):
             last = self.racks - 1
@@ -112,7 +115,7 @@ class Admission:
         if member in log.former:
             return False  # a late frame of a rack that has left
         if known is not None and known.live(now_ns, self.detect_ns):
-            # A rack that was just started again meets its own former life; wait until that is over.
+            # A restarted rack may meet its own former life. Wait until that is over.
             if now_ns - self._contended_since_ns(member, now_ns) > 2 * self.detect_ns:
                 detail = f"another live process says it is rack {rack} of job {self.job!r}"
                 self.refuse(hello, "taken", detail, detail, effects)
@@ -134,23 +137,26 @@ class Admission:
         now_ns: int,
         effects: list[Effect],
     ) -> bool:
-        """Whether a rack fits a job that has begun, and its former life is surely over."""
+        """Whether a rack fits a job that has begun and its former incarnation is known to be
+        over."""
         rack = hello.seat.member.rack
         if log.over:
-            self.tell_end(hello.seat.member, hello, log, effects)
+            self.report_end(hello.seat.member, hello, log, effects)
             return False
         others = (view for other, view in views.items() if other not in (rack, WITNESS))
         alone = not any(view.live(now_ns, self.detect_ns) for view in others)
         if log.policy is not None and log.policy.lockstep and alone:
-            return False  # perhaps all racks are being started again: then they begin anew
+            return False  # perhaps all racks are being restarted and will found the job again
         if difference := self._differs(hello, log):
             self.refuse(hello, "plan", *difference, effects)
             return False
-        former = log.member(rack)  # a hello may be older than that life; its rack was asked
+        former = log.member(rack)  # a hello may be older than that life; a challenge was sent
         return former is None or life_of(former) in hello.after
 
-    def tell_end(self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]) -> None:
-        """Tell a rack that was started too late that the job is over."""
+    def report_end(
+        self, sender: Member, hello: Hello, log: LogState, effects: list[Effect]
+    ) -> None:
+        """Send a rack that was started too late the refusal that the job is over."""
         known = sender in log.former  # a late frame of a rack that has left
         if not log.over or known or hello.seat.member != sender or sender.rack >= self.racks:
             return
@@ -161,11 +167,11 @@ class Admission:
         detail = f"job {self.job!r} is over: all its racks have left. {remedy}"
         self.refuse(hello, "over", detail, detail, effects)
 
-    def tell_former(
+    def report_lost_seat(
         self, sender: Member, views: Mapping[int, MemberView], log: Log, effects: list[Effect]
     ) -> None:
-        """Tell a member that its seat is lost. Orders go to members only; and one that is silent to
-        this rack's next life would never learn why nobody answers it."""
+        """Notify a member that it has lost its seat. Orders go to members only, and a rack that
+        ignores this rack's next life would never learn why it gets no answer."""
         committed, known = log.committed, views.get(sender.rack)
         served = known is not None and known.member == sender
         if served or committed.over or sender not in committed.former:
@@ -185,11 +191,11 @@ class Admission:
         return since_ns
 
     def seated(self, members: Collection[Member]) -> None:
-        """These members have got their seats."""
+        """Forget the pending hellos of members that have a seat now."""
         self.joining = {r: h for r, h in self.joining.items() if h.seat.member not in members}
 
     def _differs(self, hello: Hello, log: LogState) -> tuple[str, str] | None:
-        """Why a rack may not join a job that has begun: (text for the rack, text for this log)."""
+        """Why a rack may not join a running job: (text for the rack, text for this log)."""
         if log.policy is not None and log.policy.lockstep:
             why = "the job runs in lockstep, where racks begin together; restart all racks"
             return why, why
@@ -203,35 +209,37 @@ class Admission:
         return describe([Difference("its plan", plan_hash(hello)[:12], log.plan[:12])])
 
     def first_misfit(self, effects: list[Effect]) -> int | None:
-        """Before the start: the rack whose plan differs from the lowest's is refused."""
+        """Before the start: refuse the rack whose plan differs from that of the lowest rack."""
         lowest = self.hellos[min(self.hellos)]
         for rack in sorted(self.hellos):
             if found := differences(lowest, self.hellos[rack]):
                 head = f"rack {rack} differs from rack {lowest.seat.member.rack}: "
-                said, noted = (head + text for text in describe(found))
-                self.refuse(self.hellos.pop(rack), "plan", said, noted, effects)
+                to_sender, to_log = (head + text for text in describe(found))
+                self.refuse(self.hellos.pop(rack), "plan", to_sender, to_log, effects)
                 return rack
         for rack in sorted(self.hellos):
             ascending = [self.hellos[other] for other in sorted(self.hellos)]
             if misfit := resume_misfit(self.hellos[rack], ascending):
-                said, noted = (f"rack {rack} cannot begin with the others: {m}" for m in misfit)
-                self.refuse(self.hellos.pop(rack), "resume", said, noted, effects)
+                to_sender, to_log = (
+                    f"rack {rack} cannot begin with the others: {m}" for m in misfit
+                )
+                self.refuse(self.hellos.pop(rack), "resume", to_sender, to_log, effects)
                 return rack
         return None
 
     def refusals(self, present: Container[int]) -> tuple[Reason, ...]:
-        """The racks that are still absent, and why they were refused."""
+        """The racks that are absent because they were refused, with the reasons."""
         absent = [rack for rack in sorted(self.refused) if rack not in present]
         return tuple([Reason(self.refused[rack], refused=rack) for rack in absent])
 
     def refuse(
         self, hello: Hello, kind: str, detail: str, noted: str, effects: list[Effect]
     ) -> None:
-        """Refuse a rack. `detail`: sent to the rack, and shown to status clients. Except for the
-        number of racks it names what is wrong, never what would be right, as the sender may be a
-        stranger. `noted`: for the log of this side."""
-        # Racks that the job does not have share one visitor: numbers from the network must not
-        # become connections and notes without end.
+        """Refuse a rack. `detail`: sent to the rack and shown to status clients. Except for the
+        number of racks it names the wrong value, never the right one, because the sender may be a
+        stranger. `noted`: for the local log."""
+        # Racks outside the job share one visitor: numbers from the network must not
+        # create connections and events without bound.
         rack = min(hello.seat.member.rack, self.racks)
         visitor = Peer(rack, VISITOR)
         effects.append(Connect(visitor, hello.seat.address))

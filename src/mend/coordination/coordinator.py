@@ -1,8 +1,8 @@
 """The coordinator: opens rounds, and appends commits and rosters to the log.
 
-Its state is soft: the next reports restore it, so any voter can take over.
-The witness coordinates first, or else rack 0; later the winner of the newest ballot. It decides by
-the log and by what the racks report, and never sees a tensor.
+Its state is soft: the next reports restore it, so any voter can take over. The first coordinator is
+the witness, or rack 0 without one; later it is the winner of the newest ballot. It decides from the
+log and from reports, and never handles a tensor.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mend.coordination.admission import (
     first_to_begin,
 )
 from mend.coordination.awake import AwakeClock, Sleep
+from mend.coordination.checkpoints import next_checkpoint, waits
 from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
@@ -29,7 +30,6 @@ from mend.coordination.first_version import FirstVersion, why_nobody_begins
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
-from mend.coordination.marks import next_mark, waits
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
 from mend.coordination.messages import Hello, Orders, Prepare, Reason, Report, Retire, Vote
@@ -65,8 +65,8 @@ from mend.types import WITNESS, Member, Peer, life_of
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """`racks` must say hello, orders repeat every heartbeat, `detect_ns` of silence means dead.
-    `first`: it coordinates from the beginning."""
+    """`racks`: number of racks that must send a hello. Orders repeat every heartbeat; `detect_ns`
+    of silence means dead. `first`: whether it coordinates from the beginning."""
 
     racks: int
     heartbeat_ns: int
@@ -76,10 +76,11 @@ class CoordinatorOptions:
 
 @dataclass
 class Coordinator:
-    """Pure. `me` is where it runs: Peer(WITNESS, 0) votes as the witness, else it is a leader.
+    """A pure machine. `me` is the process it runs in: Peer(WITNESS, 0) for the witness, otherwise a
+    leader.
 
     `acceptor`: the vote of this process. It is asked by messages like any other; only its log is
-    read directly, to stand with.
+    read directly, for a candidacy.
     """
 
     me: Peer
@@ -96,20 +97,20 @@ class Coordinator:
     paces: RackPaces = field(default_factory=RackPaces)
     ladder: Ladder = field(default_factory=Ladder)
     first_version: FirstVersion = field(default_factory=FirstVersion)
-    lost_told_ns: int = 0
-    """When the racks were last told that the job is lost."""
+    lost_reported_ns: int = 0
+    """When the loss of the job was last reported to the racks."""
     votes: dict[Member, int] = field(default_factory=dict)
-    """By voter the serial of its newest vote in this ballot."""
+    """Serial of the newest vote in this ballot, by voter."""
     returned: tuple[Member, int] | None = None
-    """The witness in another life than the one that has the seat, and when it was heard."""
+    """Another incarnation of the witness than the seated one, and when it was heard."""
     seated: bool = False
     batch_due_ns: int | None = None
-    """When collected reports are acted on at the latest; None: none are waiting."""
+    """When collected reports are processed at the latest; None: there are none."""
     beat_due_ns: int | None = None
-    """When the next orders are due, while it leads."""
+    """When the next orders are due, while it is the coordinator."""
     leads_since_ns: int = 0
     clock: InitVar[AwakeClock | None] = None
-    gave_up: str = ""  # the job that it has given up, in words
+    gave_up: str = ""  # description of the job that it has given up
 
     def __post_init__(self, clock: AwakeClock | None) -> None:
         options = self.options
@@ -142,7 +143,7 @@ class Coordinator:
                 return effects
         self.batch_due_ns = None
         if self.proposer.leading and self.acceptor.promised > self.proposer.ballot:
-            # Its own vote has gone to another, who must have the time to win the others'.
+            # Its own vote went to another candidate, which needs time to win the other votes.
             self.election.lost(now_ns, at_once=False)
             self._step_down(effects)
         if self.proposer.leading and not self._hears_quorum(now_ns):
@@ -179,8 +180,9 @@ class Coordinator:
     # -------------------------------------------------------------- what is said
 
     def _is_beat(self, event: Heard, now_ns: int) -> bool:
-        """Whether this is a heartbeat: a live rack repeats its report, but for its step. Most
-        messages are. What depends on the clock alone is checked when orders are due."""
+        """Whether this is a heartbeat: a live rack repeats its report with nothing but a new step.
+        Most messages are heartbeats. What depends on the clock alone is checked when orders are
+        due."""
         view, report = self.views.get(event.peer.rack), event.body
         if not isinstance(report, Report) or view is None or not self.proposer.leading:
             return False
@@ -194,8 +196,8 @@ class Coordinator:
         return True
 
     def _collects(self, event: Heard, now_ns: int) -> bool:
-        """Whether to act on a report later, together with those of other racks. The view of the
-        rack has it already."""
+        """Whether to process a report later, together with those of other racks. The view of the
+        rack is updated already."""
         report = event.body
         if not (isinstance(report, Report) and self.proposer.open):
             return False
@@ -208,14 +210,14 @@ class Coordinator:
         member = Member(event.peer.rack, event.incarnation)
         self.election.speaks(member)
         if isinstance(event.body, Report | Prepare):
-            self.admission.tell_former(member, self.views, self.acceptor.log, effects)
+            self.admission.report_lost_seat(member, self.views, self.acceptor.log, effects)
         match event.body:
             case Hello() as hello:
                 effects += self.election.attest(member, hello)
                 if self.proposer.leading:
                     self._on_hello(member, hello, now_ns, effects)
                 else:
-                    self.admission.tell_end(member, hello, self.acceptor.log.committed, effects)
+                    self.admission.report_end(member, hello, self.acceptor.log.committed, effects)
             case Report() as report:
                 self.election.shows(member, report.versions)
                 effects += self.election.attest(member)
@@ -241,7 +243,7 @@ class Coordinator:
             self._step_down(effects)
 
     def _retire(self, asked: Retire, now_ns: int, effects: list[Effect]) -> None:
-        """A person has retired a life of a rack. One that is still heard is not dead."""
+        """A person has retired an incarnation of a rack. One that is still heard is not dead."""
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         known = log.members | committed.members | {*log.away.values()}
         gone = next((m for m in known if (m.rack, life_of(m)) == (asked.rack, asked.life)), None)
@@ -253,7 +255,7 @@ class Coordinator:
 
     def _on_hello(self, sender: Member, hello: Hello, now_ns: int, effects: list[Effect]) -> None:
         rack, begun = sender.rack, self.log.committed.begun
-        # An end that is not decided is not told to any rack: it may be undone.
+        # An undecided end is not reported to any rack, because it may be undone.
         log = self.log.appended if begun and not self.log.appended.over else self.log.committed
         if not self.admission.hear(sender, hello, self.views, log, now_ns, effects) or begun:
             return
@@ -270,7 +272,7 @@ class Coordinator:
         if view is None or view.member != member or policy is None:
             return
         if report.to != self.member.incarnation:
-            return  # it was for another coordinator, or the rack does not follow this one yet
+            return  # meant for another coordinator, or the rack does not follow this one yet
         if report_misfit(report, member, policy):
             return
         view.heard_ns = now_ns
@@ -296,7 +298,7 @@ class Coordinator:
         self.election.shows(member, vote.held)
         view = self.views.get(member.rack)
         higher = vote.acceptor_state.promised > self.proposer.ballot
-        # A witness in a new life, which tries to begin the job, is asked again in a higher ballot.
+        # A restarted witness that founds the job asks again in a higher ballot.
         founds = higher and member.rack == WITNESS
         known = self.proposer.standing and (founds or member in self.proposer.asked())
         if self.proposer.leading:
@@ -315,15 +317,16 @@ class Coordinator:
         self._on_acceptor_state(member, vote.acceptor_state, now_ns, effects)
 
     def _is_of_this_job(self, vote: Vote) -> bool:
-        """Also of a witness that has just got a seat, and has read nothing yet; and of a voter
-        that has forgotten a first record which it did not know to be decided."""
+        """Whether the vote belongs to this job. That includes a witness that has just got a seat
+        and has read nothing yet, and a voter that has discarded a first record without knowing that
+        it was decided."""
         acceptor_state = vote.acceptor_state
         new = self.proposer.ballot > 0 and acceptor_state.last == 0
         log = self.log if self.proposer.ballot else self.acceptor.log
         return (
             new
             or log.continues(vote.lineage, acceptor_state.decided)
-            # An undecided first record of a former life of this founder is to be outbid.
+            # An undecided first record of this founder's former life must be outbid.
             or (self._homeless() and acceptor_state.decided == 0)
         )
 
@@ -334,7 +337,7 @@ class Coordinator:
         if self.proposer.hear(member, acceptor_state):
             return
         if self.proposer.leading and self._homeless() and not self.log.committed.begun:
-            self._found(now_ns)  # its former life has asked for promises, too
+            self._found(now_ns)  # its former life has also asked for promises
         else:
             self.election.lost(now_ns, at_once=self.proposer.leading)
             self._step_down(effects)
@@ -342,10 +345,10 @@ class Coordinator:
     # -------------------------------------------------------------- the beginning
 
     def _found(self, now_ns: int) -> None:
-        """Ask all racks to begin the job, in a ballot of its own; from an empty log.
+        """Ask all racks to begin the job, in a new ballot and with an empty log.
 
-        The ballot is the challenge: a rack that reports in it has heard this very question, holds
-        nothing of a job that runs, and will not take part in the beginning of another one.
+        The ballot serves as a challenge: a rack that reports in it has received this question,
+        holds nothing of a running job, and will not help to found another one.
         """
         number = max(self.election.seen, number_of(self.acceptor.promised)) + 1
         self.election.see(number)
@@ -357,26 +360,26 @@ class Coordinator:
         if self.me.rack == WITNESS:
             self.views[WITNESS] = MemberView(self.member, now_ns)
             self.beat_due_ns = self.options.heartbeat_ns
-        if self.acceptor.log.committed.begun:  # hellos of lives that are over
+        if self.acceptor.log.committed.begun:  # those hellos are of former lives
             options = self.options
             self.admission = Admission(options.racks, self.job, options.detect_ns)
 
     def _homeless(self) -> bool:
-        """Whether it founds jobs, and has no seat in one that it knows to be decided, but for one
-        whose racks are all dead."""
+        """Whether it may found a job: it is a founder and has no seat in a job that it knows to be
+        decided, except in one whose racks are all dead."""
         committed = self.acceptor.log.committed
         seated = self.member in committed.members or self.member in committed.former
         return self.options.first and not committed.over and (not seated or self._forsaken())
 
     def retired(self) -> tuple[int, ...]:
-        """Racks with a seat, or evicted, of which a person says that they will not come back."""
+        """Racks with a seat, or evicted, that a person has retired."""
         log, retired = self.acceptor.log.appended, self.proposer.retired
         known = {seat.member for seat in log.seats.values()} | {*log.away.values()}
         return tuple(sorted(member.rack for member in known & retired))
 
     def _forsaken(self) -> bool:
-        """Whether this witness alone can still have a seat in its job: all racks are attested dead,
-        or say hello, which means that they never knew of their seat."""
+        """Whether this witness is the only member that can still have a seat in its job: every rack
+        is attested dead, or sends hellos, which shows that it never knew of its seat."""
         log = self.acceptor.log
         if self.me.rack != WITNESS or not log.committed.begun or log.committed.over:
             return False
@@ -384,8 +387,8 @@ class Coordinator:
         return seated <= self.proposer.dead | self.election.unaware
 
     def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
-        """Stop leading a job whose racks are all dead, and stop founding another one when a member
-        of the first is heard again; begin to found one when there is nobody to follow."""
+        """Stop leading a job whose racks are all dead; stop founding another one when a member of
+        the first is heard again; start founding when there is nobody to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
         if self.proposer.leading and self._forsaken() != asks_anew:
             self.election.lost(now_ns, at_once=False)
@@ -396,8 +399,8 @@ class Coordinator:
             self._found(now_ns)
 
     def _give_up(self, effects: list[Effect]) -> None:
-        """Forget the job. All racks have answered: their former lives are over, and their present
-        ones hold nothing of it, so its bytes are gone."""
+        """Forget the job. All racks have answered: their former incarnations are over and the
+        present ones hold nothing of it, so its bytes are gone."""
         log = self.acceptor.log
         dead = tuple([f"rack {member.rack}" for member in sorted(self.proposer.dead)])
         about = JobGivenUp(log.decided, tuple(log.committed.versions), dead, log.lineage[:12])
@@ -406,17 +409,17 @@ class Coordinator:
         self.election.forget()
         self.gave_up = (
             f"gave up the former job of this name ({log.decided} records): every rack was started "
-            "again, so nobody has its weights any more"
+            "again, so no process holds its weights any more"
         )
 
     def _lives(self, peer: Peer, orders: Orders) -> bool:
-        """Whether these orders tell a founder of a running job, so that it founds none. For a
-        witness orders to its former life do so, too."""
+        """Whether these orders show a founder that a job is running, so that it founds none. For a
+        witness, orders to its former life do, too."""
         for_member = orders.to == self.member.incarnation or self.me.rack == WITNESS
         return for_member and peer != self.me and orders.decided > 0 and self._homeless()
 
     def _returns(self, member: Member) -> bool:
-        """Whether this is the witness, started again."""
+        """Whether this is a restarted witness."""
         log = self.log.appended
         seated = log.witness is not None and member.rack == WITNESS != self.me.rack
         return self.proposer.leading and seated and member != log.witness
@@ -426,18 +429,18 @@ class Coordinator:
         return None if heard_ns is None else heard_ns + 2 * self.options.detect_ns
 
     def _may_found(self, now_ns: int) -> bool:
-        """Whether the coordinator that it followed fell silent before it got a seat."""
+        """Whether the coordinator that it followed fell silent before this member got a seat."""
         due_ns = self._founds_ns()
         return self._homeless() and due_ns is not None and now_ns >= due_ns
 
     def _answered(self, rack: int, now_ns: int) -> bool:
-        """Whether this rack is there, and has promised to begin in this ballot."""
+        """Whether this rack is live and has promised this ballot."""
         report = self.views[rack].report
         promised = report is not None and report.acceptor_state.promised == self.proposer.ballot
         return promised and rack in self._live(now_ns)
 
     def _policy(self) -> Policy | None:
-        """The policy of the log, or before the first record that of all hellos."""
+        """The policy of the log; before the first record, the one that all hellos share."""
         hellos = self.admission.hellos
         return self.log.appended.policy or (hellos[min(hellos)].policy if hellos else None)
 
@@ -452,13 +455,13 @@ class Coordinator:
     # -------------------------------------------------------------- coming and going
 
     def _take_over(self, now_ns: int, effects: list[Effect]) -> None:
-        """Begin to lead. Only the log is kept; reports bring members, offers and results."""
+        """Begin to lead. Only the log is kept; reports restore members, offers and results."""
         log = self.log.appended
         policy = require(log.policy, "no member stands before the first record")
         self.views = {m.rack: MemberView(m, now_ns, now_ns) for m in sorted(log.members)}
         former = self.election.followed_rack()
         if former in self.views and former != self.me.rack:
-            self.views[former].heard_ns -= self.options.detect_ns  # for whose silence it stood
+            self.views[former].heard_ns -= self.options.detect_ns  # its silence began the candidacy
         self.offers, self.round_dues, self.votes = {}, [], {}
         self.leads_since_ns, self.returned = now_ns, None
         self._new_rounds(policy.fragments)
@@ -473,10 +476,10 @@ class Coordinator:
         self.rounds = [Round(p, *times, self.proposer.ballot) for p in range(fragments)]
 
     def _hears_quorum(self, now_ns: int) -> bool:
-        """Whether those that were heard in the last two detection times could decide anything.
+        """Whether the members heard in the last two detection times can decide anything.
 
-        Who leads and hears no quorum is in the way: others wait for its orders, and those that are
-        left cannot begin anew.
+        A coordinator that hears no quorum blocks the job: others wait for its orders, and the
+        remaining members cannot begin a new lineage.
         """
         limit_ns = 2 * self.options.detect_ns
         if now_ns - self.leads_since_ns < limit_ns or self.log.committed.over:
@@ -496,7 +499,7 @@ class Coordinator:
         self.first_version = FirstVersion()
 
     def _is_done(self, now_ns: int) -> bool:
-        """Whether a member that does not lead may stop: the log is over, or its seat is lost."""
+        """Whether a member that does not lead may stop: the job is over, or its seat is lost."""
         committed, done = self.acceptor.log.committed, False
         if self.me.rack == WITNESS:
             done = committed.over
@@ -509,7 +512,8 @@ class Coordinator:
     # -------------------------------------------------------------- deciding
 
     def _move(self, now_ns: int, effects: list[Effect]) -> None:
-        """Act to a fixed point: a decision lets rounds commit, which may be decided at once."""
+        """Repeat all decisions until nothing changes: a decision lets rounds commit, and a commit
+        may be decided at once."""
         if not self.log.committed.begun:
             self._try_genesis(now_ns, effects)
         before, log, options = -1, self.log, self.options
@@ -518,7 +522,7 @@ class Coordinator:
             if self.proposer.open and not log.committed.over:
                 live = self._live(now_ns)
                 self._advance_rounds(live, now_ns, effects)
-                self._try_mark(live, effects)
+                self._try_checkpoint(live, effects)
                 if self._acts():
                     looked = (self.paces.judged, self._reports(), live)
                     effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
@@ -530,9 +534,10 @@ class Coordinator:
             effects.append(Finished())
 
     def _try_genesis(self, now_ns: int, effects: list[Effect]) -> None:
-        """Once all racks have answered. If one of them dies before it has voted, nothing is decided
-        and its next life is asked with the others, anew. So are all if one falls silent: it may
-        have heard of a job that lives, whose candidate needs those that have voted here."""
+        """Append Genesis once all racks have answered. If one of them dies before it has voted,
+        nothing is decided, and its next incarnation is asked with the others in a new ballot. The
+        same happens if one falls silent: it may have heard of a running job whose candidate needs
+        those that have voted here."""
         hellos = {r: h for r, h in self.admission.hellos.items() if r in self.views}
         seats, log = {rack: hello.seat for rack, hello in hellos.items()}, self.log.appended
         if log.begun and (seats != log.seats or not self._live(now_ns) >= hellos.keys()):
@@ -587,17 +592,17 @@ class Coordinator:
                 self.proposer.append(commit)
                 self._keep_open_offers()
 
-    def _try_mark(self, live: frozenset[int], effects: list[Effect]) -> None:
-        """Append the mark of a checkpoint that the racks ask for, or have written."""
-        mark = next_mark(self.log.appended, self.log.lineage, self._reports(), live)
-        if mark is None or not self.proposer.may_append():
+    def _try_checkpoint(self, live: frozenset[int], effects: list[Effect]) -> None:
+        """Append the record of a checkpoint that the racks ask for, or have written."""
+        record = next_checkpoint(self.log.appended, self.log.lineage, self._reports(), live)
+        if record is None or not self.proposer.may_append():
             return
-        self.proposer.append(mark)
-        about = CheckpointMarked(mark.number, mark.name, tuple(mark.racks), mark.written)
+        self.proposer.append(record)
+        about = CheckpointMarked(record.number, record.name, tuple(record.racks), record.written)
         effects.append(Note(about))
 
     def _acts(self) -> bool:
-        """Whether something is done about slow racks."""
+        """Whether slow racks are mitigated."""
         policy = self.log.appended.policy
         return policy is not None and policy.acts
 
@@ -618,7 +623,8 @@ class Coordinator:
     # -------------------------------------------------------------- leaving
 
     def _try_roster(self, live: frozenset[int], now_ns: int, effects: list[Effect]) -> None:
-        """`slow`: live racks for whose results alone some merge has waited too long."""
+        """Append the next change of the roster, if one is due. `slow`: live racks that are the only
+        ones a merge has waited for, and for too long."""
         slow = frozenset().union(*(round_.slow(now_ns) for round_ in self.rounds))
         detect_ns = self.options.detect_ns
         look(self.views, live, slow, now_ns, detect_ns)
@@ -655,16 +661,16 @@ class Coordinator:
         effects.append(Note(RosterChanged(racks, tuple(votes), roster.reason)))
 
     def _mind_first_version(self, context: MembershipContext, effects: list[Effect]) -> None:
-        """Tell the racks that the job is lost, once per heartbeat, so that they begin again."""
+        """Report the loss of the job to the racks, once per heartbeat, so that they begin again."""
         log, reports, now_ns = context.log, context.reports, context.now_ns
         dead, detect_ns = self.proposer.dead, context.detect_ns
         lost = self.first_version.lost(log, reports, context.live, dead, now_ns, detect_ns)
-        if lost and now_ns >= self.lost_told_ns + self.options.heartbeat_ns:
-            self.lost_told_ns = now_ns
-            effects += self.election.tell_lost()
+        if lost and now_ns >= self.lost_reported_ns + self.options.heartbeat_ns:
+            self.lost_reported_ns = now_ns
+            effects += self.election.report_loss()
 
     def _returned(self, live: frozenset[int], now_ns: int) -> Member | None:
-        """Another life of a silent witness, if it is heard."""
+        """Another incarnation of a silent witness, if it is heard."""
         if self.returned is None or WITNESS in live:
             return None
         member, heard_ns = self.returned
@@ -714,11 +720,13 @@ class Coordinator:
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         views = [view for view in self.views.values() if not view.gone]
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
-            heartbeat_ns -= heartbeat_ns // 4  # what is due soon goes now: all are looked at once
+            heartbeat_ns -= (
+                heartbeat_ns // 4
+            )  # orders due soon go now, so all members are visited once
         moving, taken = moving_racks(log.committed, self.views), taken_of(self.views)
         for view in views:
-            # A witness that was started again knows no address: these orders must say everything.
-            # It is told of the end at once: later no member may be there to tell it.
+            # A restarted witness knows no address, so these orders must contain everything.
+            # It gets the end at once, because later no member may be left to send it.
             missed = WITNESS not in lively or log.committed.over
             lost = view.member.rack == WITNESS and missed and log.decided > 0
             known = -1 if lost else self.proposer.common(view.member)
@@ -735,5 +743,5 @@ class Coordinator:
         if unbegun := why_nobody_begins(self.log.committed, reports, live):
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
-        cut = waits(self.log.appended, self._reports())
-        return (Reason(cut), *whys) if cut else whys
+        reason = waits(self.log.appended, self._reports())
+        return (Reason(reason), *whys) if reason else whys

@@ -1,9 +1,9 @@
-"""Chooses the rack that gives its training state (optimizers, registered objects, step) to a rack
-that joins.
+"""Chooses the donor that gives its training state (optimizers, registered objects, step) to a
+joining rack.
 
-The rack asks in its reports, the coordinator names a donor in its orders, the donor copies its
-state after a step and says so in its own reports, and the orders pass that on. All of these are
-whole states, like every other message.
+The joining rack asks in its reports, the coordinator names a donor in its orders, the donor copies
+its state after a step and reports the copy, and the orders pass that on. All of these are whole
+states, like every other message.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ LEAVES = "it leaves the job, and nobody else trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
-    """For every live rack that asks, a rack that trains and has not refused it: the lowest that has
-    copied for it already, so that a copy is not given up for a lower rack; else the lowest."""
+    """For every live rack that asks, a training rack that has not refused it: the lowest that has
+    copied for it already, so that a copy is not abandoned for a lower rack; otherwise the
+    lowest."""
     asking = _asking(log, reports, live)
     donors = []
     for rack in asking:
@@ -36,7 +37,7 @@ def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Do
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """The copies of the donors; where every donor has refused, the refusal of the lowest rack."""
+    """The copies of the donors; if every donor has refused, the refusal of the lowest rack."""
     copies = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):
@@ -55,10 +56,11 @@ def copies_of(
 
 
 def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCopy, ...]:
-    """The copies that all ranks of a donor have made at one step; a refusal of one rank is the
-    rack's.
+    """The copies that all ranks of a donor have made at the same step. A refusal by one rank
+    refuses for the rack.
 
-    `ranks`: of all its ranks, in their order."""
+    `ranks`: reports of all its ranks, in rank order.
+    """
     of_rack = []
     for to in sorted({copy.to for rank in ranks for copy in rank.copies}):
         copies = [copy for rank in ranks for copy in rank.copies if copy.to == to]
@@ -73,7 +75,7 @@ def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCo
 
 
 def asked_of(orders: Orders | None, member: Member) -> tuple[Member, ...]:
-    """Racks for which this one is the donor."""
+    """Joining racks that this rack is the donor of."""
     return tuple(each.to for each in orders.donors if each.donor == member) if orders else ()
 
 
@@ -84,7 +86,7 @@ def copy_for(orders: Orders | None, member: Member) -> StateCopy | None:
 
 
 def waiting_for_state(reports: Reports) -> frozenset[int]:
-    """Racks that join and wait for a donor's state before they train."""
+    """Joining racks that wait for a donor's state before they train."""
     return frozenset(r for r, report in reports.items() if report is not None and report.wants)
 
 
@@ -105,8 +107,8 @@ def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int
 
 
 def _all_leaving(log: LogState, reports: Reports) -> list[int]:
-    """The seated racks that do not join, if all of them leave; one that is silent, or that was not
-    heard yet, may still train."""
+    """The seated racks that are not joining, if all of them leave. One that is silent, or not heard
+    yet, may still train."""
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
     racks = sorted(log.seats.keys() - newcomers)
     newest = [reports.get(rack) for rack in racks]

@@ -1,4 +1,4 @@
-"""Decides when an acceptor stands for coordinator. Clocks decide when to try, never who wins."""
+"""Decides when a member stands for coordinator. Clocks decide when to try, never who wins."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from mend.events.kinds import StandsForElection
 from mend.types import WITNESS, Member, Peer, life_of
 
 STAGGER_HEARTBEATS = 4
-"""Between the voters' attempts, so that one alone usually stands: a round trip and some."""
+"""Heartbeats between the voters' attempts, so that usually one alone stands: a little more than a
+round trip."""
 
 
 def challenge(hello: Hello, former: Member) -> list[Effect]:
-    """Ask the sender of a hello whether it lives now, after `former` got the seat. The question
-    goes to the address in the hello: `former` may be at the one in the roster."""
+    """Ask the sender of a hello whether it is alive now, after `former` got the seat. The question
+    goes to the address in the hello, because the roster may hold the address of `former`."""
     visitor = Peer(former.rack, VISITOR)
     question = Challenge(hello.seat.member.incarnation, life_of(former))
     return [Connect(visitor, hello.seat.address), Send(visitor, question)]
@@ -42,23 +43,25 @@ class Election:
     detect_ns: int
     heard_ns: int | None = None
     seen: int = 0
-    """Highest number of a ballot that was heard of."""
+    """Highest ballot number heard of."""
     followed: int = 0
-    """Ballot whose orders were heard last."""
+    """Ballot of the newest orders."""
     serial: int = 0
     sent: dict[Member, Prepare] = field(default_factory=dict)
     unaware: set[Member] = field(default_factory=set)
-    """Members that said hello although an undecided record gives them a seat, and have reported no
-    version since. Not those of the first record: their hellos are under way when it is written."""
+    """Members that sent a hello although an undecided record gives them a seat, and have reported
+    no version since. Excludes members of the first record, whose hellos are in flight when it is
+    written."""
     asked_ns: int = 0
 
     def discount(self, slept_ns: int) -> None:
-        """This member slept for so long, in which it could hear nobody."""
+        """This process slept for `slept_ns` and could hear nothing meanwhile."""
         if self.heard_ns is not None:
             self.heard_ns += slept_ns
 
     def heard(self, orders: Orders, now_ns: int) -> bool:
-        """Orders of another coordinator. Whether this member must stop standing or leading."""
+        """Handle orders of another coordinator. Returns whether this member must stop standing or
+        leading."""
         number = number_of(orders.ballot)
         if orders.to != self.member.incarnation or number >= NUMBER_MAX:
             return False
@@ -69,17 +72,18 @@ class Election:
             return False
         if orders.ballot != self.proposer.ballot:
             self.heard_ns, self.followed = now_ns, orders.ballot
-        # Standing for a higher ballot ends as well: not even my own vote is promised to it yet.
+        # Standing for a higher ballot ends as well: not even the own vote is promised to it.
         return self.proposer.ballot not in (0, orders.ballot)
 
     def attest(self, sender: Member, hello: Hello | None = None) -> list[Effect]:
-        """A hello attests that former lives of its rack are over: a launcher starts a rack again
-        only when its former life has ended. Two lives of a rack at once would become two jobs,
+        """A hello attests that former incarnations of its rack are over: a launcher restarts a rack
+        only after its former life has ended. Two concurrent lives of a rack would become two jobs,
         which refuse each other.
 
-        A hello must name the life whose end it proves: one that waited in a queue may be of a life
-        before that. Without a hello the sender must have the seat, by a record that may not be
-        decided yet; it got it by such a hello, and who follows a log says none.
+        A hello must name the incarnation whose end it proves, because a hello that waited in a
+        queue may come from an earlier one. Without a hello the sender must have the seat, perhaps
+        by an undecided record: it got the seat through such a hello, and a member that follows a
+        log sends none.
         """
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         if hello and committed.begun and sender in log.members - committed.members:
@@ -102,8 +106,9 @@ class Election:
         return effects
 
     def meet_witness(self, member: Member, vote: Vote) -> None:
-        """A witness says no hello. One that was started again promises this candidate: it has heard
-        a question that was asked after its former life had the seat, so that life is over."""
+        """Attest the end of the witness's former life, since a witness sends no hello. A restarted
+        witness promises this candidate: it answers a question that was asked after its former life
+        had the seat, so that life is over."""
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         known = (log.witness, committed.witness)
         former = {each for each in known if each is not None and each != member}
@@ -115,8 +120,9 @@ class Election:
             self.proposer.returned = member if member != log.witness else None
 
     def retire(self, gone: Member, now_ns: int) -> bool:
-        """A person attests the end of a life; whether it is news here. Who hears a coordinator
-        leaves it to that one, who knows whether the rack is silent."""
+        """A person attests the end of an incarnation. Returns whether that is new here. A member
+        that hears a coordinator leaves the decision to it, since the coordinator knows whether the
+        rack is silent."""
         log, committed = self.acceptor.log.appended, self.acceptor.log.committed
         racks = (log.members | committed.members) - {self.member, log.witness, committed.witness}
         racks |= {*log.away.values()}
@@ -134,7 +140,7 @@ class Election:
         self.proposer.retired.discard(member)
 
     def shows(self, sender: Member, versions: Sequence[int]) -> None:
-        """A rack reports the versions that it holds."""
+        """Record the versions that a rack reports to hold."""
         if self.unaware and any(version >= 0 for version in versions):
             self.unaware.discard(sender)
 
@@ -149,18 +155,20 @@ class Election:
             self.seen = max(self.seen, number)
 
     def lost(self, now_ns: int, *, at_once: bool) -> None:
-        """A higher ballot is promised; to stand again is sensible soon only for who led."""
+        """A higher ballot is promised. Standing again soon makes sense only for the former
+        coordinator."""
         self.heard_ns = now_ns - self.detect_ns if at_once else now_ns
 
     def may_stand(self) -> bool:
-        """Voters; where all of them are dead, who has a seat, for a new lineage."""
+        """Whether this member may stand: voters may; if all voters are dead, any seated member, for
+        a new lineage."""
         log, written = self.acceptor.log, self.acceptor.log.appended
         known = written.members if written.voters <= self.proposer.dead else written.voters
         may = log.committed.begun and self.member in known
         return may and not log.committed.over and not self.proposer.leading
 
     def due_ns(self) -> int | None:
-        """When to stand, or to repeat the question."""
+        """When to stand, or to repeat the request for promises."""
         if not self.may_stand() or self.heard_ns is None:
             return None
         if self.proposer.standing:
@@ -169,12 +177,12 @@ class Election:
         return self.heard_ns + self.detect_ns + self._place() * stagger_ns
 
     def followed_rack(self) -> int | None:
-        """The rack that coordinated last, as far as this member knows."""
+        """The last coordinator's rack, as far as this member knows."""
         return owner_of(self.followed) if self.followed else None
 
     def _place(self) -> int:
-        """How many members stand before this one: the witness, then racks ascending, without the
-        coordinator that fell silent."""
+        """How many members take their turn before this one: the witness, then racks ascending,
+        without the coordinator that fell silent."""
         owner = self.followed_rack()
         log = self.acceptor.log.appended
         members = log.voters if self.member in log.voters else log.members
@@ -184,7 +192,7 @@ class Election:
     def move(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if self.proposer.standing and self.proposer.log.committed.over:
-            # The other racks have gone on and ended the job: there is nothing left to win.
+            # The other racks have continued and ended the job: there is nothing left to win.
             self.acceptor.learn(self.proposer.log)
         if not self.may_stand():
             if self.proposer.standing:
@@ -204,19 +212,20 @@ class Election:
             self._ask(now_ns, effects)
         return effects
 
-    def tell_lost(self) -> list[Effect]:
-        """Tell the racks that are left that none of them holds the versions to go on from."""
+    def report_loss(self) -> list[Effect]:
+        """Refuse the remaining racks, because none of them holds the versions needed to
+        continue."""
         log = self.proposer.log.appended
         dead = sorted(rack for rack in log.seats if log.seats[rack].member in self.proposer.dead)
         racks = ", ".join(f"rack {rack}" for rack in dead)
-        detail = f"nobody is left who holds the weights of the running job: {racks} died with them"
+        detail = f"no live process holds the weights of the running job: {racks} died with them"
         return [
             Send(Peer(rack, 0), Refusal(log.seats[rack].member.incarnation, "lost", detail))
             for rack in sorted(log.seats.keys() - set(dead))
         ]
 
     def _ask(self, now_ns: int, effects: list[Effect]) -> None:
-        """Ask all members whose promise is needed, this one last."""
+        """Ask all members whose promise is needed, itself last."""
         log = self.proposer.log
         seat = log.appended.seats.get(self.me.rack)
         prepare = Prepare(
@@ -229,7 +238,7 @@ class Election:
         again = now_ns >= self.asked_ns + self.heartbeat_ns
         if again:
             self.asked_ns = now_ns
-            effects += self.tell_lost() if self.proposer.lost else ()
+            effects += self.report_loss() if self.proposer.lost else ()
         for member in sorted(self.proposer.asked()):
             if member == self.member and not self.proposer.would_win(self.member):
                 continue

@@ -1,8 +1,8 @@
 """Decides when a process may stop after its job has ended.
 
 The coordinator repeats the last decision until every member has confirmed it. A witness stays
-longer where racks were missing: without it a rack that is started again too late would not learn
-that the job is over, and would wait until its start times out.
+longer if racks were missing: otherwise a rack that is restarted too late would not learn that the
+job is over, and would wait until its start times out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mend.types import SECOND, WITNESS, Member
 FAREWELL_NS = 3 * SECOND
 """How long the end of the log is repeated to racks that have not confirmed it."""
 
-TOLD_NS = 60 * SECOND
-"""How long a witness tells racks that were not there at the end that the job is over."""
+END_REPEATED_NS = 60 * SECOND
+"""How long a witness reports the end of the job to racks that were missing at its end."""
 
 
 @dataclass
@@ -28,24 +28,24 @@ class Ending:
     rack: int
     since_ns: int | None = None
     due_ns: int | None = None
-    """When it stops at the latest; None once it may, as a time that has passed would wake its
-    process for ever."""
+    """Latest time at which it stops; None once it may stop, because a deadline in the past would
+    wake its process again and again."""
 
     def may_go(self, log: LogState, now_ns: int, confirmed: bool, serves: bool = False) -> bool:
         """Whether it may stop. `log`: the decided log, with its end. `confirmed`: every member has
-        heard of the end, or has stopped. `serves`: one that is heard still copies what it missed:
-        from then on the time begins anew."""
+        confirmed the end, or has stopped. `serves`: a live member still copies versions that it
+        missed, which restarts the wait."""
         if self.since_ns is None or serves:
             self.since_ns = now_ns
         stays = self.rack == WITNESS and bool(missing(log))
-        due_ns = self.since_ns + (TOLD_NS if stays else FAREWELL_NS)
+        due_ns = self.since_ns + (END_REPEATED_NS if stays else FAREWELL_NS)
         may = now_ns >= due_ns or (confirmed and not stays)
         self.due_ns = None if may else due_ns
         return may
 
 
 def late_members(log: LogState, views: Mapping[int, MemberView]) -> frozenset[Member]:
-    """Members that have missed the end, and do not hold all that was decided before it."""
+    """Members that have missed the end and do not hold everything that was decided before it."""
     return frozenset(
         view.member
         for rack, view in views.items()
@@ -57,5 +57,5 @@ def late_members(log: LogState, views: Mapping[int, MemberView]) -> frozenset[Me
 
 
 def missing(log: LogState) -> frozenset[int]:
-    """Racks that were not there when the job ended, as its last roster says."""
+    """Racks that were missing when the job ended, according to its last roster."""
     return log.non_voters - {WITNESS} if log.over else frozenset()

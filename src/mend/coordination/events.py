@@ -1,8 +1,8 @@
-"""Events that machines are given and effects that they ask for. Plain values.
+"""Events, the inputs of the machines, and effects, their outputs. Plain values.
 
-A machine decides and returns effects; the runtime performs them and reports back by events. Neither
-machine nor effect holds a tensor: they name (member, fragment, seq) and (fragment, version), the
-runtime keeps the bytes.
+A machine decides and returns effects; the runtime performs them and reports back through events.
+Neither machines nor effects hold tensors: they name (member, fragment, seq) and (fragment,
+version), and the runtime keeps the bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mend.types import Address, Member, Peer
 
 
 class Event(Struct, frozen=True):
-    """Base of everything that happens to a machine. A tape names events by their classes."""
+    """Base of all inputs of a machine. A tape names events by their classes."""
 
 
 class Effect(Struct, frozen=True):
-    """Base of everything that a machine asks its process to do."""
+    """Base of all requests of a machine to its process."""
 
 
 # ------------------------------------------------------------------ events
@@ -38,11 +38,11 @@ class Heard(Event, frozen=True):
 
 
 class Tick(Event, frozen=True):
-    """The deadline passed (or nothing did; ticks are always harmless)."""
+    """The deadline has passed. A tick without a deadline is harmless."""
 
 
 class Captured(Event, frozen=True):
-    """The training thread copied a fragment; the offer `seq` is open from here on."""
+    """The training thread has copied a fragment. The offer `seq` is open from here on."""
 
     fragment: int
     seq: int
@@ -51,7 +51,7 @@ class Captured(Event, frozen=True):
     tokens: int
     steps: int
     closing: bool = False
-    """The script has ended: the last offer of the fragment."""
+    """Whether the script has ended and this is the last offer of the fragment."""
 
 
 class StillOpen(Event, frozen=True):
@@ -62,7 +62,7 @@ class StillOpen(Event, frozen=True):
 
 
 class Encoded(Event, frozen=True):
-    """The payload of an own offer is ready and served; a reason instead when there can be none."""
+    """The payload of an own offer is ready and served, or the offer is `declined` for a reason."""
 
     fragment: int
     seq: int
@@ -71,65 +71,67 @@ class Encoded(Event, frozen=True):
     norm: float = 0.0
     """Greatest magnitude of this rank's part."""
     size: int = 0
-    """Bytes of the payload; 0: as many as the codec makes of every vector of this length."""
+    """Bytes of the payload; 0: the codec's fixed size for this length."""
 
 
 class Fetched(Event, frozen=True):
-    """A pull of an offer ended; `error` is empty when all bytes are here and verified."""
+    """A pull of an offer has ended. `error` is empty if all bytes are here and verified."""
 
     member: Member
     fragment: int
     seq: int
     error: str = ""
     size: int = 0
-    """Bytes of it; 0: nothing was pulled."""
+    """Bytes pulled; 0: none."""
 
 
 class SliceFetched(OfAttempt, Event, frozen=True):
-    """A pull of a slice ended: of a member's payload (`seq`), or merged, of its owner's (0)."""
+    """A pull of a slice has ended: of a member's payload (`seq`), or of the merged slice of its
+    owner (`seq` 0)."""
 
     rack: int
     seq: int
     error: str = ""
     size: int = 0
-    """Bytes of it."""
+    """Bytes pulled."""
 
 
 class SliceMerged(OfAttempt, Event, frozen=True):
-    """One more of the own slices of an attempt is merged and served, or there is an error."""
+    """One more of the own slices of an attempt is merged and served, or merging it has failed."""
 
     error: str = ""
 
 
 class Measured(OfAttempt, Event, frozen=True):
-    """The sums over this rank's part are there, as bytes for the leader, or an error."""
+    """The sums over this rank's part are ready, as bytes for the leader, or computing them has
+    failed."""
 
     blob: bytes
     error: str = ""
 
 
 class Summed(OfAttempt, Event, frozen=True):
-    """The partials of all ranks came to this, or to an error."""
+    """The total of the partial sums of all ranks is ready, or computing it has failed."""
 
     blob: bytes
     error: str = ""
 
 
 class Merged(OfAttempt, Event, frozen=True):
-    """A merge ended in a tentative anchor of this digest, or in an error."""
+    """A merge has produced a tentative anchor with this digest, or has failed."""
 
     digest: str
     error: str = ""
     tensors: bytes = b""
-    """xxh3_64 of this rank's part of every tensor of it, where a tape is kept: which one differs,
-    should a replay find another digest."""
+    """If a tape is kept: xxh3_64 of this rank's part of every tensor, so that a replay with another
+    digest can name the tensor that differs."""
     bad: tuple[tuple[Member, int], ...] = ()
-    """With an error: the offers (member, seq) that must not be merged, though their bytes are those
-    that were sent."""
+    """With an error: the offers (member, seq) that must not be merged, although their bytes arrived
+    intact."""
 
 
 class Copied(Event, frozen=True):
-    """A pull of a fragment's state ended; its digest was compared with the log's."""
+    """A pull of a fragment's state has ended; its digest was compared with the log's."""
 
     fragment: int
     version: int
@@ -137,14 +139,14 @@ class Copied(Event, frozen=True):
 
 
 class Wanting(Event, frozen=True):
-    """The rack joins and waits for a donor's training state; not `on`: it waits no more."""
+    """The rack joins and waits for a donor's training state. `on` false: it no longer waits."""
 
     on: bool
 
 
 class StateTaken(Event, frozen=True):
-    """A donor's rank has copied its training state after `step`, for a rack that joins, and serves
-    it; or it cannot, for the reason `refused`."""
+    """A donor's rank has copied its training state after `step` for a joining rack and serves it,
+    or cannot, for the reason `refused`."""
 
     to: Member
     step: int
@@ -154,7 +156,7 @@ class StateTaken(Event, frozen=True):
 
 
 class StateCopied(Event, frozen=True):
-    """A pull of a donor's training state ended; its digest was compared with the donor's."""
+    """A pull of a donor's training state has ended; its digest was compared with the donor's."""
 
     donor: Member
     step: int
@@ -163,8 +165,8 @@ class StateCopied(Event, frozen=True):
 
 
 class RackStateLoaded(Event, frozen=True):
-    """The rank goes on with what a former life of it had registered with scope rack when it
-    captured after `step`. For the tape: no machine acts on it."""
+    """The rank continues with the objects of scope rack that a former life of its rack had
+    registered when it captured after `step`. Recorded for the tape; no machine handles it."""
 
     owner: Member
     step: int
@@ -172,20 +174,21 @@ class RackStateLoaded(Event, frozen=True):
 
 
 class Moved(Event, frozen=True):
-    """How far the pulls of this rank are, by the rack whose bytes they are."""
+    """Progress of the pulls of this rank, by source rack."""
 
     pulls: tuple[Pulled, ...]
 
 
 class Spoiled(Event, frozen=True):
-    """The bytes of a held version are damaged."""
+    """The bytes of a held version failed their checksum."""
 
     fragment: int
     version: int
 
 
 class Applied(Event, frozen=True):
-    """The training thread now trains on `version`; `ended`: the own offer this resolved, or 0."""
+    """The training thread now trains on `version`. `ended`: the own offer that this resolved, or
+    0."""
 
     fragment: int
     version: int
@@ -194,57 +197,58 @@ class Applied(Event, frozen=True):
 
 
 class Discarded(Event, frozen=True):
-    """All ranks of the rack forgot an own offer that was never announced."""
+    """All ranks of the rack have discarded an own offer that was never announced."""
 
     fragment: int
     seq: int
     step: int = 0
 
 
-class Progress(Event, frozen=True):
-    """The training thread's step, and its time per step (moving average)."""
+class StepReached(Event, frozen=True):
+    """The training thread has reached `step`. `step_ns`: time per step (moving average)."""
 
     step: int
     step_ns: int
 
 
 class Timed(Event, frozen=True):
-    """Steps up to `step` took `ns` in all, without mend's own waits and work, for `tokens`."""
+    """The steps up to `step` took `ns` in total for `tokens`, without mend's own waits and work."""
 
     step: int
     ns: int
     tokens: int
     batch: int = 0
-    """Micro-batches of which the script has asked how many to take, in the last step that did."""
+    """Micro-batches per step for which the script has asked how many to take, in the last step in
+    which it did."""
 
 
 class Started(Event, frozen=True):
-    """The rank has made its first step, `ns` after its process was started. 0: not to be counted,
-    as the rank was evicted and could not leave."""
+    """The rank has completed its first step, `ns` after the start of its process. 0: not counted,
+    because the rank was evicted and could not leave."""
 
     ns: int
 
 
 class BatchSet(Event, frozen=True):
-    """After `step` the rank takes so many percent of its micro-batches."""
+    """After `step` the rank takes `batch_pct` percent of its micro-batches."""
 
     step: int
     batch_pct: int
 
 
 class Validated(Event, frozen=True):
-    """The training thread has made a micro-benchmark after `step`."""
+    """The training thread has run a micro-benchmark after `step`."""
 
     number: int
     step: int
     gemm_ns: int
-    """Time of one matrix product; 0: it could not be made."""
+    """Time of one matrix product; 0: it could not be measured."""
     waited_ppm: int
-    """Share of the step time before the first forward of a step, in millionths; -1: not known."""
+    """Fraction of the step time before the first forward, in millionths; -1: unknown."""
 
 
 class Probed(Event, frozen=True):
-    """A pull that was made to see how fast a link is has ended."""
+    """A probe of a link has ended."""
 
     number: int
     rack: int
@@ -252,20 +256,20 @@ class Probed(Event, frozen=True):
 
 
 class Leaving(Event, frozen=True):
-    """The rank trains no more. `now`: do not wait for the others to finish."""
+    """The rank has stopped training. `now`: it does not wait for the others to finish."""
 
     now: bool = False
 
 
 class Idle(Event, frozen=True):
-    """Leaving, and the training thread has nothing open and trains on `versions`."""
+    """The leaving rank has no open offer and its training thread is at `versions`."""
 
     versions: tuple[int, ...]
 
 
-class Cutting(Event, frozen=True):
-    """The rank waits in a checkpoint of this name, or has written its part; empty: it waits no
-    more."""
+class BarrierChanged(Event, frozen=True):
+    """The rank waits at the barrier of the checkpoint `name`, or has `written` its part. Empty: it
+    no longer waits."""
 
     name: str
     written: bool = False
@@ -275,7 +279,7 @@ class Cutting(Event, frozen=True):
 
 
 class Send(Effect, frozen=True):
-    """Deliver at best once; the machine repeats what matters."""
+    """Deliver at most once. The machine repeats whatever matters."""
 
     to: Peer
     body: Message
@@ -303,8 +307,8 @@ class Fetch(Effect, frozen=True):
 class Merge(OfAttempt, Effect, frozen=True):
     """Merge the payloads of `members` (ascending) onto version - 1.
 
-    `verify`: check the inputs' bits first. `total`: of the rack's sums; empty where none are
-    needed.
+    `verify`: check the checksums of the inputs first. `total`: the total of the rack's sums; empty
+    if none is needed.
     """
 
     members: tuple[tuple[Member, int], ...]
@@ -312,18 +316,18 @@ class Merge(OfAttempt, Effect, frozen=True):
     verify: bool
     total: bytes = b""
     part: int = WHOLE
-    """Part of a round that it is, of `weights.WHOLE`."""
+    """Part of a round that this merge counts as, in units of 1 / `weights.WHOLE`."""
     stretch: float = 1.0
-    """Factor of its step, from `weights.stretch_of`."""
+    """Factor of the outer step, from `weights.stretch_of`."""
     closing: bool = False
-    """Whether all merged offers are the last ones of their racks."""
+    """Whether every merged offer is the last one of its rack."""
     sharded: bool = False
-    """Whether it merges the merged slices of this attempt, not payloads."""
+    """Whether to assemble the merged slices of this attempt instead of merging payloads."""
 
 
 class FetchSlice(OfAttempt, Effect, frozen=True):
-    """Pull slice `position` of `count`: of this rank's part of an offer (`member`, `seq`), or with
-    `seq` 0 the merged one, from its owner `member`."""
+    """Pull slice `position` of `count`: of this rank's part of an offer (`member`, `seq`), or, with
+    `seq` 0, the merged slice from its owner `member`."""
 
     position: int
     count: int
@@ -333,8 +337,8 @@ class FetchSlice(OfAttempt, Effect, frozen=True):
 
 
 class MergeSlice(OfAttempt, Effect, frozen=True):
-    """Merge slice `position` of `count` of the payloads of `members` (ascending), and serve it. One
-    member's payload is this rank's own."""
+    """Merge slice `position` of `count` of the payloads of `members` (ascending) and serve it. One
+    of the payloads is this rank's own."""
 
     position: int
     count: int
@@ -355,20 +359,20 @@ class Measure(OfAttempt, Effect, frozen=True):
 
 
 class Sum(OfAttempt, Effect, frozen=True):
-    """For a leader: add the partials of all its ranks, in rank order."""
+    """For a leader: add the partial sums of all its ranks, in rank order."""
 
     partials: tuple[bytes, ...]
 
 
 class Copy(Effect, frozen=True):
-    """Pull the state of a fragment at the version and digest of the log."""
+    """Pull the state of a fragment at the version and digest that the log names."""
 
     fragment: int
     version: int
     digest: str
     holders: tuple[Address, ...]
     rounds: int = 0
-    """Rounds that the fragment has merged by then, in parts of `weights.WHOLE`."""
+    """Rounds merged up to that version, in units of 1 / `weights.WHOLE`."""
 
 
 class CopyState(Effect, frozen=True):
@@ -380,29 +384,29 @@ class CopyState(Effect, frozen=True):
     digest: str
     holder: Address
     shared: bool = False
-    """All ranks of the rack get the same bytes: the first pulls them, for all."""
+    """Whether all ranks of the rack get the same bytes. Then the first rank pulls them for all."""
 
 
 class NoState(Effect, frozen=True):
-    """There will be no copy of a donor's training state."""
+    """No copy of a donor's training state will come."""
 
     reason: str
 
 
 class AskedState(Effect, frozen=True):
-    """These racks join, and wait for a copy of this rank's training state."""
+    """These racks join and wait for a copy of this rank's training state."""
 
     racks: tuple[Member, ...]
 
 
 class FreeState(Effect, frozen=True):
-    """Free the copy for a rack that joins."""
+    """Free the copy for a joining rack."""
 
     to: Member
 
 
 class Validate(Effect, frozen=True):
-    """Make a micro-benchmark at the end of a step, after `steps` steps over which the wait before
+    """Run a micro-benchmark at the end of a step, after `steps` steps over which the wait before
     the forward is measured."""
 
     number: int
@@ -418,22 +422,23 @@ class Probe(Effect, frozen=True):
 
 
 class PublishAnchor(OfAttempt, Effect, frozen=True):
-    """The rank holds this decided version: serve it and show it to the training thread. `attempt`:
-    the tentative result that became it; 0: it came by Copy, or is the own version 0."""
+    """The rank holds this decided version: serve it and publish it to the training thread.
+    `attempt`: the tentative result that became the version; 0: it was copied, or is the own version
+    0."""
 
 
 class RecordCommitted(Effect, frozen=True):
-    """A record is decided: the training thread reads its offers' fate from it."""
+    """A record is decided. The training thread reads the fate of its offers from it."""
 
     record: Record
     rounds: int = 0
-    """For a commit: rounds that its fragment has merged before, in parts of `weights.WHOLE`."""
+    """For a commit: rounds that its fragment merged before, in units of 1 / `weights.WHOLE`."""
     part: int = 0
-    """For a commit: the part of a round that it is."""
+    """For a commit: the part of a round that it counts as."""
 
 
 class Restored(Effect, frozen=True):
-    """The decided state up to a record, in place of the records, which will not come."""
+    """The decided state up to a record, replacing the records, which will not come."""
 
     snapshot: Snapshot
 
@@ -457,7 +462,7 @@ class DropAnchor(Effect, frozen=True):
 class DropOffer(Effect, frozen=True):
     """An own offer will not be merged; the training threads drop it at one apply point.
 
-    `bad`: why the log refuses to merge it; empty: for no fault of its own.
+    `bad`: why the log refuses to merge it; empty: the offer itself is not at fault.
     """
 
     fragment: int
@@ -479,14 +484,14 @@ class Fail(Effect, frozen=True):
 
 
 class Finished(Effect, frozen=True):
-    """The machine has nothing more to do; its process may stop. `reason`: how this rack lost its
-    seat, where its log does not say."""
+    """The machine is done; its process may stop. `reason`: how this rack lost its seat, if its log
+    does not show it."""
 
     reason: str = ""
 
 
 class Machine(Protocol):
-    """A pure part of the protocol: state in, effects out; time is an argument."""
+    """A pure state machine of the protocol: events in, effects out; time is an argument."""
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]: ...
 

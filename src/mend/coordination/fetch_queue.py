@@ -10,12 +10,12 @@ from mend.coordination.events import Fetch
 from mend.types import MS, SECOND, Address, Member
 
 FETCHES_MAX = 4
-"""Pulls at a time; the rest waits, offers of rounds that gather first. Beyond it one from each rack
-that none is under way from: racks that all pulled the same four would leave the links of the
-others idle."""
+"""Concurrent pulls; the rest waits, with offers of gathering rounds first. Beyond this limit one
+pull is allowed from each rack that has none in flight: racks that all pulled the same four offers
+would leave the links of the others idle."""
 
 SENDERS_MAX = 32
-"""Pulls at a time in all; what the lane makes at once."""
+"""Limit of all concurrent pulls; the lane makes no more at once."""
 
 RETRY_NS_MIN, RETRY_NS_MAX = 100 * MS, 2 * SECOND
 
@@ -25,7 +25,7 @@ Key = tuple[Member, int, int]
 
 @dataclass
 class Pull:
-    """One offer: its header, whether its bytes are here or being pulled, when to try again."""
+    """One offer: its header, whether its bytes are here or being pulled, and when to retry."""
 
     offer: Offer
     here: bool = False
@@ -40,7 +40,7 @@ class Pull:
 
 @dataclass
 class FetchQueue:
-    """The offers of all racks. Own offers are here from the start."""
+    """The offers of all racks. Own offers need no pull."""
 
     _pulls: dict[Key, Pull] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class FetchQueue:
             self._pulls[key] = Pull(offer, here=mine)
 
     def end_pull(self, key: Key, error: str, now_ns: int) -> bool:
-        """A pull has ended. False: the offer is not wanted any more."""
+        """Record the end of a pull. Returns False if the offer is no longer wanted."""
         pull = self._pulls.get(key)
         if pull is None:
             return False
@@ -64,9 +64,9 @@ class FetchQueue:
     def start(
         self, now_ns: int, named: Set[Key], me: int, holders: Callable[[int], tuple[Address, ...]]
     ) -> list[Fetch]:
-        """The fetches to start: first offers of rounds that gather, then by base version, then by
-        rack from the one after this rack (`me`) around, so that no two racks begin with the
-        same."""
+        """The fetches to start: offers of gathering rounds first, then by base version, then by
+        rack, cyclically from the rack after this one (`me`), so that racks do not all begin with
+        the same one."""
         flying = [key[0].rack for key, pull in self._pulls.items() if pull.flying]
         ready = [key for key, pull in self._pulls.items() if pull.idle and now_ns >= pull.retry_ns]
         fetches = []
@@ -75,7 +75,7 @@ class FetchQueue:
             key=lambda key: (key not in named, self._pulls[key].offer.base, key[0].rack < me, key),
         ):
             pull, rack = self._pulls[key], key[0].rack
-            pull.retry_ns = 0  # a deadline that has passed must not wake us again
+            pull.retry_ns = 0  # a past deadline must not wake the process again
             if len(flying) < (FETCHES_MAX if rack in flying else SENDERS_MAX):
                 pull.flying = True
                 flying.append(rack)
@@ -92,15 +92,15 @@ class FetchQueue:
         return list(self._pulls)
 
     def waiting(self) -> list[Key]:
-        """Offers whose pull has not begun, or has failed."""
+        """Offers whose pull has not begun or has failed."""
         return [key for key, pull in self._pulls.items() if pull.idle]
 
     def held(self) -> list[Key]:
         return [key for key, pull in self._pulls.items() if pull.here]
 
     def forget(self, key: Key) -> bool:
-        """Forget an offer. Whether there are bytes to free now; those of a running pull are freed
-        when it ends."""
+        """Forget an offer. Returns whether there are bytes to free now; those of a running pull are
+        freed when it ends."""
         pull = self._pulls.pop(key, None)
         return pull is not None and not pull.flying
 

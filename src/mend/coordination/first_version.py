@@ -1,8 +1,8 @@
-"""Notices that no rack that is left holds a version that the job began with.
+"""Detects that no remaining rack holds a version that the job began with.
 
 The first record is decided by votes alone. Until other racks have copied its versions, only the
-racks that began with these bits hold them, and a quorum may outlive those racks. Any later version
-is held by a rack of every quorum.
+racks that began with these bits hold them, and a quorum may survive without those racks. Any later
+version is held by a rack of every quorum.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mend.types import Member, rack_name
 
 @dataclass
 class FirstVersion:
-    """What a coordinator knows of the first versions. `lost_since_ns`: since when no rack that is
-    left holds one of them; None: one does, or may."""
+    """What a coordinator knows of the first versions. `lost_since_ns`: since when no remaining rack
+    holds one of them; None: one does, or may."""
 
     lost_since_ns: int | None = None
 
@@ -32,8 +32,8 @@ class FirstVersion:
         detect_ns: int,
     ) -> bool:
         """Whether a first version is lost: all racks that could hold it are attested dead, and all
-        others were heard without it for `detect_ns`. A report may be older than the last bytes of a
-        copy, so nothing is lost at once."""
+        others have reported without it for `detect_ns`. The delay is needed because a report may be
+        older than the last bytes of a copy."""
         left = [rack for rack, seat in log.seats.items() if seat.member not in dead]
         heard = all(rack in live and rack in reports for rack in left)
         gone = 0 < len(left) < len(log.seats) and heard and bool(unheld(log, reports, left))
@@ -53,7 +53,7 @@ def unheld(log: LogState, reports: Mapping[int, Report], racks: Collection[int])
 def why_nobody_begins(
     log: LogState, reports: Mapping[int, Report], live: Collection[int]
 ) -> tuple[Reason, ...]:
-    """Why racks wait for a first version that no rack that is heard holds."""
+    """Why racks wait for a first version that no live rack holds."""
     silent = [rack_name(rack) for rack in sorted(log.seats.keys() - set(live))]
     fragments = unheld(log, reports, log.seats.keys() & set(live)) if silent else []
     text = f"no rack that is heard holds its first version; start {', '.join(silent)} again"

@@ -1,8 +1,8 @@
-"""Flow control of the log to one reader: what is under way, what to send next.
+"""Flow control of the log to one reader: what is in flight, and what to send next.
 
-States are repeated, records are not: a reader that is slow would otherwise get the same records
-with every state, fall behind by reading them, and get more. A record is sent once, and again when
-the reader has answered something that was said after it without having it, or is silent for long.
+States are repeated, records are not: a slow reader would otherwise get the same records with every
+state, fall behind by reading them, and get more. A record is sent once. It is sent again when the
+reader has answered a later message without having the record, or has been silent for long.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from mend.consensus.records import Record, Snapshot
 from mend.types import MS
 
 UNANSWERED_MAX = 16
-"""States that a reader has not answered. With so many, news wait for the heartbeat: what a reader
-has not read yet is out of date, and fills its memory."""
+"""Limit of unanswered states. At this limit, news waits for the heartbeat: states that the reader
+has not read yet are outdated and fill its memory."""
 
 BATCH_RACKS, BATCH_NS_PER_RACK = 8, 1 * MS
-"""With more racks than this, news is collected before it is told, for so long per rack beyond."""
+"""With more racks than this, news is collected before it is sent: for this long per additional
+rack."""
 
 
 def batch_ns(racks: int) -> int:
-    """How long news may wait for more of it. Of R racks each tells what it has of each other's
-    offers, and each is told: what is done at every word costs R times as much per rack. 0 in jobs
-    of a few racks, where a word is answered at once."""
+    """How long news may be collected. Each of R racks reports what it holds of the other racks'
+    offers and gets the same from them, so per-message work grows with R. 0 in jobs of a few racks,
+    which answer every message at once."""
     return max(0, racks - BATCH_RACKS) * BATCH_NS_PER_RACK
 
 
@@ -35,8 +36,9 @@ def _waiting() -> deque[int]:
 
 @dataclass(frozen=True, slots=True)
 class ResendPolicy:
-    """When everything that is under way is sent once more: after so long without an answer, or,
-    where a new lineage is among it, without which the reader does not know that it is spoken to."""
+    """When records in flight are sent again: after `silent_ns` without an answer; after
+    `strange_ns` if they contain a new lineage, because without it the reader does not recognize
+    messages of the job."""
 
     silent_ns: int
     strange_ns: int
@@ -45,7 +47,7 @@ class ResendPolicy:
 @dataclass(frozen=True, slots=True)
 class Portion:
     """The records that a state carries, after `prev`. `snapshot`: the state at `prev`, for a reader
-    whose log ends before the first record that is left."""
+    whose log ends before the first record that is kept."""
 
     prev: int
     records: tuple[Record, ...] = ()
@@ -62,18 +64,18 @@ def whole(log: Log, stop: int | None = None) -> Portion:
 
 @dataclass
 class Flow:
-    """To one reader, in one ballot. `upto`: records up to here are there or under way, the newest
-    in the state `serial`."""
+    """The flow to one reader in one ballot. `upto`: records up to here have arrived or are in
+    flight, the newest of them in the state `serial`."""
 
     upto: int = 0
     serial: int = 0
     since_ns: int = 0
     answered: int = 0
     waiting: deque[int] = field(default_factory=_waiting)
-    """Serials of states that the reader has not answered, the newest last."""
+    """Serials of unanswered states, newest last."""
 
     def hears(self, serial: int) -> None:
-        """The reader has answered this state, or a later one."""
+        """Record that the reader has answered this state, or a later one."""
         self.answered = max(self.answered, serial)
         while self.waiting and self.waiting[0] <= self.answered:
             self.waiting.popleft()
@@ -101,7 +103,7 @@ class Flow:
         return Portion(known, log.portion(known, known, stop))
 
     def went(self, portion: Portion, serial: int, now_ns: int) -> None:
-        """It was sent, in the state `serial`."""
+        """Record that `portion` was sent in the state `serial`."""
         self.waiting.append(serial)
         if portion:
             self.upto = portion.prev + len(portion.records)

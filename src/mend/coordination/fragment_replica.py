@@ -24,7 +24,8 @@ from mend.events.kinds import MergeFailed, VersionCopied, VersionCopyFailed
 from mend.types import SECOND, Member
 
 HELD_BEHIND = 2
-"""Decided versions kept besides the one trained on: the ranks of a rack must find a common one."""
+"""Decided versions that are kept besides the one that is trained on, because the ranks of a rack
+must find a common one."""
 
 LINGER_NS = 30 * SECOND
 """A named payload is freed at most this long after the decision, even if a rack lacks the
@@ -36,35 +37,37 @@ class RankOptions:
     heartbeat_ns: int
     ranks: int = 1
     sums: bool = False
-    """Whether a merge of several offers needs sums over the rack's ranks first."""
+    """Whether a merge of several offers first needs sums over the rack's ranks."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
 
 
 @dataclass
 class FragmentReplica:
-    """One fragment on this rank. `held` are decided versions whose bytes are here."""
+    """One fragment on this rank. `held`: decided versions whose bytes are here."""
 
     held: set[int] = field(default_factory=set)
     applied: int = 0
     pinned: int = -1
-    """The version of a checkpoint that this rank has not reached yet; -1: none. Other racks may be
-    past it."""
+    """The version of a checkpoint that this rank has not reached yet, while other racks may be past
+    it; -1: none."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     gather: MergeProposal | None = None
     merging: tuple[int, int] | None = None
-    """(version, attempt) that a worker measures or merges: one at a time."""
+    """(version, attempt) that a worker measures or merges; one at a time."""
     sums: Sums = field(default_factory=Sums)
     slices: Slices = field(default_factory=Slices)
     tentative: Held | None = None
     """The newest result that is not decided yet."""
     copying: int | None = None
     undone: bool = False
-    """Whether the version that is being copied was undone: its number is given anew."""
+    """Whether the version that is being copied was undone, so that its number is given to other
+    bits."""
     retry_ns: int = 0
     wait_ns: int = RETRY_NS_MIN
     linger: dict[tuple[Member, int], tuple[int, int]] = field(default_factory=dict)
-    """Named payloads still served: (member, seq) -> (version of the commit, when it was read)."""
+    """Named payloads that are still served: (member, seq) -> (version of the commit, time at which
+    it was read)."""
 
     @property
     def newest(self) -> int:
@@ -73,14 +76,14 @@ class FragmentReplica:
 
     @property
     def pulls_slices(self) -> bool:
-        """Whether the result of a sharded attempt is still to come."""
+        """Whether the result of a sharded attempt is still missing."""
         gather = self.slices.gather
         if gather is None or gather.version in self.held:
             return False
         return self.lacks(gather)
 
     def lacks(self, gather: MergeProposal) -> bool:
-        """Whether the result of this attempt is not here."""
+        """Whether the result of this attempt is missing here."""
         return self.tentative is None or self.tentative.which != gather.which
 
     def begin(self, version: int, digest: str, own: tuple[int, str]) -> bool:
@@ -92,14 +95,14 @@ class FragmentReplica:
         return same
 
     def restore(self, version: int, digest: str) -> list[int]:
-        """Go on from a snapshot at `version`. Returns the versions that are no longer held: without
-        records nothing shows that those in between are decided."""
+        """Continue from a snapshot at `version`. Returns the versions that are no longer held:
+        without the records nothing shows that the ones in between are decided."""
         same = self.digests.get(version) == digest
         held = version in self.held and same
         gone = sorted(v for v in self.held if v > self.applied and not (held and v == version))
         self.held -= set(gone)
         if self.copying is not None and not (self.copying == version and same):
-            self.undone = True  # its number may be given anew
+            self.undone = True  # its number may be given to other bits
         self.digests = {v: d for v, d in self.digests.items() if v <= self.applied}
         self.digests[version] = digest
         self.commits, self.retry_ns = {}, 0
@@ -113,8 +116,8 @@ class FragmentReplica:
             self.linger[(share.member, share.seq)] = (record.version, now_ns)
 
     def drop_outgrown(self, newest: int) -> list[int]:
-        """Drop and return the versions that are not needed, or not decided any more. A rank that is
-        late keeps the newest one it has, to train on."""
+        """Drop and return the versions that are not needed, or not decided any more. A rank that
+        lags behind keeps the newest version it has, to train on."""
         recent = newest - HELD_BEHIND
         gone: list[int] = []
         if not all(v <= newest and (recent < v or v == self.applied) for v in self.held):
@@ -127,24 +130,24 @@ class FragmentReplica:
         return gone
 
     def begin_anew(self, version: int, digest: str) -> set[tuple[Member, int]]:
-        """Go on in a new lineage, from `version`. Returns the offers that undone commits had named
-        or dropped. A rank may hold a later version if a rack-mate did not, or if it came after its
-        leader had said what the rack holds. It does not go on from there."""
+        """Continue in a new lineage from `version`. Returns the offers that undone commits had
+        named or dropped. A rank may hold a later version that another rank of its rack lacked, or
+        that arrived after its leader had reported; it does not continue from that one."""
         self.undone |= self.copying is not None and self.copying > version
         undone = [self.commits.pop(v) for v in sorted(self.commits) if v > version]
         self.digests = {v: d for v, d in self.digests.items() if v < version} | {version: digest}
         return {(each.member, each.seq) for commit in undone for each in offers_of(commit)}
 
     def forget_rounds(self, version: int) -> bool:
-        """Forget a round of an undone lineage: one of a later version than the next after
-        `version`, the newest decided. False: there is none."""
+        """Forget a round of an undone lineage, which is for a later version than the one after
+        `version`, the newest decided. Returns False if there is none."""
         forgets = self.gather is not None and self.gather.version > version + 1
         if forgets:
             self.gather = None
         return forgets
 
     def same_members(self, version: int) -> bool:
-        """Whether the members of the newest gather are those that were decided for this version."""
+        """Whether the decision on this version has the same members as the newest gather."""
         commit, gather = self.commits.get(version), self.gather
         if commit is None or gather is None or gather.version != version:
             return False
@@ -171,7 +174,7 @@ class FragmentReplica:
         return self._failed(event, now_ns) if event.error else []
 
     def on_merged(self, event: Merged, now_ns: int) -> list[Effect]:
-        """Keep the result if it is the one that is asked for."""
+        """Keep the result if it is of the requested attempt."""
         self.merging = None
         wanted = self.gather
         if event.error:
@@ -193,6 +196,6 @@ class FragmentReplica:
             del self.commits[old]
 
     def back_off(self, now_ns: int) -> None:
-        """Try again later, after twice the last pause."""
+        """Retry later, after twice the last pause."""
         self.retry_ns = now_ns + self.wait_ns
         self.wait_ns = min(2 * self.wait_ns, RETRY_NS_MAX)

@@ -1,22 +1,23 @@
-"""The grace window: how long a round waits for further racks once K offers are in."""
+"""The grace window: how long a round waits for further racks once K offers have arrived."""
 
 from __future__ import annotations
 
 from mend.types import SECOND
 
 SHARE_PCT = 50
-"""gamma: the part of the slack that may be spent on waiting."""
+"""gamma: percentage of the slack that may be spent waiting."""
 
 FLOOR_PCT = 25
-"""Part of the gap between rounds that is always waited, and not 0 (docs/internals/DECISIONS.md)."""
+"""Percentage of the gap between rounds that a round always waits; not 0 for the reasons in
+docs/internals/DECISIONS.md."""
 
 
 WINDOW_NS_MAX = 1 * SECOND
-"""Limit of the window without a slack, or before the times are known."""
+"""Limit of the window if there is no slack, or before the times are known."""
 
 
 class Mean:
-    """Exponential moving average in integer ns, decay 0.1; the first sample is taken as it is."""
+    """Exponential moving average in integer ns, decay 0.1, starting at the first sample."""
 
     def __init__(self) -> None:
         self.value_ns: int | None = None
@@ -39,10 +40,10 @@ def adaptive_grace_ns(
 
     slack = tau t_step - (t_quorum + t_sync).
 
-    The paper's window is 0 until all three times are known and whenever the slack is negative. Then
-    the first round, and every round of a link that is slower than the overlap, would merge the
-    first rack alone. So without a slack the window is a quarter of the gap between rounds,
-    and before anything is known a whole gap, both at most `limit_ns`.
+    The paper's window is 0 until all three times are known, and whenever the slack is negative. The
+    first round, and every round over a link that is slower than the overlap, would then merge the
+    first rack alone. So without slack the window is a quarter of the gap between rounds, and before
+    the times are known a whole gap, both at most `limit_ns`.
     """
     gap_ns = max(step_ns * gap_steps, 0)
     if step_ns == 0 or quorum_ns is None or sync_ns is None:

@@ -49,27 +49,28 @@ from mend.events.kinds import (
 from mend.types import MS, SECOND
 
 CALM_DETECTS = 1
-"""Detection times that a rack must be as fast as it was before it is waited for again: in this time
-a new coordinator hears which racks are slow."""
+"""Detection times for which a rack must be as fast as before until rounds wait for it again. In
+this time a new coordinator hears which racks are slow."""
 
 PER_TOKEN = frozenset({COMPUTE, INPUT})
-"""Causes by which each token takes longer: half of the micro-batches take half of the time."""
+"""Causes that slow down each token: half of the micro-batches take half of the time."""
 
 KNOWN = PER_TOKEN | {LINK}
-"""Causes that a micro-benchmark has found; else it is unknown, or not validated (yet)."""
+"""Causes that a micro-benchmark can identify; any other is unknown, or not validated (yet)."""
 
 MENDED = frozenset({COMPUTE, UNKNOWN})
-"""Causes that a restart may mend. A link or a loader is as slow after it."""
+"""Causes that a restart may cure. A link or a loader is as slow after it."""
 
 VOTERS_LEFT_MIN = 2
-"""Voters that must be live while a rack is started again: if a single one died meanwhile, nothing
-would be left."""
+"""Voters that must be live while a rack restarts. With fewer, a single death meanwhile would end
+the job."""
 
 COUNTED_NS_MAX = SECOND
-"""The longest time between two looks that counts as lost: more was the coordinator's own sleep."""
+"""Limit of the time between two checks that counts as lost; a longer gap was the coordinator's own
+sleep."""
 
 BATCH_CHANGE_MIN_PCT = 10
-"""Percent points by which a change of the micro-batches must differ from what is in force."""
+"""Percentage points by which a change of the micro-batches must differ from the value in force."""
 
 
 AWAY_NS = 600 * SECOND
@@ -77,8 +78,8 @@ AWAY_NS = 600 * SECOND
 
 
 def event_of(before: int, due: Mitigation) -> RackMitigated:
-    """The event of a move between two stages or within one: the rack is evicted; rounds stop
-    waiting for it, or wait again; or only its micro-batches change."""
+    """The event of a change of stage, or within one: the rack is evicted; rounds stop waiting for
+    it, or wait again; or only its micro-batches change."""
     about = (due.rack, due.stage, due.batch_pct, due.reason)
     if due.stage == EVICTED:
         return RackEvicted(*about)
@@ -88,26 +89,28 @@ def event_of(before: int, due: Mitigation) -> RackMitigated:
 
 
 def taken_of(count: int, batch_pct: int) -> int:
-    """How many of so many micro-batches are taken: the nearest number, at least one."""
+    """How many of `count` micro-batches are taken: the nearest number, at least one."""
     return max(min(count, 1), (count * batch_pct + 50) // 100)
 
 
 @dataclass
 class Ladder:
-    """For the coordinator. `lost_ns`: by slow rack, how long rounds have waited for slow racks
-    alone, and past what the overlap hides; below 0 while a move is given time to work. `behind_ns`:
-    by rack that is slower than it was: how much longer it would have to train to make up for it."""
+    """The coordinator's account of lost time. `lost_ns`: by slow rack, how long rounds have waited
+    for slow racks alone, beyond what the overlap hides; negative while a mitigation gets time to
+    work. `behind_ns`: by rack that has become slower, how much longer it would have to train to
+    catch up."""
 
     lost_ns: dict[int, int] = field(default_factory=dict)
     behind_ns: dict[int, int] = field(default_factory=dict)
     _counted_ns: int = 0
     _eased_ns: dict[int, int] = field(default_factory=dict)
-    """By rack about which something is done: since when it has needed less."""
+    """By mitigated rack: since when a weaker mitigation would suffice."""
     _away_ns: dict[int, int] = field(default_factory=dict)
-    """By evicted rack that has left and is not back: since when, as far as is known here."""
+    """By evicted rack that has left and not returned: since when, as far as this coordinator
+    knows."""
 
     def count(self, rounds: Iterable[Round], judged: Sequence[FailSlow], now_ns: int) -> None:
-        """Count the time since the last call. Rounds have waited for the same racks since then."""
+        """Add the time since the last call. Rounds have waited for the same racks since then."""
         self._count_behind(judged, now_ns)
         slow = {verdict.rack for verdict in judged}
         for round_ in rounds:
@@ -137,7 +140,7 @@ class Ladder:
         now_ns: int,
         detect_ns: int,
     ) -> list[Effect]:
-        """Append the move that is due, if there is one and it may be appended."""
+        """Append the mitigation that is due, if there is one and it may be appended."""
         if not proposer.may_append():
             return []
         log = proposer.log.appended
@@ -159,7 +162,7 @@ class Ladder:
         now_ns: int,
         detect_ns: int,
     ) -> Mitigation | None:
-        """The move that is due. `log`: as far as it is written."""
+        """The mitigation that is due. `log`: the log as far as it is written."""
         policy = log.policy
         if policy is None or not policy.acts:
             return None
@@ -190,8 +193,9 @@ class Ladder:
         return self._given_up(log, policy, now_ns)
 
     def _given_up(self, log: LogState, policy: Policy, now_ns: int) -> Mitigation | None:
-        """An evicted rack that is not started again counts as lost, like any other absent rack:
-        other racks may be evicted, as far as they can do without each other. It may still join."""
+        """Declare an evicted rack that was not restarted lost, like any other absent rack. Then
+        other racks may be evicted, as far as the job can continue without them. The rack may still
+        join."""
         limit_ns = policy.evict_ns or AWAY_NS
         self._away_ns = {rack: self._away_ns.get(rack, now_ns) for rack in log.away}
         for rack, since_ns in self._away_ns.items():
@@ -209,8 +213,8 @@ class Ladder:
         live: frozenset[int],
     ) -> Mitigation | None:
         """The eviction of a rack, once it has lost as much time as its restart costs and the others
-        can do without it. Only of a rack that was faster in this life: one that was slow from its
-        start would be slow again."""
+        can continue without it. Only a rack that was faster in this life is evicted: one that was
+        slow from its start would be slow again."""
         rack, report = now.rack, reports[now.rack]
         if log.policy is None or not log.policy.evicts or rack not in live:
             return None
@@ -223,15 +227,15 @@ class Ladder:
         if _needed(log, rack, reports, live):
             return None
         del self.behind_ns[rack]
-        reason = f"{sentence_of(own)}; that has cost it {lost_ns // MS} ms"
-        reason = f"{reason}, to start it again costs {price_ns // MS} ms"
+        reason = f"{sentence_of(own)}; this has cost it {lost_ns // MS} ms"
+        reason = f"{reason}, a restart costs {price_ns // MS} ms"
         return Mitigation(rack, EVICTED, reason, now.batch_pct)
 
     def _more(
         self, now: Mitigation, verdict: FailSlow, offered: int, policy: Policy, step_ns: int
     ) -> Mitigation | None:
-        """The next rung, if what was lost on this one has paid for it. Fewer micro-batches go
-        first: all of the rack's work stays in the rounds."""
+        """The next stage, if the time lost in the current one has reached its price. Fewer
+        micro-batches go first: all of the rack's work then stays in the rounds."""
         rack, gap_ns = now.rack, step_ns * gap_steps(policy.fragments, policy.period_steps)
         lost_ns, pct = self.lost_ns.get(rack, 0), batch_pct_of(verdict)
         why = f"{sentence_of(verdict)}; rounds have lost {lost_ns // MS} ms with it"
@@ -239,25 +243,24 @@ class Ladder:
             price_ns = step_ns if verdict.cause in PER_TOKEN else gap_ns
             if lost_ns < price_ns or not price_ns:
                 return None
-            self.lost_ns[rack] = -gap_ns  # it hears of it in its next step, and may have begun one
+            self.lost_ns[rack] = -gap_ns  # it takes effect after the step that may have begun
             reason = f"{why}, fewer micro-batches cost {price_ns // MS} ms"
             return Mitigation(rack, max(now.stage, SMALLER), reason, pct)
         if policy.lockstep or now.stage >= NOT_AWAITED or lost_ns < gap_ns or not gap_ns:
             return None
-        # A round that does not wait for a rack misses what it does between two rounds, until a
-        # later one.
+        # A round that does not wait for a rack misses its work between two rounds, until a
+        # later round.
         del self.lost_ns[rack]
         reason = f"{why}, one without it costs {gap_ns // MS} ms"
         return Mitigation(rack, NOT_AWAITED, reason, now.batch_pct)
 
 
 def worst_of(judged: Sequence[FailSlow]) -> dict[int, FailSlow]:
-    """By rack the verdict with the greatest ratio; of equal ones that of its own past, the first.
-    One on its steps goes before those on what is pulled from it, which its micro-batches are no
-    help for.
-    Of a rack with fewer micro-batches the time per token includes more of what each step costs, so
-    its own past may say less than its peers do. A cause that it does not know is that of the
-    rack's other verdict."""
+    """By rack, the verdict with the greatest ratio; on a tie the one from its own past, which comes
+    first. A verdict on its steps goes before verdicts on pulls from it, which fewer micro-batches
+    cannot help. With fewer micro-batches the time per token includes more of the fixed cost of a
+    step, so the own past may show a smaller ratio than the peers do. If the chosen verdict has no
+    cause, it takes that of the rack's other verdict."""
     by_rack: dict[int, FailSlow] = {}
     for verdict in judged:
         worst, other = verdict, by_rack.get(verdict.rack)
@@ -279,14 +282,14 @@ def _weight(verdict: FailSlow) -> tuple[bool, int]:
 
 
 def batch_pct_of(verdict: FailSlow) -> int:
-    """Percent of its micro-batches with which a rack steps as it did when it was not slow."""
+    """Percentage of its micro-batches with which a slow rack steps as fast as before."""
     return max(1, min(100, 1000 // max(verdict.ratio_tenths, 1)))
 
 
 def _taken_back(
     log: LogState, now: Mitigation, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> Mitigation | None:
-    """Takes an eviction back when the rack is needed after all, or reports that it stays."""
+    """Cancels an eviction if the rack is needed after all, or reports that it stays."""
     report, why = reports.get(now.rack), _needed(log, now.rack, reports, live)
     why = f"it is needed: {why}" if why else ""
     if now.rack in live and report is not None and not report.pace.start_ms:
@@ -298,13 +301,13 @@ def _taken_back(
 def _needed(
     log: LogState, rack: int, reports: Mapping[int, Report | None], live: frozenset[int]
 ) -> str:
-    """Why the others cannot do without a rack for a while; empty: they can."""
+    """Why the others cannot continue without a rack for a while; empty: they can."""
     away = [r for r, one in sorted(log.mitigations.items()) if one.stage == EVICTED and r != rack]
     others = [r for r in sorted(log.seats) if r != rack]
     for other in (*away, *others):
         report = reports.get(other)
         if other not in live or other in away or report is None:
-            return f"rack {other} is not there"
+            return f"rack {other} is absent"
         if report.leaving:
             return f"rack {other} leaves"
     left = {voter for voter in log.voters if voter.rack != rack and voter.rack in live}
@@ -315,15 +318,15 @@ def _needed(
 
 
 def _helps(now: Mitigation, verdict: FailSlow) -> bool:
-    """Whether fewer micro-batches may help. A slow link costs a step the same with fewer; of what
-    is not known it is tried once."""
+    """Whether fewer micro-batches may help. A slow link costs a step the same with fewer. For an
+    unknown cause it is tried once."""
     if verdict.cause == LINK:
         return False
     return verdict.cause in PER_TOKEN or now.batch_pct == 100
 
 
 def _fewer(offered: int, before_pct: int, pct: int) -> bool:
-    """Whether `pct` of the micro-batches that a script offers are fewer than `before_pct` are, by
+    """Whether `pct` percent of the offered micro-batches are fewer than `before_pct` percent, by
     more than the noise of a measurement."""
     if before_pct - pct < BATCH_CHANGE_MIN_PCT:
         return False
@@ -335,7 +338,7 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
     if now.stage == AWAITED:
         return None
     if verdict is None:
-        return Mitigation(now.rack, AWAITED, "it is slow no more")
+        return Mitigation(now.rack, AWAITED, "it is no longer slow")
     if now.stage == EVICTED:
         return None
     if verdict.cause == LINK and now.batch_pct < 100:
@@ -345,5 +348,5 @@ def _less(now: Mitigation, verdict: FailSlow | None, offered: int) -> Mitigation
     pct = batch_pct_of(verdict)
     if not _fewer(offered, pct, now.batch_pct):
         return None
-    reason = f"{sentence_of(verdict)}, which is less than it was"
+    reason = f"{sentence_of(verdict)}, which is less than before"
     return Mitigation(now.rack, now.stage, reason, pct)

@@ -1,7 +1,8 @@
-"""Local rank 0 of a rack: aggregates its ranks into one report, relays orders to them.
+"""The leader, local rank 0 of a rack: aggregates its ranks into one report and relays orders to
+them.
 
 The leader is the rack's voter: it keeps the replica of the log, follows the coordinator, and
-passes decided records on to its ranks.
+forwards decided records to its ranks.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from mend.types import SECOND, Member, Peer, life_of, rack_name
 PROGRESS_NS = 5 * SECOND
 
 EARLY = 0.25
-"""Part of a heartbeat by which a report that answers orders is sent early. A report that waits for
-orders is sent late by as much."""
+"""Fraction of a heartbeat by which a report that answers orders is sent early. A report that waits
+for orders is sent late by the same fraction."""
 
 _FAULTS = {"plan": "PlanMismatch", "resume": "CheckpointError", "lost": "JobLost"}
 
@@ -51,7 +52,7 @@ _ALIKE = ". Make it alike on all racks: the log of who refused has both values"
 
 @dataclass(frozen=True, slots=True)
 class LeaderOptions:
-    """`peers`: leaders of the other racks, one of which may coordinate when the founder does not
+    """`peers`: leaders of the other racks, one of which may coordinate if the founder does not
     answer."""
 
     heartbeat_ns: int
@@ -62,7 +63,8 @@ class LeaderOptions:
 
 @dataclass
 class Leader:
-    """Pure. `hello` is what this rack says of itself; `coordinator`: who founds the job."""
+    """A pure machine. `hello`: how this rack introduces itself. `coordinator`: the founder of the
+    job."""
 
     hello: Hello
     coordinator: InitVar[Peer]
@@ -78,31 +80,31 @@ class Leader:
     silent: bool = False
     failure: tuple[str, str] = ("", "")
     lost: str = ""
-    """How this rack has lost its seat, if another process has said so."""
+    """How this rack lost its seat, if another process has reported it."""
     progress_ns: int = 0
     asker: int | None = None
-    """Rack of the member that has sent a challenge: a former life of this rack is in its log."""
-    told: tuple[Reason, ...] = ()
-    """Refusals that `waiting` has named."""
+    """Rack of the member that sent a challenge, whose log contains a former life of this rack."""
+    named_refusals: tuple[Reason, ...] = ()
+    """Refusals that the newest `waiting` event has named."""
     reported: Report | None = None
     """The newest report to the coordinator; None: none yet."""
     reported_ns: int = 0
     sent: dict[int, RankOrders] = field(default_factory=dict)
-    """By rank."""
+    """The newest orders by rank."""
     sent_ns: dict[int, int] = field(default_factory=dict)
     flows: dict[int, Flow] = field(default_factory=dict)
-    """By rank the part of the log that was sent to it."""
+    """Flow of the log by rank."""
     serial: int = 0
     totals_told: tuple[Total, ...] = ()
     totals_at: int = -1
-    """`news` of the reports when the totals were last looked at."""
+    """`news` of the reports when the totals were last updated."""
     state: tuple[RankOrders, int, bool] | None = None
-    """The newest orders to all ranks, how far the log was decided, whether records were passed
-    on."""
+    """The newest orders to all ranks, the last decided record, and whether records were
+    forwarded."""
     batch_due_ns: int | None = None
-    """When news that waits for more of it is reported."""
+    """When collected news is reported."""
     beat_ns: int = 0
-    """Before this no rank waits for a heartbeat."""
+    """Earliest time at which a rank is due a heartbeat."""
     clock: InitVar[AwakeClock | None] = None
 
     def __post_init__(self, coordinator: Peer, clock: AwakeClock | None) -> None:
@@ -132,8 +134,8 @@ class Leader:
         self._watch(now_ns, effects)
         if not self._is_seated():
             self._say_hello(now_ns, effects)
-        self._tell_coordinator(now_ns, effects)
-        self._tell_ranks(event, now_ns, effects)
+        self._send_report(now_ns, effects)
+        self._send_orders_to_ranks(event, now_ns, effects)
         return effects
 
     def deadline_ns(self) -> int | None:
@@ -148,14 +150,14 @@ class Leader:
             self.reports.discount(slept_ns)
 
     def left(self) -> bool:
-        """Whether this rack is no member any more: its log says so, or one that is newer."""
+        """Whether this rack has lost its seat, according to its own log or a newer one."""
         if self.lost:
             return True
         return self._is_seated() and self.log.committed.member(self.member.rack) != self.member
 
     def _is_seated(self) -> bool:
-        """Whether this rack has a decided seat, or had one. Before that the job may go on without
-        it, and with another log: it keeps asking, and its ranks read nothing."""
+        """Whether this rack has, or had, a decided seat. Before that the job may start without it,
+        and with another log, so it keeps sending hellos and its ranks read nothing."""
         self.seated = self.seated or not self.follower.homeless()
         return self.seated
 
@@ -184,8 +186,8 @@ class Leader:
             self._on_refusal(event.peer, body, now_ns, effects)
 
     def _on_refusal(self, peer: Peer, refusal: Refusal, now_ns: int, effects: list[Effect]) -> None:
-        """A rack that has a seat is refused by no coordinator that it follows. But a candidate may
-        find the job lost, as this rack does not hold all of it either."""
+        """Handle a refusal. A seated rack is never refused by a coordinator that it follows. But a
+        candidate may find the job lost, because this rack does not hold all of it either."""
         known = peer in (Peer(self.member.rack, 0), *self._coordinators(now_ns))
         if refusal.kind == "seat":
             mine = refusal.incarnation == self.member.incarnation
@@ -222,7 +224,7 @@ class Leader:
             effects += ways_to_leaders(self.log.appended, self.member.rack)
 
     def _watch(self, now_ns: int, effects: list[Effect]) -> None:
-        """Notice a coordinator that is silent, or a start that takes too long."""
+        """Detect a silent coordinator, or a start that takes too long."""
         if self.log.committed.begun:
             silent = now_ns - (self.follower.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
@@ -238,12 +240,12 @@ class Leader:
             return
         refused = self.orders.why if self.orders and self.orders.missing else ()
         due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
-        if due or not set(refused) <= set(self.told):  # a refusal is said at once
-            self.progress_ns, self.told = now_ns, refused
+        if due or not set(refused) <= set(self.named_refusals):  # a refusal is said at once
+            self.progress_ns, self.named_refusals = now_ns, refused
             effects.append(Note(StillWaiting(self._start_reason(), waited_ns // SECOND)))
 
     def _fail(self, kind: str, detail: str, effects: list[Effect]) -> None:
-        """This rack cannot go on; its other ranks hear it with their next orders."""
+        """Stop this rack. Its other ranks get the failure with their next orders."""
         self.failure = (kind, detail)
         effects.append(Fail(kind, detail))
 
@@ -252,16 +254,15 @@ class Leader:
         if self.asker is not None and begins_alone:
             who = rack_name(self.asker)
             return (
-                f"{who} knows this job, in which a former life of this rack has a seat, and nobody "
-                "leads it: every rack that is silent has to be started again, or retired (mend "
-                "retire)"
+                f"{who} knows this job, in which a former life of this rack has a seat, and no "
+                "member leads it: restart every silent rack, or retire it (mend retire)"
             )
         if self.orders is None:
             return (
                 f"no answer from the coordinator ({self._where()}); is it running, is the address "
-                "right (sideband_peers, witness_addr), is a firewall between, is the key the same "
-                "(key_file); or is the job over "
-                "(then nobody is left to answer: start all racks again, and the witness)"
+                "right (sideband_peers, witness_addr), does a firewall block it, is the key the "
+                "same (key_file); or is the job over (then no process is left to answer: start all "
+                "racks again, and the witness)"
             )
         if self.orders.missing:
             absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
@@ -272,7 +273,7 @@ class Leader:
         return f"every rack has to vote for the first record of the log{without}"
 
     def _where(self) -> str:
-        """The coordinator, for people."""
+        """Name and address of the coordinator, for messages."""
         rack = self.follower.coordinator.rack
         name = rack_name(rack)
         seat = self.log.appended.seats.get(rack)
@@ -280,7 +281,8 @@ class Leader:
         return f"{name} at {address}" if address else name
 
     def why(self) -> tuple[Reason, ...]:
-        """Why nothing commits, as far as this rack knows. Without a seat it knows nothing more."""
+        """Why nothing commits, as far as this rack knows. Without a seat it knows only the silence
+        of the coordinator."""
         if self.left():
             return ()
         if self.silent:
@@ -296,7 +298,7 @@ class Leader:
             effects += [Send(peer, self.hello) for peer in self._coordinators(now_ns)]
 
     def _answer(self, peer: Peer, seated: int) -> None:
-        """Answer a challenge at once: the life that has the seat is over."""
+        """Answer a challenge at once: the incarnation that has the seat is over."""
         self.asker = peer.rack
         after = self.hello.after
         if seated != life_of(self.member) and seated not in after:
@@ -304,15 +306,15 @@ class Leader:
             self.hello_ns = None
 
     def _coordinators(self, now_ns: int) -> tuple[Peer, ...]:
-        """Peers that may coordinate. A rack that returns to a running job asks all of them: its
-        founder may be gone, or may be started again and wait for all racks in vain."""
+        """Peers that may coordinate. A rack that returns to a running job asks all of them, because
+        its founder may be gone, or may have restarted and wait in vain for all racks."""
         first = (self.follower.coordinator,)
         if now_ns - self.started_ns <= self.options.detect_ns:
             return first
         others = (self.founder, *self.options.peers)
         return tuple(dict.fromkeys((*first, *others)))
 
-    def _tell_coordinator(self, now_ns: int, effects: list[Effect]) -> None:
+    def _send_report(self, now_ns: int, effects: list[Effect]) -> None:
         report, sent, self.batch_due_ns = self._report(now_ns), self.reported, None
         due_ns = self._report_due_ns(answers=self.follower.orders_ns == now_ns)
         if sent is not None and now_ns < due_ns:
@@ -320,22 +322,23 @@ class Leader:
                 return
             due_ns = self.reported_ns + batch_ns(len(self.log.committed.seats))
             if now_ns < due_ns and replace(report, got=sent.got) == sent:
-                self.batch_due_ns = due_ns  # what it holds may wait until it holds more
+                self.batch_due_ns = due_ns  # collect more news first
                 return
         self.reported, self.reported_ns = report, now_ns
         self.serial += 1
         effects.append(Send(self.follower.coordinator, self._numbered(report)))
 
     def _report_due_ns(self, *, answers: bool) -> int:
-        """When a report without news is due. It `answers` orders, which all racks hear at one time,
-        if it may: so reports come together, and their reader wakes up once for many. Who has no
-        seat yet keeps a pace of its own."""
+        """When a report without news is due. If it may, it `answers` orders, which all racks get at
+        about the same time: the reports then arrive together, and the coordinator wakes up once for
+        many. A rack without a seat keeps its own pace."""
         heartbeat_ns = self.options.heartbeat_ns
         early_ns = int(heartbeat_ns * EARLY) if self.seated else 0
         return self.reported_ns + heartbeat_ns + (-early_ns if answers else early_ns)
 
     def _numbered(self, report: Report) -> Report:
-        """With the fields that change all the time, and cause no report by themselves."""
+        """The report with the fields that change constantly and do not by themselves cause a
+        report."""
         reports, heard = self.reports, self.follower.heard[1]
         return replace(
             report,
@@ -346,25 +349,25 @@ class Leader:
             pulls=reports.pulls(),
         )
 
-    def _tell_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
-        """Send orders to all ranks if there is news or a heartbeat is due; else to the rank that
-        has reported, whose confirmation may make room for more records."""
+    def _send_orders_to_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
+        """Send orders to all ranks if there is news or a heartbeat is due; otherwise to the rank
+        that has reported, whose confirmation may make room for more records."""
         orders = self._rank_orders(self._totals(effects))
         state = (orders, self.log.decided, self._may_pass_on())
         _, _, passes = state
         if state != self.state or now_ns >= self.beat_ns:
             self.state = state
             for rank in range(self.ranks_configured):
-                self._tell(rank, orders, passes, now_ns, effects)
+                self._send_orders(rank, orders, passes, now_ns, effects)
             self.beat_ns = min(self.sent_ns.values()) + self.options.heartbeat_ns
         elif isinstance(event, Heard) and event.peer.rank in self.flows:
-            self._tell(event.peer.rank, self.state[0], passes, now_ns, effects)
+            self._send_orders(event.peer.rank, self.state[0], passes, now_ns, effects)
 
-    def _tell(
+    def _send_orders(
         self, rank: int, orders: RankOrders, passes: bool, now_ns: int, effects: list[Effect]
     ) -> None:
-        """Send a rank its orders, if they are news or a heartbeat is due; if `passes`, with
-        records."""
+        """Send a rank its orders if they are news or a heartbeat is due; with records if
+        `passes`."""
         flow, report = self.flows.setdefault(rank, Flow()), self.reports.newest.get(rank)
         due = rank not in self.sent or now_ns >= self.sent_ns[rank] + self.options.heartbeat_ns
         if report is not None:
@@ -387,21 +390,22 @@ class Leader:
         effects.append(Send(to, replace(orders, serial=self.serial, **news)))
 
     def _may_pass_on(self) -> bool:
-        """Whether ranks may act on what is decided: not before this rack has a seat, and not while
-        a new lineage may still undo it (one is accepted here and undecided, or this voter has
-        promised and the promised log has not come). A rack that has left is in none."""
+        """Whether ranks may act on decided records: not before this rack has a seat, and not while
+        a new lineage may still undo them (one is accepted here and undecided, or this voter has
+        promised and the promised log has not arrived). Lineages do not concern a rack that has
+        left."""
         acceptor = self.acceptor
         awaits = 0 < acceptor.accepted < acceptor.promised
         begins = any(isinstance(record, Lineage) for record in self.log.undecided())
         return self.left() or (self._is_seated() and not awaits and not begins)
 
     def farewell(self) -> Send:
-        """The last report of a rack that stops, to be sent by its runtime."""
+        """The last report of a rack that stops; its runtime sends it."""
         self.serial += 1
         return Send(self.follower.coordinator, self._numbered(self._report(None, gone=True)))
 
     def _report(self, now_ns: int | None, gone: bool = False) -> Report:
-        """Without what `_numbered` adds."""
+        """The report without the fields that `_numbered` adds."""
         aggregate = self.reports.aggregate
         fresh = aggregate.complete and (
             now_ns is None or self.reports.all_heard_since(now_ns - self.options.detect_ns)
@@ -425,14 +429,14 @@ class Leader:
             gone=gone,
             bad=aggregate.bad,
             pace=self.reports.paces()[1],
-            cut=aggregate.cut,
+            barrier=aggregate.barrier,
             wants=aggregate.wants,
             copies=aggregate.copies,
             slices=aggregate.slices,
         )
 
     def _declines(self) -> tuple[Declined, ...]:
-        """The newest refusal of every fragment, until the next version is decided."""
+        """The newest declined capture of every fragment, until the next version is decided."""
         versions, aggregate = self.log.committed.versions, self.reports.aggregate
         for fragment in [
             p for p, d in self.declined.items() if versions and versions[p] > d.applied

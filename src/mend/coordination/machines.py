@@ -1,7 +1,7 @@
 """Builds all machines of one process from plain values.
 
-Live and simulated processes make theirs here and nowhere else, so that the `Parts` in a tape's
-header are everything that they were made from.
+Live and simulated processes build theirs here and nowhere else, so the `ProcessSpec` in the header
+of a tape is everything that they were built from.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from mend.coordination.rank import RankMachine
 from mend.types import Member, Peer
 
 RANK_MACHINE, LEADER, COORDINATOR, FOLLOWER = "rank", "leader", "coordinator", "follower"
-"""What a tape calls the machines."""
+"""Names of the machines on a tape."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankParts:
+class RankSpec:
     options: RankOptions
     own_digests: tuple[str, ...]
     own_versions: tuple[int, ...] = ()
-    """Versions that `own_digests` are of; empty: 0 of every fragment."""
+    """Versions of `own_digests`; empty: 0 for every fragment."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderParts:
+class LeaderSpec:
     hello: Hello
     coordinator: Peer
     options: LeaderOptions
@@ -55,27 +55,28 @@ class LeaderParts:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorParts:
+class CoordinatorSpec:
     job: str
     options: CoordinatorOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of one process. None: it has no such machine. Without a rank machine it is the
-    witness."""
+class ProcessSpec:
+    """What the machines of one process are built from. None: it has no such machine. A process
+    without a rank machine is the witness."""
 
     me: Peer
     member: Member
-    rank_machine: RankParts | None = None
-    leader: LeaderParts | None = None
-    coordinator: CoordinatorParts | None = None
+    rank_machine: RankSpec | None = None
+    leader: LeaderSpec | None = None
+    coordinator: CoordinatorSpec | None = None
     records_kept: int = RECORDS_KEPT
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The coordinator shares the vote of its process with the leader or the follower."""
+    """The machines of one process. The coordinator shares the vote of its process with the leader
+    or the follower."""
 
     rank_machine: RankMachine | None = None
     leader: Leader | None = None
@@ -93,8 +94,8 @@ class Machines:
         return {name: machine for name, machine in machines.items() if machine is not None}
 
     def receivers(self, body: Message) -> list[Machine]:
-        """The machines of a rank's process that a message is for. The coordinator hears first that
-        its ballot is over, then the leader."""
+        """The machines of a rank's process that receive this message. The coordinator comes first,
+        so that it learns before the leader that its ballot is over."""
         receivers: list[Machine | None] = []
         match body:
             case RankOrders():
@@ -108,21 +109,21 @@ class Machines:
         return [machine for machine in receivers if machine is not None]
 
 
-def machines_of(parts: Parts) -> Machines:
-    """Builds the machines of one process."""
-    me, member, acceptor = parts.me, parts.member, Acceptor(Log(parts.records_kept))
+def machines_of(spec: ProcessSpec) -> Machines:
+    """Build the machines of one process."""
+    me, member, acceptor = spec.me, spec.member, Acceptor(Log(spec.records_kept))
     rank_machine = leader = coordinator = follower = clock = None
-    if (of := parts.rank_machine) is not None:
+    if (of := spec.rank_machine) is not None:
         rank_machine = RankMachine(me, member, of.options, of.own_digests, of.own_versions)
-    if (by := parts.leader) is not None:
+    if (by := spec.leader) is not None:
         at = by.coordinator_address
         clock = AwakeClock(by.options.heartbeat_ns)
         leader = Leader(
             by.hello, by.coordinator, by.options, by.started_ns, at, acceptor, clock=clock
         )
-    if (it := parts.coordinator) is not None:
+    if (it := spec.coordinator) is not None:
         clock = clock or AwakeClock(it.options.heartbeat_ns)
-        proposer = Proposer(Log(parts.records_kept))
+        proposer = Proposer(Log(spec.records_kept))
         coordinator = Coordinator(me, member, it.job, it.options, acceptor, proposer, clock=clock)
         if leader is None:
             voter = Follower(member, acceptor, me, it.options.detect_ns)

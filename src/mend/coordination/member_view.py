@@ -1,4 +1,4 @@
-"""The coordinator's soft state of one member, which its next report restores."""
+"""The coordinator's soft state of one member; the next report restores it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class MemberView:
     member: Member
     heard_ns: int
     lively_ns: int = 0
-    """When it was last live; demotion and eviction count from here."""
+    """When it was last live. Demotion and eviction count from here."""
     report: Report | None = None
     got: frozenset[OfferId] = frozenset()
     gone: bool = False
     sent: Orders | None = None
-    """The newest orders that it was sent, without records."""
+    """The newest orders sent to it, without records."""
     sent_ns: int = 0
     serial: int = 0
     vote_ns: int = 0
-    """When it may have a vote again, if it stays as it is."""
+    """When it may get a vote again, if nothing changes."""
     flow: Flow = field(default_factory=Flow)
 
     def live(self, now_ns: int, detect_ns: int) -> bool:
@@ -37,13 +37,13 @@ class MemberView:
         return fresh and not self.gone and now_ns - self.heard_ns < detect_ns
 
     def discount(self, slept_ns: int) -> None:
-        """The reader slept for so long, in which it could hear nobody."""
+        """The coordinator's process slept for `slept_ns` and could hear nothing meanwhile."""
         self.heard_ns += slept_ns
         self.lively_ns += slept_ns
 
     def hears(self, report: Report, ballot: int) -> None:
-        """Its newest report; most repeat what the one before them held. Which orders have come
-        counts for those of `ballot`."""
+        """Take its newest report, which usually repeats the one before. Its answer to orders counts
+        only for orders of `ballot`."""
         known, self.report = self.report, report
         if known is None or known.got is not report.got:
             self.got = frozenset(report.got)
@@ -51,8 +51,8 @@ class MemberView:
             self.flow.hears(report.heard)
 
     def repeats(self, report: Report) -> bool:
-        """Whether it is the newest one, says what the one before it said, but for what each says
-        anew, and owes no answer."""
+        """Whether the report is the newest one, repeats the one before except for the fields that
+        always change, and needs no answer."""
         known = self.report
         return (
             known is not None
@@ -71,9 +71,10 @@ class MemberView:
         detect_ns: int,
         progress: tuple[tuple[Pulled, ...], int] = ((), 0),
     ) -> Orders | None:
-        """The state to send, with the records that are due: if it is news, or time for a heartbeat.
-        `orders`: what all members are told. `known`: records that the reader has for sure; below 0
-        nobody knows. `progress`: `moving` and `taken`, which are no news by themselves."""
+        """The state to send, with the records that are due, if there is news or a heartbeat is due.
+        `orders`: the part that is the same for all members. `known`: records that the reader is
+        known to have; negative: unknown. `progress`: `moving` and `taken`, which are not news by
+        themselves."""
         due = now_ns >= self.sent_ns + heartbeat_ns
         if self.flow.full and not due:
             return None
@@ -106,23 +107,23 @@ def _lasting(report: Report) -> Report:
 
 @dataclass
 class Holders:
-    """Which racks have the bytes of which offers, as `MemberView.got` says. Follows the views at a
-    cost of what has changed in them: with R racks each offer of a round is held by R."""
+    """Which racks hold the bytes of which offers, from `MemberView.got`. The cost of an update
+    grows with what has changed: with R racks, R racks hold each offer of a round."""
 
     _racks: dict[OfferId, set[int]] = field(default_factory=dict)
     _seen: dict[int, frozenset[OfferId]] = field(default_factory=dict)
 
     def follow(self, views: Mapping[int, MemberView]) -> Mapping[OfferId, set[int]]:
-        """By offer, the racks that hold it now."""
+        """The racks that hold each offer now."""
         for rack in self._seen.keys() - views.keys():
-            self._told(rack, frozenset())
+            self._update(rack, frozenset())
             del self._seen[rack]
         for rack, view in views.items():
             if self._seen.get(rack) is not view.got:
-                self._told(rack, view.got)
+                self._update(rack, view.got)
         return self._racks
 
-    def _told(self, rack: int, got: frozenset[OfferId]) -> None:
+    def _update(self, rack: int, got: frozenset[OfferId]) -> None:
         before = self._seen.get(rack, frozenset())
         for offer in got - before:
             self._racks.setdefault(offer, set()).add(rack)
@@ -135,8 +136,8 @@ class Holders:
 
 
 def view_of(member: Member, known: MemberView | None, now_ns: int) -> MemberView:
-    """The view of a member that has a seat. `known`: the view of the member that had it before. Its
-    serial goes on: a witness may have answered orders for its former life."""
+    """The view of a seated member. `known`: the view of the member that had the seat before. Its
+    serial continues, because a witness may have answered orders to its former life."""
     if known is not None and known.member == member:
         return known
     return MemberView(member, now_ns, now_ns, serial=known.serial if known else 0)

@@ -1,11 +1,11 @@
-"""Decides the next change of the roster: who is a member, who votes. One change at a time, and none
-that loses bytes.
+"""Decides the next change of the roster: who is a member, and who votes. It makes one change at a
+time and none that loses bytes.
 
-Any change needs `hold` for every fragment under the new roster: what is decided stays reachable
-by every quorum that may come.
+Any change needs `hold` for every fragment under the new roster, so every later quorum can reach
+what is decided.
 
-A rack without a vote keeps its seat, its offers and its optimizer. Its vote is taken where it only
-holds the others up: no commit without its bytes, no majority with its silence.
+A rack without a vote keeps its seat, its offers and its optimizer state. It loses its vote if it
+only blocks the others: they cannot commit without its bytes, or its silence prevents a majority.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from mend.coordination.messages import Hello, Report
 from mend.types import SECOND, WITNESS, Member
 
 SILENT_DETECTS = 3
-"""Detection times of silence that cost a vote, though the others can do without it so far."""
+"""Detection times of silence after which a rack loses its vote even if the others can continue
+without it so far."""
 
 STEADY_DETECTS = 1
-"""Detection times that a voter must be live on end before it gets a vote back."""
+"""Detection times for which a rack must be continuously live before it gets its vote back."""
 
 SLOW_STEADY_NS = 60 * SECOND
-"""The same for a voter that has delayed a merge, on which all others waited."""
+"""The same for a rack that has delayed a merge that all others waited for."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,13 @@ class MembershipContext:
     now_ns: int
     detect_ns: int
     demotes: bool = True
-    """Whether votes are taken away: not in lockstep, where all racks are waited for."""
+    """Whether racks can lose their votes. Not in lockstep, where all racks are waited for."""
     slow: frozenset[int] = frozenset()
-    """Live racks whose results are all that a merge waits for, and has waited for too long."""
+    """Live racks that are the only ones a merge has waited for, and for too long."""
     ready: Collection[Member] = ()
     """Members that have accepted the whole log."""
     returned: Member | None = None
-    """The witness in another life than the one that has the seat, which is silent."""
+    """Another incarnation of the witness than the seated one, which is silent."""
     retired: Collection[int] = ()
     """Racks that a person has retired."""
 
@@ -64,13 +65,13 @@ class MembershipContext:
 
     @cached_property
     def heard(self) -> set[Member]:
-        """Voters that are live."""
+        """Live voters."""
         return {member for member in self.log.voters if member.rack in self.live}
 
     @cached_property
     def decidable(self) -> bool:
-        """Whether those that are heard can decide a change. One that they cannot would be in force
-        as soon as it did no good any more."""
+        """Whether the live voters can decide a change. One that they cannot decide would take
+        effect only when it is no longer useful."""
         return self.log.may_decide(self.heard)
 
 
@@ -81,7 +82,7 @@ def look(
     now_ns: int,
     detect_ns: int,
 ) -> None:
-    """Note when each member was live, and when it may have a vote again."""
+    """Record when each member was last live, and when it may get a vote again."""
     for rack, view in views.items():
         if rack in live:
             view.lively_ns = now_ns
@@ -92,7 +93,7 @@ def look(
 
 
 def next_roster(context: MembershipContext) -> Roster | None:
-    """The change that is due, if there is one and no bytes are lost by it."""
+    """The change that is due, if there is one and it loses no bytes."""
     over = _over(context) if context.decidable else None
     if over is not None:
         return over
@@ -100,10 +101,10 @@ def next_roster(context: MembershipContext) -> Roster | None:
 
 
 def _over(context: MembershipContext) -> Roster | None:
-    """The job ends when every live rack is done and holds everything; not where they are a part of
-    it that can decide nothing, and the others may be in the middle of their work. A rack that fell
-    silent a moment ago is awaited like a live one, until one of those is in a hurry: its link may
-    only flap."""
+    """The end of the job: every live rack is done and holds everything. Not if the live racks are a
+    minority that can decide nothing, while the others may still train. A rack that fell silent a
+    moment ago is awaited like a live one, because its link may only flap, unless a live rack is in
+    a hurry."""
     done = {
         rack
         for rack, report in context.reports.items()
@@ -121,7 +122,7 @@ def _over(context: MembershipContext) -> Roster | None:
 
 
 def _changes(context: MembershipContext) -> Iterable[Roster]:
-    """Changes that are due, the most urgent first."""
+    """Changes that are due, most urgent first."""
     votes = (*_copied(context), *_votes(context)) if context.decidable else ()
     for proposal in (*_comings(context), *votes, *_evictions(context)):
         yield from _named(context, proposal)
@@ -138,7 +139,7 @@ def _comings(context: MembershipContext) -> Iterable[Roster]:
             done = log.mitigations.get(rack)
             why = f"rack {rack} left"
             evicted = done is not None and done.stage == EVICTED
-            yield _without(log, rack, f"{why}, evicted as it is slow" if evicted else why)
+            yield _without(log, rack, f"{why}, evicted because it is slow" if evicted else why)
     known = log.seats.keys() - context.live | log.away.keys()
     for rack in sorted(known & set(context.retired)):
         why = f"a person has retired rack {rack}"
@@ -154,19 +155,19 @@ def _evictions(context: MembershipContext) -> Iterable[Roster]:
             rack not in context.live and context.now_ns - view.lively_ns >= context.evict_ns > 0
         )
         if silent and rack in context.log.seats:
-            yield _without(context.log, rack, f"rack {rack} was not there for too long")
+            yield _without(context.log, rack, f"rack {rack} was absent for too long")
 
 
 def _copied(context: MembershipContext) -> Iterable[Roster]:
-    """The racks of a lineage in which each lacked what another held have copied enough of it: from
-    here on a quorum of them decides."""
+    """The racks of a unanimous lineage have copied enough from each other: from here on a quorum of
+    them decides."""
     if context.log.unanimous:
-        reason = "every quorum holds what is decided"
+        reason = "every quorum holds all decided versions"
         yield _changed(context.log, context.log.seats, context.log.non_voters, reason)
 
 
 def _votes(context: MembershipContext) -> Iterable[Roster]:
-    """Taken from racks that are silent or slow, and given to those that keep up."""
+    """Changes of votes: taken from racks that are silent or slow, given to racks that keep up."""
     log = context.log
     for racks, why in _lost(context) if context.demotes else ():
         reason = f"{_racks(racks)} {'are' if len(racks) > 1 else 'is'} {why}"
@@ -177,8 +178,8 @@ def _votes(context: MembershipContext) -> Iterable[Roster]:
 
 
 def _lost(context: MembershipContext) -> Iterable[tuple[set[int], str]]:
-    """Racks whose votes only block the others, and why: nothing commits while `hold` needs their
-    bytes. Or they have been silent for long, so that the next death would block the others."""
+    """Racks whose votes only block the others, and the reason: nothing commits while `hold` needs
+    their bytes; or they have been silent for so long that the next death would block the others."""
     voters, heard = context.log.voters, context.heard
     racks = {member.rack for member in voters} - {WITNESS}
     silent, slow = racks - context.live, racks & context.slow
@@ -196,14 +197,14 @@ def _silent_for_long(context: MembershipContext, rack: int) -> bool:
 
 
 def _may_be_back(context: MembershipContext, rack: int) -> bool:
-    """Whether it is silent, has not left, and not for long."""
+    """Whether the rack is silent, only since recently, and has not left."""
     report = context.reports.get(rack)
     left = report is None or report.gone
     return not (left or rack in context.live or _silent_for_long(context, rack))
 
 
 def _may_vote(context: MembershipContext, rack: int) -> bool:
-    """Whether it keeps up: live for some time, not slow, and with the whole log."""
+    """Whether the rack keeps up: live for some time, not slow, and with the whole log."""
     view = context.views.get(rack)
     if view is None or rack not in context.live - context.slow or view.member not in context.ready:
         return False
@@ -211,9 +212,9 @@ def _may_vote(context: MembershipContext, rack: int) -> bool:
 
 
 def _is_close(context: MembershipContext, rack: int) -> bool:
-    """Whether it has nearly all that is decided, and waits for no donor. To the last version would
-    wait for a moment without rounds, which may never come; that no bytes are lost is asked of every
-    change."""
+    """Whether the rack holds nearly everything that is decided, and waits for no donor. Requiring
+    the last version would wait for a pause between rounds that may never come; `hold` is checked
+    for every change anyway."""
     report = context.reports.get(rack)
     if report is None or report.wants:
         return False
@@ -221,7 +222,8 @@ def _is_close(context: MembershipContext, rack: int) -> bool:
 
 
 def _witness(context: MembershipContext) -> Iterable[Roster]:
-    """Changes of the witness: its seat passes to its next life, its vote follows the rule."""
+    """Changes of the witness: its seat passes to its next incarnation, its vote follows
+    `witness_votes`."""
     log, votes = context.log, context.log.witness in context.log.voters
     if context.returned is not None:
         back = _changed(log, log.seats, log.non_voters | {WITNESS}, "the witness is back")
@@ -232,8 +234,8 @@ def _witness(context: MembershipContext) -> Iterable[Roster]:
 
 
 def _named(context: MembershipContext, roster: Roster) -> Iterable[Roster]:
-    """The roster with the witness's vote as the rule has it; then unchanged, in case that loses
-    bytes."""
+    """The roster with the witness's vote as `witness_votes` has it, then the unchanged roster in
+    case the first one loses bytes."""
     seats = [seat.member.rack for seat in roster.members]
     others = frozenset(roster.non_voters) - {WITNESS}
     names = roster.witness is None or _names_witness(context, seats, others)
@@ -246,7 +248,7 @@ def _named(context: MembershipContext, roster: Roster) -> Iterable[Roster]:
 def _names_witness(
     context: MembershipContext, seats: Collection[int], non_voters: Collection[int]
 ) -> bool:
-    """Whether the witness is to vote beside the racks that do."""
+    """Whether the witness should vote besides the voting racks."""
     log = context.log
     if log.witness in log.voters:
         able = not _silent_for_long(context, WITNESS)
@@ -261,7 +263,7 @@ def _without(log: LogState, rack: int, reason: str) -> Roster:
 
 
 def _with(log: LogState, hello: Hello) -> Roster:
-    """With a rack that joins, without a vote until it holds the decided versions."""
+    """The roster with a joining rack, which has no vote until it holds the decided versions."""
     rack = hello.seat.member.rack
     reason = f"rack {rack} {'is back' if rack in log.seats else 'joins'}"
     return _changed(log, {**log.seats, rack: hello.seat}, log.non_voters | {rack}, reason)
@@ -275,7 +277,7 @@ def _changed(
 
 
 def _keeps_bytes(context: MembershipContext, roster: Roster) -> bool:
-    """Whether every quorum of the new roster has a rack that holds what is decided."""
+    """Whether every quorum of the new roster contains a rack that holds what is decided."""
     log = context.log
     voters = voters_of(roster.members, roster.non_voters, roster.witness)
     if voters <= {roster.witness}:

@@ -8,7 +8,7 @@ rounds, and three let a rack in:
     leader --Hello--> coordinator --Refusal--> leader
     leader <--Challenge-- voter                             who has its seat; a hello answers
 
-A person says `Retire` of a rack that will not come back.
+A person sends `Retire` for a rack that will not return.
 
 Between two processes a state travels as a patch of one that the receiver has confirmed; see
 `streams`. Votes are states as well: a candidate repeats `Prepare`, an acceptor answers with its
@@ -51,21 +51,21 @@ from mend.consensus.records import (
 from mend.types import BUFFERS_MAX, RACKS_MAX, Member
 
 CauseName = Annotated[str, Meta(max_length=32)]
-"""One of the detector's; any other is shown as unknown."""
+"""Name of a cause of the detector; any other is shown as unknown."""
 
 LIVES_MAX = 8
-"""Former lives that a hello names, the newest last."""
+"""Limit of the former incarnations that a hello names, newest last."""
 
 
-class State(WireStruct, frozen=True):
-    """Base of the messages that are a whole state; `serial` orders them."""
+class StateMessage(WireStruct, frozen=True):
+    """Base of the messages that are a whole state, ordered by `serial`."""
 
     serial: Count
 
 
 class OfAttempt(Struct, frozen=True):
-    """Base of what belongs to one attempt to merge a version of a fragment. Newer ones are
-    greater."""
+    """Base of values that belong to one attempt to merge a version of a fragment. Newer attempts
+    are greater."""
 
     fragment: U16
     version: Count
@@ -86,19 +86,21 @@ class OfAttempt(Struct, frozen=True):
 
 
 class Resume(WireStruct, frozen=True):
-    """What a rack has read from a checkpoint: equal on all racks that have, to the last field."""
+    """What a rack has read from a checkpoint. All fields must be equal on all racks that have read
+    one."""
 
     lineage: Hex
     number: Count
-    """Number of the checkpoint, as in its `Mark`."""
+    """Number of the checkpoint, as in its `CheckpointRecord`."""
     racks: Racks
-    """Racks that have a part of it."""
+    """Racks that have written a part of it."""
     versions: Versions
     rounds: Rounds
 
 
-class Cut(WireStruct, frozen=True):
-    """A rack waits in a checkpoint of this number and name, or has `written` its part."""
+class BarrierState(WireStruct, frozen=True):
+    """State at the barrier of a checkpoint: the sender waits for it to begin, or has `written` its
+    part."""
 
     number: Count
     name: Text
@@ -106,69 +108,72 @@ class Cut(WireStruct, frozen=True):
 
 
 class Hello(WireStruct, frozen=True, tag=10):
-    """A rack asks to take part. Its `facts` are compared; the first that differs is named."""
+    """A rack asks to take part. Its `facts` are compared, and a refusal names the first that
+    differs."""
 
     seat: Seat
     policy: Policy
     facts: Facts
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     after: Annotated[tuple[Count, ...], Meta(max_length=LIVES_MAX)] = ()
-    """Lives of its rack (`life_of`) that, as it has heard, have the seat: this was said later, and
-    the lives of a rack follow each other, so they are over."""
+    """Incarnations of its rack (`life_of`) that it has heard to have the seat. The hello is later
+    than they are, and incarnations of a rack do not overlap, so they are over."""
     resume: Resume | None = None
-    """What the `digests` are of, where it has read a checkpoint; else of its own weights."""
+    """The checkpoint that `digests` are of; None: they are of the rack's own weights."""
     resume_step: Count = 0
-    """The step at which this rack's part of the checkpoint was written."""
+    """Step at which this rack's part of the checkpoint was written."""
     buffers: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=BUFFERS_MAX)] = ()
-    """(name, digest) of the buffers of its first rank. They may differ, and decide nothing."""
+    """(name, digest) of the buffers of its first rank. They may differ and do not affect the
+    admission."""
     part_lost: bool = False
-    """It was given a checkpoint in which it has no part, and begins with a copy."""
+    """The rack was given a checkpoint without a part for it and begins with a copy."""
 
 
 class Challenge(WireStruct, frozen=True, tag=18):
-    """To a rack that says hello: who has its seat. A hello that does not name that life may have
+    """Answer to a hello: who has its seat. A hello that does not name that incarnation may have
     waited in a queue since before it, and proves nothing."""
 
     to: Count
     """Incarnation of the receiver."""
     seated: Count
-    """`life_of` the member that has the seat; it is sent to any process that says hello."""
+    """`life_of` the member that has the seat. Not secret: it is sent to any process that sends a
+    hello."""
 
 
 class Retire(WireStruct, frozen=True, tag=19):
-    """A person attests that this life of a rack is over, and that none comes after it soon."""
+    """A person attests that this incarnation of a rack is over and that none follows soon."""
 
     rack: U16
     life: Count
 
 
 class Refusal(WireStruct, frozen=True, tag=11):
-    """A no. kind: plan, resume, taken, started, racks, over; of a candidate: lost; to a life that
-    has lost its seat: seat."""
+    """A refusal. kind: plan, resume, taken, started, racks, over; from a candidate: lost; to an
+    incarnation that has lost its seat: seat."""
 
     incarnation: Count
     kind: Text
     detail: Text
 
 
-class Prepare(State, frozen=True, tag=16):
-    """A candidate asks for the promise to accept nothing of a lower ballot any more, and for the
-    records after `after`, up to which it knows that all is decided."""
+class Prepare(StateMessage, frozen=True, tag=16):
+    """A candidate asks for the promise to reject all lower ballots, and for the records after
+    `after`, up to which it knows that everything is decided."""
 
     ballot: Count
     lineage: Hex
     after: Count
     address: Where | None = None
-    """Address of the candidate: a witness that was started again knows none."""
+    """Address of the candidate, because a restarted witness knows none."""
 
 
-class Vote(State, frozen=True, tag=17):
-    """A voter to a candidate or, where it leads no rack, to the coordinator."""
+class Vote(StateMessage, frozen=True, tag=17):
+    """From a voter to a candidate or, from the witness, to the coordinator."""
 
     lineage: Hex
     acceptor_state: AcceptorState
     held: Versions
-    """What the voter's rack holds on all ranks; empty for the witness."""
+    """Versions that the voter's rack holds on all ranks; empty for the witness."""
 
 
 class OfferId(WireStruct, frozen=True):
@@ -178,7 +183,7 @@ class OfferId(WireStruct, frozen=True):
 
 
 class Bad(WireStruct, frozen=True):
-    """An offer whose bytes are those that its member sent, and must not be merged."""
+    """An offer that must not be merged, although its bytes arrived intact."""
 
     offer: OfferId
     reason: Text
@@ -192,34 +197,35 @@ class Held(OfAttempt, frozen=True, array_like=True):
 
 SLICES_EACH = 2
 """Slices that each member of a sharded attempt merges, one after the other: while it pulls the
-payloads of the next, the others pull what it has merged. One would leave the link idle between
-the two; more cost words."""
+payloads of the second, the others pull its first merged slice. With one slice the link would be
+idle in between; more would cost messages."""
 
 
 class Sliced(OfAttempt, frozen=True, array_like=True):
-    """How a rack stands in a sharded attempt: so many of its own slices are merged and served on
-    all ranks, the first ones; or one rank has `failed` to make something of the slices."""
+    """Progress of a rack in a sharded attempt: its first `merged` own slices are merged and served
+    on all ranks; or one rank has `failed` to pull or merge slices."""
 
     merged: Annotated[int, Meta(ge=0, le=SLICES_EACH)] = 0
     failed: bool = False
 
 
 class MergeProposal(OfAttempt, frozen=True, array_like=True):
-    """Merge exactly these, in this order, into `version`; keep the result until it is decided."""
+    """Merge exactly these members, in this order, into `version`, and keep the result until the
+    version is decided."""
 
     members: Annotated[tuple[Offer, ...], Meta(max_length=64)]
     absent: Absentees = ()
     sharded: bool = False
-    """Each member's rack merges SLICES_EACH slices, and all pull the merged ones."""
+    """Whether each member's rack merges SLICES_EACH slices and all racks pull the merged ones."""
     merged: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=SLICES_EACH)], ...], Meta(max_length=64)
     ] = ()
-    """Of a sharded one, by member: how many of its slices are merged and can be pulled. Empty: none
-    of anybody's."""
+    """In a sharded attempt, by member: how many of its slices are merged and can be pulled. Empty:
+    none of any member."""
 
 
 class Declined(WireStruct, frozen=True):
-    """A capture that gave no offer (non-finite delta, no tokens), at the version it began from."""
+    """A capture that gave no offer (non-finite delta, no tokens), and the version it began from."""
 
     fragment: U16
     applied: Count
@@ -227,7 +233,7 @@ class Declined(WireStruct, frozen=True):
 
 
 class SlowLink(WireStruct, frozen=True):
-    """Pulls of a rank from another rack take longer than they did."""
+    """Pulls of a rank from another rack have become slower."""
 
     rack: U16
     """The rack that it pulls from."""
@@ -236,71 +242,74 @@ class SlowLink(WireStruct, frozen=True):
     since_step: Count
     """A step of the rank that pulls."""
     ratio_milli: Count = 0
-    """Time per byte over that of the past, in thousandths."""
+    """Ratio of the time per byte to that of the past, in thousandths."""
     sure_milli: Count = 0
 
 
 class Pace(WireStruct, frozen=True):
-    """How fast a rank trains, and what its own past says of it. Of a rack: that of its slowest."""
+    """How fast a rank trains, and the verdict of its own past. For a rack: those of its slowest
+    rank."""
 
     rank: U16 = 0
     time_ps: Count = 0
-    """Per token of a step, picoseconds, median of the newest samples; 0: not known yet."""
+    """Time per token of a step, in picoseconds, median of the newest samples; 0: unknown yet."""
     margin_ppm: Count = 0
-    """How uncertain that is: `failslow_zscore_threshold` standard errors, in millionths of it."""
+    """Uncertainty of `time_ps`: `failslow_zscore_threshold` standard errors, in millionths of
+    it."""
     slow_since: Count = 0
-    """Step from which on it is slower than it was; 0: it is not."""
+    """Step from which on it is slower than before; 0: it is not slow."""
     ratio_milli: Count = 0
-    """Step time per token over that of its past, in thousandths; 0: it is not slow."""
+    """Ratio of its time per token to that of its past, in thousandths; 0: it is not slow."""
     sure_milli: Count = 0
     """Probability of the change, in thousandths."""
     cause: CauseName = ""
     """compute, link, input or unknown; empty: not validated (yet)."""
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
-    """The rack at the other end, where a link is the cause."""
+    """The rack at the other end, if a link is the cause."""
     gemm_ns: Count = 0
     """Time of the newest matrix product of the micro-benchmark; 0: not known."""
     batch: Count = 0
-    """Micro-batches of a step of which the script would take fewer, as it has asked how many
-    (`Runtime.local_batch`); 0: it does not ask."""
+    """Micro-batches of a step, if the script asks how many to take (`Runtime.local_batch`); 0: it
+    does not ask."""
     links: Annotated[tuple[SlowLink, ...], Meta(max_length=64)] = ()
     """Slow links, one per rack at the other end."""
     start_ms: Count = 0
-    """From the start of the process to its first step: what starting it again costs; 0: it has
-    made none, or has tried to leave for it and could not."""
+    """Time from the start of the process to its first step, which is the cost of a restart; 0:
+    there was no step yet, or the rack has tried in vain to leave for a restart."""
 
 
 SLOW_MAX = 128
-"""Verdicts that are told; where there are more, links are left out."""
+"""Limit of the verdicts in a message; beyond it, links are left out."""
 
 
 class FailSlow(WireStruct, frozen=True):
-    """A verdict in force: a rack is slow in its steps; or, `of_link`, to be pulled from."""
+    """A verdict in force: a rack's steps are slow or, with `of_link`, pulls from it."""
 
     rack: U16
     rank: U16
     """The slowest of its ranks."""
     own_past: bool
-    """Compared with its own past; else with the median of the other racks."""
+    """Whether it is compared with its own past; otherwise with the median of the other racks."""
     since_step: Count
-    """Its own step at which it began, or at which the comparison found it."""
+    """The rack's own step at which the slowdown began, or at which the comparison found it."""
     ratio_tenths: Count
     sure_milli: Count = 1000
     cause: CauseName = ""
     """As in Pace."""
     link_to: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
     of_link: bool = False
-    """What is slow are pulls by `rank` of rack `link_to`, whose step `since_step` is, from it."""
+    """Whether pulls of rank `rank` of rack `link_to` from this rack are slow; `since_step` is a
+    step of `link_to`."""
 
 
 JOINERS_MAX = 64
-"""Racks that join at once."""
+"""Limit of racks that join at the same time."""
 
 
 class Pulled(WireStruct, frozen=True):
-    """Verified bytes of pulls, which only grow, and the bytes that are still to come. In a report
-    `rack` is the rack whose bytes they are, its own for decided versions; in orders the rack that
-    pulls."""
+    """Verified bytes of pulls, which only grow, and the bytes still to come. In a report `rack` is
+    the source of the bytes (the reporting rack itself for decided versions); in orders it is the
+    rack that pulls."""
 
     rack: U16
     moved: Count
@@ -311,8 +320,8 @@ Pulls = Annotated[tuple[Pulled, ...], Meta(max_length=RACKS_MAX + 1)]
 
 
 class RankCopy(WireStruct, frozen=True):
-    """What one rank has copied of its training state for a rack that joins, after a step; or why
-    it cannot (`refused`)."""
+    """What one rank has copied of its training state for a joining rack after a step, or why it
+    cannot (`refused`)."""
 
     to: Member
     step: Count
@@ -322,7 +331,8 @@ class RankCopy(WireStruct, frozen=True):
 
 
 class StateCopy(WireStruct, frozen=True):
-    """What all ranks of a rack have copied, at one step: sizes in bytes and digests per rank."""
+    """What all ranks of a rack have copied at the same step: sizes in bytes and digests per
+    rank."""
 
     to: Member
     donor: Member
@@ -333,18 +343,18 @@ class StateCopy(WireStruct, frozen=True):
 
 
 class Donor(WireStruct, frozen=True):
-    """`donor` is to copy its training state for `to`, which joins."""
+    """`donor` must copy its training state for `to`, which joins."""
 
     to: Member
     donor: Member
 
 
-class Report(State, frozen=True, tag=12):
+class Report(StateMessage, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
     to: Count
-    """Incarnation of the coordinator whose orders it heard last; 0: it has heard none. What waited
-    for a former life of the receiver is not for this one."""
+    """Incarnation of the coordinator whose orders it heard last; 0: none. A report that waited for
+    a former life of the receiver is not meant for this one."""
     acceptor_state: AcceptorState
     fresh: bool
     step: Count
@@ -353,37 +363,37 @@ class Report(State, frozen=True, tag=12):
     offers: Annotated[tuple[Offer, ...], Meta(max_length=1024)]
     declined: Annotated[tuple[Declined, ...], Meta(max_length=1024)]
     coming: Annotated[tuple[U16, ...], Meta(max_length=1024)]
-    """Fragments that are captured on some rank and are no offer yet."""
+    """Fragments that are captured on some rank and not offered yet."""
     got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
     held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
     leaving: bool
     hurry: bool
-    """Leaving only: do not wait until the other racks have finished too."""
+    """Only while leaving: do not wait until the other racks have finished."""
     idle: bool
-    """Leaving only: nothing of this rack is open any more."""
+    """Only while leaving: this rack has no open offer any more."""
     gone: bool
-    """The rack stops now, whatever the log says (its last word)."""
+    """The rack stops now, whatever the log says. This is its last report."""
     bad: Annotated[tuple[Bad, ...], Meta(max_length=BAD_MAX)] = ()
     """Open offers that a rank of this rack has found not fit to be merged."""
     heard: Count = 0
-    """Serial of the newest orders of the ballot that is promised."""
+    """Serial of the newest orders in the promised ballot."""
     pace: Pace = Pace()
-    cut: Cut | None = None
-    """The checkpoint that all its ranks wait in."""
+    barrier: BarrierState | None = None
+    """The checkpoint barrier that all its ranks have reached."""
     wants: bool = False
-    """It joins, and waits for the training state of another rack."""
+    """Whether it joins and waits for the training state of another rack."""
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
-    """What it has copied as a donor."""
+    """Its copies as a donor."""
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
     pulls: Pulls = ()
 
 
 class Reason(WireStruct, frozen=True):
-    """Why something does not go on, for people."""
+    """Reason why something is blocked, for people."""
 
     text: Text
     fragment: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
-    """The fragment whose round waits; -1: it is not one round alone."""
+    """The fragment whose round waits; -1: not a single round."""
     refused: Annotated[int, Meta(ge=-1, le=0xFFFF)] = -1
     """The rack that was refused; -1: none."""
 
@@ -393,11 +403,11 @@ class Reason(WireStruct, frozen=True):
         return f"fragment {self.fragment}: {self.text}" if self.fragment >= 0 else self.text
 
 
-class Orders(State, frozen=True, tag=13):
-    """Coordinator to leader: the log after `prev`, the open offers and the rounds that gather."""
+class Orders(StateMessage, frozen=True, tag=13):
+    """Coordinator to leader: the log after `prev`, the open offers and the gathering rounds."""
 
     to: Count
-    """Incarnation of the receiver: what was meant for its former life is not for this one."""
+    """Incarnation of the receiver. Orders to its former life are not meant for this one."""
     ballot: Count
     lineage: Hex
     prev: Count
@@ -409,27 +419,28 @@ class Orders(State, frozen=True, tag=13):
     offers: Annotated[tuple[Offer, ...], Meta(max_length=65536)]
     gathers: Annotated[tuple[MergeProposal, ...], Meta(max_length=1024)]
     settled: Versions
-    """Per fragment the version every live rack holds; older payloads and states may be freed."""
+    """Per fragment the version that every live rack holds. Older payloads and states may be
+    freed."""
     live: Racks
     missing: Racks
-    """Racks that did not say hello yet; empty once the log has begun."""
+    """Racks that have not sent a hello yet; empty once the job has begun."""
     why: Annotated[tuple[Reason, ...], Meta(max_length=1024)]
-    """Why rounds that are open do not close."""
+    """Why open rounds do not close."""
     snapshot: Snapshot | None = None
     """The state at `prev`, for a receiver whose log ends before the first record that the sender
-    has."""
+    keeps."""
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     donors: Annotated[tuple[Donor, ...], Meta(max_length=JOINERS_MAX)] = ()
     copies: Annotated[tuple[StateCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
-    """What these donors have copied."""
+    """The copies of these donors."""
     moving: Pulls = ()
-    """Racks that copy what the job begins with, join or leave: others may wait for their pulls."""
+    """Racks that copy the initial versions, join or leave. Others may wait for their pulls."""
     taken: Count = 0
     """Bytes of the receiver's offers that other racks have pulled so far."""
 
 
-class Part(WireStruct, frozen=True):
-    """One rank's piece of its rack's offer, or why there is none (then checksum is empty)."""
+class CapturePart(WireStruct, frozen=True):
+    """One rank's part of its rack's offer, or why there is none (then the checksum is empty)."""
 
     fragment: U16
     seq: Count
@@ -442,30 +453,30 @@ class Part(WireStruct, frozen=True):
     declined: Text
     norm: Norm = 0.0
     size: Count = 0
-    """Bytes; 0: as the codec always makes of a part."""
+    """Payload bytes; 0: the codec's fixed size for this part."""
     closing: bool = False
 
 
 class Partial(OfAttempt, frozen=True, array_like=True):
-    """The sums over one rank's part of the members of a gather."""
+    """The sums over one rank's part of the members of a merge proposal."""
 
     blob: Blob
 
 
 class Total(OfAttempt, frozen=True, array_like=True):
-    """The total of the partials of all ranks of a rack. Empty: there will be none."""
+    """The total of the partial sums of all ranks of a rack. Empty: there will be none."""
 
     blob: Blob
 
 
-class RankReport(State, frozen=True, tag=14):
+class RankReport(StateMessage, frozen=True, tag=14):
     """Rank to its leader. held[].digests has exactly one entry."""
 
     step: Count
     step_ns: Count
     decided: Count
     versions: Versions
-    parts: Annotated[tuple[Part, ...], Meta(max_length=1024)]
+    parts: Annotated[tuple[CapturePart, ...], Meta(max_length=1024)]
     got: Annotated[tuple[OfferId, ...], Meta(max_length=65536)]
     held: Annotated[tuple[Held, ...], Meta(max_length=1024)]
     partials: Annotated[tuple[Partial, ...], Meta(max_length=1024)]
@@ -476,15 +487,15 @@ class RankReport(State, frozen=True, tag=14):
     heard: Count = 0
     """Serial of the newest orders of its leader."""
     pace: Pace = Pace()
-    cut: Cut | None = None
+    barrier: BarrierState | None = None
     wants: bool = False
     copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
     pulls: Pulls = ()
 
 
-class RankOrders(State, frozen=True, tag=15):
-    """Leader to its rank: decided records after `prev`, and the newest orders of the
+class RankOrders(StateMessage, frozen=True, tag=15):
+    """Leader to its ranks: decided records after `prev`, and the newest orders of the
     coordinator."""
 
     prev: Count
@@ -495,22 +506,23 @@ class RankOrders(State, frozen=True, tag=15):
     settled: Versions
     live: Racks
     discarded: Annotated[tuple[tuple[U16, Count], ...], Meta(max_length=1024)]
-    """(fragment, seq) of own offers that were declined inside the rack and never announced."""
+    """(fragment, seq) of own offers that were declined within the rack and never announced."""
     why: Annotated[tuple[Text, ...], Meta(max_length=1024)]
     failure: tuple[Text, Text]
-    """(kind, detail) of what stops this rack, so that all its ranks raise it; else ("", "")."""
+    """(kind, detail) of the error that stops this rack, so that all its ranks raise it; otherwise
+    ("", "")."""
     finish: bool
-    """The rack has left: all its ranks may stop."""
+    """Whether the rack has left, so that all its ranks may stop."""
     snapshot: Snapshot | None = None
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=SLOW_MAX)] = ()
     asked: Annotated[tuple[Member, ...], Meta(max_length=JOINERS_MAX)] = ()
-    """Racks that join, for which this one is the donor."""
+    """Joining racks that this rack is the donor of."""
     copy: StateCopy | None = None
-    """What a donor has copied for this rack."""
+    """A donor's copy for this rack."""
     moving: Pulls = ()
     taken: Count = 0
     lost: Text = ""
-    """How this rack has lost its seat, of which its log does not know; empty: it has not."""
+    """How this rack has lost its seat, if its own log does not show it; otherwise empty."""
 
 
 Message = (
@@ -528,25 +540,25 @@ Message = (
 
 
 class Patch(WireStruct, frozen=True, tag=20):
-    """What has changed in a state since another one of its stream (streams.py)."""
+    """The changes of a state relative to an earlier one of its stream (streams.py)."""
 
     kind: U16
     """Tag of the state."""
     base: Count
-    """Number of the other state."""
+    """Number of the earlier state."""
     fields: dict[U16, Raw]
-    """By place in the state."""
+    """The changed fields, by index."""
 
 
 class Ack(WireStruct, frozen=True):
-    """The newest state of a stream that was read; 0: none, or none any more."""
+    """Number of the newest state of a stream that was read; 0: none, or no longer any."""
 
     kind: U16
     number: Count
 
 
 class Envelope(WireStruct, frozen=True):
-    """What a frame holds."""
+    """Content of a frame."""
 
     job: Annotated[str, Meta(max_length=64)]
     rack: U16
@@ -554,7 +566,7 @@ class Envelope(WireStruct, frozen=True):
     incarnation: Count
     body: Message | Patch
     number: Count = 0
-    """In the stream of states that the body belongs to; 0: in none."""
+    """Number in the stream of states that the body belongs to; 0: it belongs to none."""
     acked: Count = 0
     """Incarnation of the receiver that `acks` are meant for."""
     acks: Annotated[tuple[Ack, ...], Meta(max_length=8)] = ()

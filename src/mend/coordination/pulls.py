@@ -1,4 +1,4 @@
-"""How far racks are with what they pull. Others may wait for them, and go by the progress."""
+"""Progress of the racks' pulls. Others may wait for them and watch the progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mend.coordination.messages import Pulled, Report
 
 
 def of_ranks(pulls: Iterable[tuple[Pulled, ...]]) -> tuple[Pulled, ...]:
-    """The pulls of all ranks of a rack as one, by source."""
+    """The pulls of all ranks of a rack, summed by source."""
     sums: dict[int, tuple[int, int]] = {}
     for pulled in (each for rank in pulls for each in rank):
         moved, left = sums.get(pulled.rack, (0, 0))
@@ -19,8 +19,8 @@ def of_ranks(pulls: Iterable[tuple[Pulled, ...]]) -> tuple[Pulled, ...]:
 
 
 def moving_racks(log: LogState, views: Mapping[int, MemberView]) -> tuple[Pulled, ...]:
-    """The racks that copy what the job begins with, join or leave: what each has pulled. Of racks
-    that train nothing is said, as nobody waits for them."""
+    """What each rack that copies the initial versions, joins or leaves has pulled. Racks that train
+    are left out, because nothing waits for their pulls."""
     newcomers = log.non_voters - log.demoted
     return tuple(
         Pulled(rack, sum(p.moved for p in report.pulls), sum(p.left for p in report.pulls))
@@ -31,7 +31,7 @@ def moving_racks(log: LogState, views: Mapping[int, MemberView]) -> tuple[Pulled
 
 
 def taken_of(views: Mapping[int, MemberView]) -> dict[int, int]:
-    """By rack, the bytes of its offers that the others have pulled."""
+    """Bytes of each rack's offers that the others have pulled."""
     taken: dict[int, int] = {}
     for rack in views:
         report = _report(views, rack)

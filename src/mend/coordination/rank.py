@@ -1,6 +1,7 @@
-"""The machine of one rank: fetches offers, merges the members of a gather, holds decided versions.
+"""The machine of one rank: fetches offers, merges the members of a merge proposal, holds decided
+versions.
 
-The runtime keeps the tensors; here a payload is (member, fragment, seq) and an anchor is
+The runtime keeps the tensors. Here a payload is named (member, fragment, seq) and an anchor
 (fragment, version).
 """
 
@@ -15,15 +16,15 @@ from mend.consensus.ballots import count_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import (
     BAD_MAX,
+    CheckpointRecord,
     Commit,
     Drop,
     Genesis,
     Lineage,
-    Mark,
+    MergeMember,
     Offer,
     Record,
     Roster,
-    Share,
     Snapshot,
     all_closing,
 )
@@ -34,10 +35,10 @@ from mend.coordination.flow import batch_ns
 from mend.coordination.fragment_replica import HELD_BEHIND, LINGER_NS, FragmentReplica, RankOptions
 from mend.coordination.messages import (
     Bad,
-    Cut,
+    BarrierState,
+    CapturePart,
     MergeProposal,
     OfferId,
-    Part,
     Pulled,
     RankOrders,
     RankReport,
@@ -52,13 +53,13 @@ from mend.types import SECOND, Address, Member, Peer
 
 ENDED_NS = 3 * SECOND
 """How long a rank that has missed the end of the job tries to get what was decided before it. A
-pull that has begun is not bounded by it."""
+pull in progress may take longer."""
 
 
 @dataclass
 class RankMachine:
-    """Pure. `own_digests`: per fragment the digest of the state that this rank begins with, its own
-    weights or a checkpoint. `own_versions`: their versions; empty: all are 0."""
+    """A pure machine. `own_digests`: per fragment the digest of the state that this rank begins
+    with, its own weights or a checkpoint. `own_versions`: their versions; empty: all are 0."""
 
     me: Peer
     member: Member
@@ -70,9 +71,8 @@ class RankMachine:
     replicas: list[FragmentReplica] = field(default_factory=list)
     fetch_queue: FetchQueue = field(default_factory=FetchQueue)
     bad: dict[Key, str] = field(default_factory=dict)
-    """Open offers that this rank refuses to merge, and why; their bytes are those that were
-    sent."""
-    parts: dict[int, Part] = field(default_factory=dict)
+    """Open offers that this rank refuses to merge although their bytes arrived intact, and why."""
+    parts: dict[int, CapturePart] = field(default_factory=dict)
     step: int = 0
     step_ns: int = 0
     leaving: bool = False
@@ -81,19 +81,20 @@ class RankMachine:
     orders_serial: int = 0
     finished: bool = False
     failure: tuple[str, str] = ("", "")
-    """The failure that the leader has named last."""
+    """The newest failure from the leader's orders."""
     settled: tuple[int, ...] = ()
     sent: RankReport | None = None
     sent_ns: int = 0
     batch_due_ns: int | None = None
     """When collected news is reported; None: there is none."""
     serial: int = 0
-    cut: Cut | None = None
-    """The checkpoint that this rank waits in."""
+    barrier: BarrierState | None = None
+    """The checkpoint barrier that this rank has reached."""
     pulls: tuple[Pulled, ...] = ()
     before_end: LogState | None = None
     """The state before the record that ended the job, if this rank had a seat in it: the racks of
-    that time may still serve what was decided. None: the job runs, or nothing is to be had."""
+    that time may still serve what was decided. None: the job runs, or nothing can be pulled any
+    more."""
     ended_ns: int = 0
 
     def __post_init__(self) -> None:
@@ -120,7 +121,8 @@ class RankMachine:
         return self.folded.member(self.me.rack) == self.member
 
     def _reaches(self) -> bool:
-        """Whether it gets what is decided: until the job is over, and then what it missed."""
+        """Whether it pulls decided versions: until the job is over, and afterwards those that it
+        missed."""
         return self._seated() or self.before_end is not None
 
     def _rail(self, first: int | None = None) -> tuple[Address, ...]:
@@ -130,7 +132,7 @@ class RankMachine:
         waits = [self.sent_ns + self.options.heartbeat_ns]
         waits += [self.batch_due_ns] if self.batch_due_ns is not None else []
         waits += self.fetch_queue.dues_ns() + self.pace.search.due_ns()
-        if self._reaches():  # only then `handle` looks at them; else they would be due for ever
+        if self._reaches():  # only then `handle` serves them; otherwise they would stay due
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
         if self._seated():
             waits += self.copies.due_ns()
@@ -147,9 +149,8 @@ class RankMachine:
             case ev.Heard(peer, incarnation, RankOrders() as orders):
                 if (*peer, incarnation) == (self.me.rack, 0, self.member.incarnation):
                     self._on_orders(orders, now_ns, effects)
-            case ev.Captured(p, seq, base, step, tokens, steps, last):
-                self.parts[p] = Part(p, seq, base, step, tokens, steps, "", base, "", closing=last)
-                effects.append(ev.Encode(p, seq))
+            case ev.Captured():
+                self._on_captured(event, effects)
             case ev.StillOpen(p, applied) if p in self.parts:
                 self.parts[p] = replace(self.parts[p], applied=applied)
             case ev.Encoded():
@@ -188,7 +189,7 @@ class RankMachine:
                 self._end_part(p, seq)
                 self.fetch_queue.forget((self.member, p, seq))
                 effects.append(ev.Free(self.member, p, seq))
-            case ev.Progress(step, step_ns):
+            case ev.StepReached(step, step_ns):
                 self.step, self.step_ns = step, step_ns
             case ev.Timed() | ev.Started():
                 effects += self.pace.observe(event)
@@ -198,8 +199,15 @@ class RankMachine:
                 self.leaving, self.hurry = True, self.hurry or now
             case ev.Idle(versions):
                 self.idle_versions = versions
-            case ev.Cutting():
-                self._on_cutting(event)
+            case ev.BarrierChanged():
+                self._on_barrier(event)
+
+    def _on_captured(self, event: ev.Captured, effects: list[ev.Effect]) -> None:
+        p, seq, base = event.fragment, event.seq, event.base
+        self.parts[p] = CapturePart(
+            p, seq, base, event.step, event.tokens, event.steps, "", base, "", closing=event.closing
+        )
+        effects.append(ev.Encode(p, seq))
 
     def _on_copied(self, event: ev.Copied, now_ns: int) -> list[ev.Effect]:
         effects = self.replicas[event.fragment].on_copied(event, now_ns)
@@ -214,10 +222,14 @@ class RankMachine:
             part = replace(part, **outcome, norm=event.norm, size=event.size)
             self.parts[event.fragment] = part
 
-    def _on_cutting(self, event: ev.Cutting) -> None:
-        number = self.cut.number if self.cut and event.written else self.folded.marks + 1
-        self.cut = Cut(number, event.name, event.written) if event.name else None
-        if self.cut is None:
+    def _on_barrier(self, event: ev.BarrierChanged) -> None:
+        number = (
+            self.barrier.number
+            if self.barrier and event.written
+            else self.folded.checkpoint_number + 1
+        )
+        self.barrier = BarrierState(number, event.name, event.written) if event.name else None
+        if self.barrier is None:
             for replica in self.replicas:
                 replica.pinned = -1
 
@@ -242,7 +254,7 @@ class RankMachine:
         self._on_end(orders, effects)
 
     def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Read the records that are new."""
+        """Read the new records."""
         if orders.snapshot is not None and orders.snapshot.index > self.decided:
             self._on_snapshot(orders.snapshot, now_ns, effects)
         if orders.prev <= self.decided:
@@ -251,8 +263,8 @@ class RankMachine:
                 self._on_record(record, now_ns, effects)
 
     def _on_end(self, orders: RankOrders, effects: list[ev.Effect]) -> None:
-        """Stop when the rack cannot go on, or has left. Its leader may know that sooner than this
-        rank has read it: what is decided before that must be known, too."""
+        """Stop if the rack has failed or has left. Its leader may know that before this rank has
+        read it; records decided before that must be read first."""
         if orders.failure[0] and self.me.rank != 0 and orders.failure != self.failure:
             self.failure = orders.failure
             effects.append(ev.Fail(*orders.failure))
@@ -286,23 +298,23 @@ class RankMachine:
             case Lineage():
                 self._on_roster(effects)
                 self._on_lineage(record, effects)
-            case Mark():
-                self._on_mark(record)
+            case CheckpointRecord():
+                self._on_checkpoint(record)
 
     def _note_end(self, before: LogState | None, now_ns: int) -> None:
-        """Remember the last racks of the job, if it has ended in this rank's time."""
+        """Remember the last racks of the job if it has ended while this rank had a seat."""
         if before is not None and self.folded.over and before.member(self.me.rack) == self.member:
             self.before_end, self.ended_ns = before, now_ns
 
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Go on from a snapshot: the records before it will not come. The log state has what they
-        did to offers; versions are copied, or are here as tentative results."""
+        """Continue from a snapshot: the records before it will not come. The log state has their
+        effect on offers; versions are copied, or are here as tentative results."""
         known = self.folded
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         self._note_end(known, now_ns)
         effects.append(ev.Restored(snapshot))
-        if snapshot.mark is not None:
-            self._on_mark(snapshot.mark)
+        if snapshot.checkpoint is not None:
+            self._on_checkpoint(snapshot.checkpoint)
         for p, replica in enumerate(self.replicas):
             version, digest = snapshot.versions[p], snapshot.digests[p][self.me.rank]
             own = (self.own_versions[p], self.own_digests[p])
@@ -341,7 +353,7 @@ class RankMachine:
                 self._free(ended.member, record.fragment, ended.seq, effects)
 
     def _on_roster(self, effects: list[ev.Effect]) -> None:
-        """Offers of a member that is removed will not be named any more."""
+        """Drop the offers of removed members, which no commit can name any more."""
         self.pace.links.keep(seat.member for seat in self.folded.seats.values())
         for member, fragment, seq in self.fetch_queue.wanted():
             removed = self.folded.member(member.rack) != member
@@ -361,25 +373,29 @@ class RankMachine:
         self._mind_undone(effects)
 
     def _mind_undone(self, effects: list[ev.Effect]) -> None:
-        """Stop if this rank trains on a version that a lineage has undone. It got it when its
-        leader had already said what the rack holds, and the number will be given to other bits."""
+        """Stop if this rank trains on a version that a lineage has undone: it got the version after
+        its leader had reported, and the number will be given to other bits."""
         decided = self.folded.versions
         undone = [p for p, r in enumerate(self.replicas) if decided and r.applied > decided[p]]
         if undone and not self.finished:
             self.finished = True
             names = ", ".join(f"version {self.replicas[p].applied} of fragment {p}" for p in undone)
-            reason = f"it trained on {names}, which the other racks undid, as it came too late"
+            reason = (
+                f"it trained on {names}, which the other racks undid, because it arrived too late"
+            )
             effects.append(ev.Finished(reason))
 
-    def _on_mark(self, record: Mark) -> None:
-        """Pin the versions of a checkpoint that this rank asked for; or ask for the next number
-        when another checkpoint has taken this one."""
-        if self.cut is None or self.cut.written:
+    def _on_checkpoint(self, record: CheckpointRecord) -> None:
+        """Pin the versions of a checkpoint that this rank asked for; or ask for the next number if
+        another checkpoint has taken this one."""
+        if self.barrier is None or self.barrier.written:
             return
-        if self.cut.name != record.name:
-            self.cut = replace(self.cut, number=record.number + 1)
+        if self.barrier.name != record.name:
+            self.barrier = replace(self.barrier, number=record.number + 1)
         elif not record.written:
-            for replica, version in zip(self.replicas, self.folded.mark_versions, strict=True):
+            for replica, version in zip(
+                self.replicas, self.folded.checkpoint_versions, strict=True
+            ):
                 replica.pinned = version if version > replica.applied else -1
 
     def _on_offer(self, offer: Offer) -> None:
@@ -398,7 +414,7 @@ class RankMachine:
         for offer in gather.members:
             if not gather.sharded or offer.member == self.member:
                 self._on_offer(offer)
-        if replica.tentative and replica.tentative.version >= gather.version:  # a decided one stays
+        if replica.tentative and replica.tentative.version >= gather.version:  # decided: it stays
             effects.append(ev.DropAnchor(*replica.tentative.key))
             replica.tentative = None
 
@@ -416,7 +432,8 @@ class RankMachine:
     # -------------------------------------------------------------- towards the newest version
 
     def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
-        """Merge what is asked, take what is decided, copy what cannot be merged, free the rest."""
+        """Make the due progress of a fragment: merge what is proposed, adopt what is decided, copy
+        what cannot be merged, free the rest."""
         replica, newest = self.replicas[fragment], self.folded.versions[fragment]
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
@@ -442,7 +459,9 @@ class RankMachine:
                 effects.append(ev.PublishAnchor(*key))
                 return
             effects.append(ev.DropAnchor(*key))
-            if replica.same_members(newest):  # else another attempt was decided, not other bits
+            if replica.same_members(
+                newest
+            ):  # otherwise another attempt was decided, not other bits
                 effects.append(ev.Note(DigestDiffers(fragment, newest, mine, digest)))
             replica.gather = replica.slices.gather = None
         if replica.merging is not None or replica.copying is not None or replica.retry_ns:
@@ -454,7 +473,7 @@ class RankMachine:
         effects.append(ev.Copy(fragment, newest, digest, self._rail(), rounds))
 
     def _merges(self, fragment: int, newest: int, effects: list[ev.Effect]) -> bool:
-        """Whether the newest decided version, which is not here, is or will be merged here."""
+        """Whether the newest decided version, which is missing here, is or will be merged here."""
         replica = self.replicas[fragment]
         commit, gather = replica.commits.get(newest), replica.gather
         if commit is None or gather is None or gather.version != newest:
@@ -465,7 +484,7 @@ class RankMachine:
                 self._merge(gather, gather.attempt, effects)
             return same
         names = [(share.member, share.seq) for share in commit.members]
-        # In the sums an attempt stands for its members: those of another are no use here.
+        # Sums belong to an attempt and its members; those of another attempt do not fit.
         if self.options.sums and names != [(o.member, o.seq) for o in gather.members]:
             return False
         keys = [(member, fragment, seq) for member, seq in names]
@@ -475,8 +494,8 @@ class RankMachine:
     def _merge(
         self, wanted: MergeProposal | Commit, attempt: int, effects: list[ev.Effect]
     ) -> bool:
-        """Start the merge, or what it needs first, if every payload is here and nothing else is
-        being merged. False: it will not come from here."""
+        """Start the merge, or the sums that it needs first, if every payload is here and nothing
+        else is being merged. Returns False if the version cannot be merged here."""
         fragment = wanted.fragment
         replica = self.replicas[fragment]
         names = tuple((each.member, each.seq) for each in wanted.members)
@@ -499,26 +518,26 @@ class RankMachine:
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:
             step = replica.sums.towards(merge)
-        if step is None:  # its rack-mates are not so far, or never will be
+        if step is None:  # the other ranks of this rack lag behind, or will never get there
             return replica.sums.phase is not Phase.NEVER
         replica.merging = (wanted.version, attempt)
         effects.append(step)
         return True
 
-    def _weights(self, members: Sequence[Offer | Share]) -> tuple[float, ...]:
+    def _weights(self, members: Sequence[Offer | MergeMember]) -> tuple[float, ...]:
         policy = require(self.folded.policy, "nothing is merged before the first record")
         work = [(member.tokens, member.steps) for member in members]
         return tuple(merge_weights(work, token_weighted=policy.token_weighted))
 
     def _shards(self) -> bool:
-        """Whether payloads are pulled only where a gather says so."""
+        """Whether payloads are pulled only as a merge proposal requires."""
         return self.folded.policy is not None and self.folded.policy.sharded
 
     def _tidy(self, fragment: int, newest: int, now_ns: int, effects: list[ev.Effect]) -> None:
         """Free payloads whose result every live rack holds, and versions that are not needed."""
         replica = self.replicas[fragment]
         settled = self.settled[fragment] if fragment < len(self.settled) else 0
-        settled = min(settled, replica.newest)  # what is not here may yet be merged from them
+        settled = min(settled, replica.newest)  # a missing version may yet be merged from them
         for (member, seq), (version, since_ns) in list(replica.linger.items()):
             stale = newest - version >= HELD_BEHIND or now_ns - since_ns > LINGER_NS
             if settled >= version or stale:
@@ -539,7 +558,7 @@ class RankMachine:
         effects += self.fetch_queue.start(now_ns, named, self.me.rack, self._rail)
 
     def _time_pulls(self, effects: list[ev.Effect], now_ns: int) -> None:
-        """Begin to time the pulls that these effects ask for."""
+        """Start timing the pulls that these effects ask for."""
         for effect in effects:
             if isinstance(effect, ev.Fetch):
                 self.pace.links.begin(effect.offer.member, now_ns)
@@ -570,7 +589,7 @@ class RankMachine:
                 return
             due_ns = self.sent_ns + batch_ns(len(self.folded.seats))
             if now_ns < due_ns and replace(report, got=self.sent.got) == self.sent:
-                self.batch_due_ns = due_ns  # what it holds may wait until it holds more
+                self.batch_due_ns = due_ns  # collect more news first
                 return
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
         numbered = replace(
@@ -603,7 +622,7 @@ class RankMachine:
             idle=idle,
             bad=tuple(Bad(OfferId(*key), why) for key, why in sorted(self.bad.items()))[:BAD_MAX],
             pace=self.pace.verdict,
-            cut=self.cut,
+            barrier=self.barrier,
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
             slices=tuple([sliced for sliced in slices if sliced]),
@@ -611,7 +630,8 @@ class RankMachine:
 
 
 def _undone(versions: Sequence[int], record: Lineage) -> list[ev.Effect]:
-    """Say which decided versions are undone, as only the dead held them."""
+    """The event that names the decided versions that are undone, because only the dead held
+    them."""
     both = list(enumerate(zip(versions, record.versions, strict=True)))
     back = [f"fragment {p} from version {old} to {new}" for p, (old, new) in both if old > new]
     if not back:

@@ -1,8 +1,8 @@
 """Aggregates the reports of the ranks of one rack, for their leader.
 
-A rack has offered, holds or leaves once all its ranks report so. The aggregate is computed again
-when the first and when the last rank reports a fact. The reports in between are only counted, so
-that a leader's work per report does not grow with its ranks.
+A fact holds for a rack (it has offered, holds, leaves) once all its ranks report it. The aggregate
+is recomputed when the first and when the last rank reports a fact. Reports in between are only
+counted, so a leader's work per report does not grow with its ranks.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from mend.consensus.records import BAD_MAX, Offer, checksums_of
+from mend.coordination.checkpoints import barrier_of_rack
 from mend.coordination.donors import copies_of_rack
-from mend.coordination.marks import cut_of_rack
 from mend.coordination.messages import (
     Bad,
-    Cut,
+    BarrierState,
+    CapturePart,
     Declined,
     Held,
     OfferId,
     Pace,
-    Part,
     Pulled,
     RankReport,
     Sliced,
@@ -38,25 +38,25 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The newest reports of all ranks as one. `complete`: every rank has reported; fields that need
-    all ranks are empty before."""
+    """The newest reports of all ranks, combined. `complete`: every rank has reported; before,
+    fields that need all ranks are empty."""
 
     complete: bool
     versions: tuple[int, ...]
     """Per fragment the newest version that all ranks hold; -1: none yet."""
     offers: tuple[Offer, ...]
-    """One per capture that all ranks have encoded."""
+    """One offer per capture that all ranks have encoded."""
     declined: tuple[tuple[int, Declined], ...]
-    """(seq, reason) of the captures that give no offer."""
+    """(seq, reason) of the captures that gave no offer."""
     coming: tuple[int, ...]
-    """Fragments with a part that is not encoded yet; an encoded part is offered or declined."""
+    """Fragments with a part that is not encoded yet. An encoded part is offered or declined."""
     got: tuple[OfferId, ...]
     held: tuple[Held, ...]
     leaving: bool
     hurry: bool
     idle: bool
     bad: tuple[Bad, ...]
-    cut: Cut | None
+    barrier: BarrierState | None
     wants: bool
     copies: tuple[StateCopy, ...]
     slices: tuple[Sliced, ...]
@@ -65,7 +65,7 @@ class Aggregate:
 def aggregate(
     member: Member, ranks: list[RankReport], configured: int, fragments: int
 ) -> Aggregate:
-    """Aggregates `ranks`: the newest reports of the ranks of `member`, in rank order."""
+    """Aggregate `ranks`: the newest reports of the ranks of `member`, in rank order."""
     complete = len(ranks) == configured
     needed = ranks if complete else []
     outcomes = [_outcome(member, parts) for parts in _captures(needed)]
@@ -82,7 +82,7 @@ def aggregate(
         hurry=complete and any(rank.hurry for rank in ranks),
         idle=complete and all(rank.idle for rank in ranks),
         bad=_bad(ranks),
-        cut=cut_of_rack(needed) if complete else None,
+        barrier=barrier_of_rack(needed) if complete else None,
         wants=complete and all(rank.wants for rank in ranks),
         copies=copies_of_rack(member, needed),
         slices=_slices(needed),
@@ -100,15 +100,15 @@ class RankReports:
     newest: dict[int, RankReport] = field(default_factory=dict)
     heard_ns: dict[int, int] = field(default_factory=dict)
     news: int = 0
-    said: dict[Hashable, int] = field(default_factory=dict)
-    """By fact, how many ranks report it."""
+    reporting: dict[Hashable, int] = field(default_factory=dict)
+    """Number of ranks that report each fact."""
     _at: int = -1
     _aggregate: Aggregate | None = None
     _paces: tuple[Pace, Pace] | None = None
     _step_ns: int | None = None
 
     def take(self, rank: int, report: RankReport, now_ns: int) -> None:
-        """Reports may come twice or late: the highest serial counts."""
+        """Take a report. Reports may come twice or late: the highest serial counts."""
         self.heard_ns[rank] = now_ns
         known = self.newest.get(rank)
         if known is not None and report.serial <= known.serial:
@@ -120,29 +120,29 @@ class RankReports:
             self._step_ns = None
         if known is None or _lasting(known) != _lasting(report):
             self._count(set() if known is None else _facts(known), _facts(report))
-            # A partial that is missing is news, too.
+            # A missing partial sum is news, too.
             if known is None or report.partials or _is_restated(known, report):
                 self.news += 1
 
     def discount(self, slept_ns: int) -> None:
-        """The leader slept for so long, in which it could hear nobody."""
+        """The leader's process slept for `slept_ns` and could hear nothing meanwhile."""
         self.heard_ns = {rank: heard_ns + slept_ns for rank, heard_ns in self.heard_ns.items()}
 
     def _count(self, before: set[Hashable], after: set[Hashable]) -> None:
-        """Notice facts that the first or the last rank reports, or takes back."""
+        """Detect facts that the first or the last rank reports or withdraws."""
         turns, changed = (0, self.configured), False
         for fact in before ^ after:
-            count = self.said.get(fact, 0)
+            count = self.reporting.get(fact, 0)
             now = count + (1 if fact in after else -1)
             changed = changed or count in turns or now in turns
             if now:
-                self.said[fact] = now
+                self.reporting[fact] = now
             else:
-                del self.said[fact]
+                del self.reporting[fact]
         self.news += changed
 
     def ordered(self) -> list[RankReport]:
-        """In rank order."""
+        """The reports in rank order."""
         return [self.newest[rank] for rank in sorted(self.newest)]
 
     @property
@@ -162,12 +162,12 @@ class RankReports:
         return self._paces
 
     def pulls(self) -> tuple[Pulled, ...]:
-        """How far the pulls of all ranks are."""
+        """Progress of the pulls of all ranks."""
         return of_ranks(report.pulls for report in self.newest.values())
 
     @property
     def step(self) -> int:
-        """The step of the lowest rank that was heard."""
+        """The step of the lowest rank that has reported."""
         return self.newest[min(self.newest)].step if self.newest else 0
 
     @property
@@ -178,19 +178,19 @@ class RankReports:
         return self._step_ns
 
     def all_heard_since(self, since_ns: int) -> bool:
-        """Whether every rank that was heard at all was heard after `since_ns`."""
+        """Whether every rank that has ever reported has reported after `since_ns`."""
         return min(self.heard_ns.values(), default=since_ns + 1) > since_ns
 
 
 def _lasting(report: RankReport) -> RankReport:
-    """Without the fields that differ in every report."""
+    """The report without the fields that differ in every report."""
     return replace(report, serial=0, step=0, step_ns=0, decided=0, heard=0, pace=Pace(), pulls=())
 
 
 def _facts(report: RankReport) -> set[Hashable]:
-    """The facts that a rank reports. The aggregate can change only when the first or the last of
-    all ranks reports a fact or takes it back."""
-    facts: set[Hashable] = {*report.got, *report.bad, report.cut}
+    """The facts that a rank reports. The aggregate can change only when the first or the last rank
+    reports or withdraws a fact."""
+    facts: set[Hashable] = {*report.got, *report.bad, report.barrier}
     for sliced in report.slices:
         facts |= {("merged", sliced.key, count) for count in range(sliced.merged + 1)}
         facts |= {("failed", sliced.key)} if sliced.failed else set()
@@ -222,15 +222,15 @@ def _is_restated(known: RankReport, report: RankReport) -> bool:
     )
 
 
-def _captures(ranks: list[RankReport]) -> list[list[Part]]:
-    """Captures that all ranks have made: per capture the parts, in rank order."""
+def _captures(ranks: list[RankReport]) -> list[list[CapturePart]]:
+    """The captures that all ranks have made: per capture its parts, in rank order."""
     by_key = [{(part.fragment, part.seq): part for part in rank.parts} for rank in ranks]
     return [[parts[key] for parts in by_key] for key in _in_all(by_key)]
 
 
-def _outcome(member: Member, parts: list[Part]) -> tuple[int, Offer | Declined | None]:
-    """(seq, outcome) of a capture. None: some rank still encodes its part. A rank that has not
-    encoded yet may still decline."""
+def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Declined | None]:
+    """(seq, outcome) of a capture. None: some rank still encodes its part, and may still
+    decline."""
     head, tokens = parts[0], sum(part.tokens for part in parts)
     reason = next((part.declined for part in parts if part.declined), "")
     reason = reason or ("" if tokens else "no tokens were trained")
@@ -265,7 +265,7 @@ def _held(ranks: list[RankReport]) -> tuple[Held, ...]:
 
 
 def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
-    """What all ranks have merged, and what one rank has failed at."""
+    """The slices that all ranks have merged, and those at which some rank has failed."""
     by_key = [{sliced.key: sliced for sliced in rank.slices} for rank in ranks]
     slices = []
     for key in sorted({key for each in by_key for key in each}):
@@ -277,7 +277,7 @@ def _slices(ranks: list[RankReport]) -> tuple[Sliced, ...]:
 
 
 def _bad(ranks: list[RankReport]) -> tuple[Bad, ...]:
-    """Offers that some rank refuses; of several reasons that of the lowest rank."""
+    """Offers that some rank refuses, with the reason of the lowest such rank."""
     by_offer = {bad.offer: bad for rank in reversed(ranks) for bad in rank.bad}
     ordered = sorted(by_offer, key=lambda offer: (offer.member, offer.fragment, offer.seq))
     return tuple(by_offer[offer] for offer in ordered)[:BAD_MAX]

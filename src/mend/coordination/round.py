@@ -12,33 +12,44 @@ from msgspec.structs import replace
 
 from mend.consensus.ballots import ATTEMPT_LAST, attempt_of
 from mend.consensus.quorum import hold, worthwhile
-from mend.consensus.records import TEXT_MAX, Absent, Commit, Drop, Ended, Offer, Policy, share_of
+from mend.consensus.records import (
+    TEXT_MAX,
+    Absent,
+    Commit,
+    Drop,
+    Ended,
+    Offer,
+    Policy,
+    merge_member_of,
+)
 from mend.coordination.grace import WINDOW_NS_MAX, Mean, adaptive_grace_ns
 from mend.coordination.messages import MergeProposal, Sliced
 from mend.coordination.schedule import gap_steps, overlap_at
 from mend.types import SECOND, WITNESS, Member
 
 ATTEMPTS_MAX = 8
-"""Attempts without a pause; after that, racks whose results differ are asked again only when an
+"""Attempts without a pause. After these, racks whose results differ are asked again only when an
 attempt stalls."""
 
 ATTEMPT_STALL_NS = 10 * SECOND
-"""An attempt without a result for so long has stalled; or for twice the time of an earlier one."""
+"""An attempt without a result for this long has stalled, or for twice the time of an earlier one if
+that is longer."""
 
 ATTEMPT_STALL_NS_MAX = 300 * SECOND
 
 SLICED_MIN = 3
-"""Members of a sharded attempt, at least: two would pull as much as in a mesh."""
+"""Least number of members of a sharded attempt: two would pull as much as without sharding."""
 
 TOOK_KEPT = 8
-"""The quickest of so many commits of a fragment counts: an outage is no measure of the link."""
+"""Commits of a fragment of which the fastest one counts, so that an outage does not count as a slow
+link."""
 
 
 class Phase(Enum):
-    """What a round waits for.
+    """State of a round.
 
-    IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: members are fixed,
-    results are awaited.
+    IDLE: no rack trains on this version yet. OPEN: offers are arriving. GATHER: the members are
+    fixed and results are awaited.
     """
 
     IDLE = auto()
@@ -48,7 +59,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoundInputs:
-    """Everything that a round decides by. `arrived`: one offer per rack, ascending."""
+    """All inputs of a round's decisions. `arrived`: one offer per rack, ascending."""
 
     version: int
     voters: frozenset[int]
@@ -62,29 +73,29 @@ class RoundInputs:
     """rack -> (attempt, digests) of its result for version + 1."""
     step_ns: int
     seats: int
-    """Racks of the roster; `live` are those of them that are heard."""
+    """Number of racks in the roster; `live`: those of them that are heard."""
     mitigated: frozenset[int] = frozenset()
-    """Slow racks, which are not waited for."""
+    """Slow racks that the round does not wait for."""
     bad: Mapping[tuple[Member, int], str] = field(default_factory=dict)
-    """Open offers, (member, seq), that were found not fit to be merged, and why."""
+    """Open offers (member, seq) that are not fit to be merged, and why."""
     norm_max: float = math.inf
-    """Greatest magnitude per step that is plausible."""
+    """Greatest plausible magnitude per step."""
     slices: Mapping[int, Sliced] = field(default_factory=dict)
-    """By rack, how it stands in a sharded attempt at version + 1."""
+    """Progress of each rack in a sharded attempt at version + 1."""
     works: Mapping[int, Absent] = field(default_factory=dict)
-    """Racks whose work was named, or will be, and what they weigh while they are not in a merge; a
-    rack of which nothing was named yet may be in `coming` only."""
+    """Weights, while they are not in a merge, of racks whose work was or will be named. A rack
+    whose work was never named may be in `coming` only."""
     lasts: Mapping[int, Absent] = field(default_factory=dict)
-    """By rack, what the offer weighed that was named last."""
+    """Weight of each rack's last named offer."""
     coming: frozenset[int] = frozenset()
-    """Racks that have trained, or will, since they were last named."""
+    """Racks that have trained, or will train, since their last named offer."""
     named: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """By rack: the base of its last offer that was named, and the version that offer is in."""
+    """By rack: the base of its last named offer, and the version that merged it."""
 
 
 @dataclass
 class Round:
-    """The soft state of one fragment. If the coordinator is lost, this costs only time."""
+    """The soft state of one fragment's round. Losing it with the coordinator costs only time."""
 
     fragment: int
     quorum_time: Mean
@@ -95,29 +106,29 @@ class Round:
     enough_ns: int | None = None
     gathered_ns: int = 0
     started_ns: int = 0
-    """Start of the attempt; `gathered_ns` is moved each time that the attempt has stalled."""
+    """Start of the attempt; `gathered_ns` moves on each time the attempt has stalled."""
     took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=TOOK_KEPT))
     """Times from the start of an attempt to its commit: equal bytes over the same links."""
     count: int = 0
     """Number of attempts at this version in this ballot."""
     members: tuple[Offer, ...] = ()
     awaited: frozenset[int] = frozenset()
-    """Live racks that have no result of the attempt; others have one."""
+    """Live racks without a result while others have one."""
     absent: tuple[Absent, ...] = ()
     """Racks that count as absent, fixed for the attempt."""
     waiting: frozenset[int] = frozenset()
-    """Racks that it is kept open for although K offers are in."""
+    """Racks that the round stays open for although K offers have arrived."""
     hidden_ns: int = 0
-    """How long it may stay open and still end within the overlap of its opener."""
+    """How long it may stay open and still end within the overlap of the rack that opened it."""
     looked_ns: int = 0
-    """When the ladder last counted the time that it was open."""
+    """When the ladder last counted its open time."""
     closed_by: str = ""
     sharded: bool = False
     """Whether the attempt is sharded."""
     unsharded: str = ""
     """Why further attempts at this version are not sharded; empty: they may be."""
     merged: tuple[int, ...] = ()
-    """Per member of a sharded attempt, how many merged slices it serves; empty: none of any."""
+    """Merged slices that each member of a sharded attempt serves; empty: none of any member."""
     faults: list[str] = field(default_factory=list)
     why: str = ""
 
@@ -126,14 +137,14 @@ class Round:
         return attempt_of(self.ballot, self.count)
 
     def rests(self, asked: Set[int]) -> bool:
-        """Whether nothing is to be done. `asked`: fragments that some rack has offered or
+        """Whether the round has nothing to do. `asked`: fragments that some rack has offered or
         declined."""
         rests = self.phase is Phase.IDLE and self.fragment not in asked
         self.why = "" if rests else self.why
         return rests
 
     def advance(self, inputs: RoundInputs, now_ns: int) -> Commit | Drop | None:
-        """Move as far as the inputs allow. Returns the record to append, if there is one."""
+        """Advance as far as the inputs allow. Returns the record to append, if there is one."""
         self.why, self.waiting = "", frozenset()
         if inputs.bad:
             return self._drop_bad(inputs.bad)
@@ -159,15 +170,15 @@ class Round:
         return None
 
     def _drop_bad(self, bad: Mapping[tuple[Member, int], str]) -> Drop:
-        """End these offers at once; the round goes on without them in a new attempt."""
+        """End these offers at once; the round continues without them in a new attempt."""
         reasons = [f"rack {m.rack} has diverged: {bad[m, seq]}" for m, seq in sorted(bad)]
         ended = tuple(Ended(*name) for name in sorted(bad))
         return Drop(self.fragment, ended, "; ".join(reasons)[:TEXT_MAX], diverged=True)
 
     @staticmethod
     def _absurd(inputs: RoundInputs, members: tuple[Offer, ...]) -> dict[tuple[Member, int], str]:
-        """Members that moved implausibly far. If all of several did, or a rack is alone, training
-        moves so now."""
+        """Members that moved implausibly far. Empty if all of several did, or a single one did:
+        then training moves that far now."""
         far = [offer for offer in members if offer.norm > inputs.norm_max * offer.steps]
         if len(far) == len(members) > 1 or len(inputs.contributors) == 1:
             return {}
@@ -194,7 +205,7 @@ class Round:
         )  # fmt: skip
 
     def slow(self, now_ns: int) -> frozenset[int]:
-        """Live racks whose results are awaited for longer than merges take."""
+        """Live racks whose results take longer than merges do."""
         stalled = self.phase is Phase.GATHER and now_ns >= self.started_ns + self._stall_ns()
         return self.awaited if stalled else frozenset()
 
@@ -206,29 +217,32 @@ class Round:
         return None
 
     def _stall_ns(self) -> int:
-        """At least twice the measured time: a slow link or a slow merge is no stall."""
+        """At least twice the measured time, because a slow link or a slow merge is no stall."""
         twice_ns = 2 * min(self.took_ns, default=0)
         return max(ATTEMPT_STALL_NS, min(twice_ns, ATTEMPT_STALL_NS_MAX))
 
     def _hidden_ns(self, inputs: RoundInputs) -> int:
         policy = inputs.policy
-        tau = policy.overlap_steps  # from where on training waits: see `Calendar.last`
+        tau = policy.overlap_steps  # afterwards training waits: see `Calendar.last`
         if policy.lockstep:
             tau = overlap_at(inputs.version, tau, policy.overlap_ramp)
         return self.opened_ns + tau * inputs.step_ns - (self.sync_time.value_ns or 0)
 
     def _opens(self, inputs: RoundInputs) -> bool:
-        """A late offer alone (its rack has not applied `version` at a capture) opens nothing."""
+        """Whether an offer opens the round. A late offer alone (its rack had not applied `version`
+        at the capture) does not."""
         return bool(inputs.declined) or any(
             offer.applied == inputs.version for offer in inputs.offers
         )
 
     def _window_ns(self, inputs: RoundInputs) -> int:
-        """How long the round waits once K offers are in; adaptive: longer for bytes under way.
+        """How long the round waits once K offers have arrived; adaptive: longer while bytes are in
+        flight.
 
         A rack whose offer is announced but not pulled yet has done its part. Merging without it
-        puts the same bytes into a round of their own a moment later, where deltas add up that
-        should be averaged; so it may take half the time until the fragment is captured again.
+        would put the same bytes into a round of their own a moment later, where deltas that should
+        be averaged add up. So the window is up to half the time until the fragment is captured
+        again.
         """
         policy = inputs.policy
         if policy.grace_ns >= 0:
@@ -259,8 +273,8 @@ class Round:
         if inputs.policy.lockstep:
             enough = bool(arrived)
         else:
-            # Offers that this commit will drop as too old count, too: waiting for K without them
-            # could wait for ever.
+            # Offers that this commit will drop as too old also count: waiting for K without them
+            # could wait forever.
             enough = bool(arrived) and worthwhile(len(arrived) + len(self._too_old(inputs)), k)
         if not enough:
             self.enough_ns = None
@@ -268,7 +282,7 @@ class Round:
             scarce -= {offer.member.rack for offer in self._too_old(inputs)}
             self.why = (
                 f"{len(arrived)} of {k} offers have arrived"
-                + _racks(", too few racks hold what there is of", scarce)
+                + _racks(", too few racks hold the payload of", scarce)
                 + _racks(", waiting for", waiting - scarce)
             )
             return None
@@ -291,8 +305,8 @@ class Round:
         return None
 
     def _without_removed(self, inputs: RoundInputs, now_ns: int) -> None:
-        """A rack that was put out or came back as another member takes its offers with it, also
-        from a round that gathers: a commit may not name them any more."""
+        """End the offers of a removed or restarted member, also in a gathering round: a commit may
+        not name them any more."""
         open_ = {_id(offer) for offer in inputs.offers}
         if self.phase is not Phase.GATHER or all(_id(offer) in open_ for offer in self.members):
             return
@@ -305,7 +319,7 @@ class Round:
 
     def _start_attempt(self, members: tuple[Offer, ...], inputs: RoundInputs) -> None:
         if self.count == ATTEMPT_LAST:
-            return  # a number names one set of members, so there is no further attempt
+            return  # an attempt number names one set of members, so numbers have run out
         gone = {offer.member.rack for offer in self.members} - {o.member.rack for o in members}
         self.closed_by += _racks(", then without", gone)
         may = inputs.policy.sharded and len(members) >= SLICED_MIN
@@ -348,22 +362,22 @@ class Round:
         return None
 
     def _still(self, inputs: RoundInputs) -> tuple[Offer, ...]:
-        """Members whose bytes can still be had."""
+        """Members whose bytes are still available."""
         arrived = {_id(offer) for offer in inputs.arrived}
         return tuple(offer for offer in self.members if _id(offer) in arrived)
 
     def _unshard(self, why: str) -> bool:
-        """Use a mesh from here on: all racks pull all payloads and verify their checksums. False:
-        they do so already."""
+        """Stop sharding this version: from here on all racks pull all payloads and verify their
+        checksums. Returns False if they do so already."""
         if self.sharded:
             self.unsharded = why
             self.closed_by += f", then mesh: {why}"
         return self.sharded
 
     def _ends_sharded(self, inputs: RoundInputs, now_ns: int) -> bool:
-        """Count the merged slices. Start a new attempt as a mesh when a rack has failed; or one
-        without a silent member, whose slices go to others. In lockstep all members are waited for.
-        Returns whether the attempt has ended."""
+        """Count the merged slices. If a rack has failed, start a new attempt without sharding; if a
+        member is silent, one without it, whose slices go to others. In lockstep all members are
+        waited for. Returns whether the attempt has ended."""
         reports = {rack: s for rack, s in inputs.slices.items() if s.attempt == self.attempt}
         racks = [offer.member.rack for offer in self.members]
         merged = [reports[rack].merged if rack in reports else 0 for rack in racks]
@@ -382,8 +396,8 @@ class Round:
 
     @staticmethod
     def _too_old(inputs: RoundInputs) -> list[Offer]:
-        """Offers that are too old to be merged. They do not count as arrived, so they never
-        join."""
+        """Offers that are too old to be merged. They do not count as arrived, so a merge never
+        includes them."""
         return [
             offer
             for offer in inputs.offers
@@ -394,7 +408,7 @@ class Round:
         return Commit(
             fragment=self.fragment,
             version=inputs.version + 1,
-            members=tuple(share_of(offer) for offer in self.members),
+            members=tuple(merge_member_of(offer) for offer in self.members),
             dropped=tuple(Ended(offer.member, offer.seq) for offer in self._too_old(inputs)),
             digests=digests,
             reason=self.closed_by,
@@ -408,16 +422,16 @@ def _id(offer: Offer) -> tuple[Member, int]:
 
 
 def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ...]:
-    """Racks that are not members and have work of the time in which the members did theirs,
-    ascending: it comes later, or was merged into a version that no member had applied when its work
-    began, which is when it captured before. One whose work was merged after the last work of every
-    member was, and that has more to come, weighs as the longer of both."""
+    """Racks that are not members and have work from the time in which the members did theirs,
+    ascending. The work comes later, or was merged into a version that no member had applied when
+    its own work began, which is when it captured before. A rack whose last work was merged after
+    that of every member, and that has more to come, weighs as the longer of both."""
     racks = [offer.member.rack for offer in members]
     since = max(inputs.named.get(rack, (0, 0))[0] for rack in racks)
     away = (inputs.contributors & inputs.live & inputs.coming) - inputs.declined
     away |= {rack for rack, (_, version) in inputs.named.items() if version > since}
     tokens, steps = sum(o.tokens for o in members), sum(o.steps for o in members)
-    mean = Absent(0, tokens // len(members), steps // len(members))  # nothing is known of it yet
+    mean = Absent(0, tokens // len(members), steps // len(members))  # if nothing is known of it
     away -= set(racks)
     newest = max(inputs.named.get(rack, (0, 0))[1] for rack in racks)
     beside = {rack for rack in away if inputs.named.get(rack, (0, 0))[1] > newest}
@@ -425,7 +439,7 @@ def _absent(inputs: RoundInputs, members: tuple[Offer, ...]) -> tuple[Absent, ..
 
 
 def _weight(inputs: RoundInputs, rack: int, mean: Absent, beside: bool) -> Absent:
-    """What an absent rack weighs. `beside`: its last merged work counts, too."""
+    """The weight of an absent rack. `beside`: its last merged work counts, too."""
     work, last = inputs.works.get(rack) or replace(mean, rack=rack), inputs.lasts.get(rack)
     if not beside or last is None or last.steps <= work.steps:
         return work
@@ -433,15 +447,16 @@ def _weight(inputs: RoundInputs, rack: int, mean: Absent, beside: bool) -> Absen
 
 
 def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
-    """The contributors that a round waits for: those that the settings name, or all if none of
-    these contributes; without the mitigated racks, unless all are."""
+    """The contributors that a round waits for: the expected ones of the settings, or all if none of
+    those contributes; without the mitigated racks, unless all are mitigated."""
     named = expected.intersection(inputs.policy.expected) or expected
     return named - inputs.mitigated or named
 
 
 def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
-    """Why a round closes that waits for no rack: all live racks are in; or the others offer nothing
-    (they declined, leave or have just joined); or the racks `left` are not waited for."""
+    """Why a round that waits for no rack closes: all live racks have offered; or the others offer
+    nothing (they declined, leave or have just joined); or rounds do not wait for the racks
+    `left`."""
     if inputs.policy.lockstep:
         return "lockstep"
     if left and left <= inputs.mitigated:
@@ -454,7 +469,7 @@ def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> st
 
 
 def _undecided(reported: Set[int], absent: Set[int], inputs: RoundInputs) -> str:
-    """What a merge waits for, and what a person can do where it is for racks that are silent."""
+    """What a merge waits for and, if silent racks block it, what a person can do."""
     has = "have" if len(reported) > 1 else "has"
     why = _racks("", reported).strip() + f" {has} the result, too few to decide it"
     missing = absent or inputs.voters - {WITNESS} - reported

@@ -16,15 +16,16 @@ from mend.errors import require
 from mend.types import Member
 
 ABSURD = 1e4
-"""Times the median magnitude per step of what was merged before: no training moves so suddenly."""
+"""Limit of an offer's magnitude per step, as a multiple of the median of what was merged before.
+Training never moves that suddenly."""
 
 NORMS_MIN = 8
-"""Offers that must have been named before a new one is compared with them."""
+"""Number of named offers that are needed before a new one is compared with them."""
 
 NAMED_LATELY_MIN = 4
-"""Versions for which a rack counts as one that takes part, or twice the racks: each may have one in
-turn. A rack that never gets in does not hold the steps of the others down for ever. A job is young
-until so many offers were named."""
+"""Versions for which a rack counts as taking part after it was named, or twice the number of racks
+if that is more, because racks may take turns. So a rack that never gets into a merge does not
+reduce the steps of the others forever. A job is young until this many offers were named."""
 
 Offers = Mapping[tuple[int, int], Offer]
 """(rack, fragment) -> the rack's open offer."""
@@ -33,12 +34,12 @@ Offers = Mapping[tuple[int, int], Offer]
 def surroundings(
     log: LogState, views: Mapping[int, MemberView], offers: Offers, live: frozenset[int]
 ) -> RoundInputs:
-    """The part of the inputs that all rounds share; `inputs_of` adds what belongs to one."""
+    """The part of the inputs that all rounds share; `inputs_of` adds the round's own part."""
     policy = require(log.policy, "rounds begin after the first record")
     seated = {rack: views[rack] for rack in sorted(log.seats)}
     reports = {rack: view.report for rack, view in seated.items() if view.report}
     live &= seated.keys()
-    # Who still copies what is decided, or waits for a donor's state, has nothing to offer, and is
+    # A rack that still copies decided versions, or waits for a donor's state, offers nothing and is
     # not waited for.
     newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
     newcomers -= {rack for rack, _ in offers}
@@ -82,9 +83,10 @@ def inputs_of(
     offers: Offers,
     holders: Mapping[OfferId, Set[int]],
 ) -> RoundInputs:
-    """The inputs of one round: its offers, those that are held, who declined, the results."""
+    """The inputs of one round: its offers, which of them are held, which racks declined, and the
+    results."""
     version, racks = log.versions[fragment], sorted(log.seats)
-    of_weights = fragment < around.policy.of_weights  # values are as great after one step as ever
+    of_weights = fragment < around.policy.of_weights  # other values do not grow with the steps
     open_offers = tuple([offers[(rack, fragment)] for rack in racks if (rack, fragment) in offers])
     arrived = [
         offer
@@ -110,7 +112,7 @@ def inputs_of(
             slices[rack] = sliced
     works, coming, named = _works(fragment, log, views, offers)
     lasts = _lasts(fragment, log)
-    return RoundInputs(  # not `replace`: this is what a simulation does most
+    return RoundInputs(  # not `replace`: the most frequent call of a simulation
         version=version,
         voters=around.voters,
         policy=around.policy,
@@ -134,8 +136,8 @@ def inputs_of(
 
 
 def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[int]]) -> bool:
-    """Whether its bytes can be had when the members are fixed. Where rounds are sharded they are
-    pulled only then, so its own rack has to be there; in lockstep that is awaited."""
+    """Whether the bytes of an offer will be available once the members are fixed. In sharded rounds
+    they are pulled only then, so the offering rack has to be live; in lockstep it is awaited."""
     own, policy = offer.member.rack, around.policy
     if policy.sharded and (policy.lockstep or own in around.live):
         return True
@@ -144,7 +146,7 @@ def _is_held(offer: Offer, around: RoundInputs, holders: Mapping[OfferId, Set[in
 
 
 def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
-    """Its state in the newest sharded attempt at a version that it has heard of."""
+    """The rack's progress in the newest sharded attempt at a version that it has heard of."""
     slices = [s for s in report.slices if (s.fragment, s.version) == (fragment, version)]
     return max(slices, key=lambda s: s.attempt, default=None)
 
@@ -152,10 +154,10 @@ def _slice_of(report: Report, fragment: int, version: int) -> Sliced | None:
 def _works(
     fragment: int, log: LogState, views: Mapping[int, MemberView], offers: Offers
 ) -> tuple[dict[int, Absent], set[int], dict[int, tuple[int, int]]]:
-    """`works`, `coming` and `named` of a round. A rack weighs as its open offer, or as the last one
-    that was named; as all that it has trained since then, if that is more. Its work is to come
-    while it trains, if it was named lately or the job is young; while it leaves, only as an
-    offer."""
+    """`works`, `coming` and `named` of a round. A rack weighs as its open offer or its last named
+    one; as everything that it has trained since then, if that is more. Its work is still to come
+    while it trains, if it was named recently or the job is young; while it leaves, only an open
+    offer counts."""
     works, coming, named = dict[int, Absent](), set[int](), dict[int, tuple[int, int]]()
     version, lately = log.versions[fragment], max(NAMED_LATELY_MIN, 2 * len(log.seats))
     young = len(log.norms[fragment]) < min(lately, NORMS_KEPT)
@@ -168,7 +170,7 @@ def _works(
             (_, last), (captured, tokens, steps, base) = log.named[key], log.work[key]
             named[rack], counts = (base, last), version - last < lately
             if (since := report.step - captured) > steps > 0:
-                # Its next offer will be longer than its last one: all steps since that.
+                # Its next offer has all steps since its last one, which are more.
                 tokens, steps = tokens * since // steps, since
             works[rack] = Absent(rack, tokens, steps, report.leaving)
         if offer := offers.get((rack, fragment)):
@@ -181,7 +183,7 @@ def _works(
 
 
 def _lasts(fragment: int, log: LogState) -> dict[int, Absent]:
-    """By rack, what the offer weighed that was named last."""
+    """Weight of each rack's last named offer."""
     keys = {rack: (seat.member, fragment) for rack, seat in log.seats.items()}
     works = {rack: log.work[key] for rack, key in keys.items() if key in log.named}
     return {rack: Absent(rack, tokens, steps) for rack, (_, tokens, steps, _) in works.items()}
@@ -190,8 +192,8 @@ def _lasts(fragment: int, log: LogState) -> dict[int, Absent]:
 def _found_bad(
     fragment: int, offers: Sequence[Offer], reports: Sequence[Report]
 ) -> dict[tuple[Member, int], str]:
-    """Offers that some rack refuses to merge. One report is enough: the rack has compared the bytes
-    with their checksum. The lowest rack that refuses gives the reason."""
+    """Offers that some rack refuses to merge. One report is enough, because the rack has verified
+    the checksum of the bytes. The lowest rack that refuses gives the reason."""
     reasons: dict[tuple[Member, int], str] = {}
     if not reports:
         return reasons
@@ -205,8 +207,8 @@ def _found_bad(
 
 
 def norm_max(recent: Sequence[float]) -> float:
-    """Magnitude per step from which on an offer is absurd; infinite while too little is known, or
-    where most of what is known stood still."""
+    """Magnitude per step from which on an offer is implausible; infinite while too little is known,
+    or if most known offers did not move."""
     if len(recent) < NORMS_MIN:
         return math.inf
     usual = sorted(recent)[len(recent) // 2]
@@ -216,9 +218,9 @@ def norm_max(recent: Sequence[float]) -> float:
 def _done_with(
     fragment: int, around: RoundInputs, views: Mapping[int, MemberView], offers: Offers
 ) -> set[int]:
-    """Racks that are leaving and offer nothing more of the fragment. K could wait for them for
-    ever while each has an offer of another fragment that waits for the rest. In lockstep all
-    are waited for."""
+    """Racks that are leaving and will offer nothing more of the fragment. Waiting for K of them
+    could last forever if each had an offer of another fragment that waits for the rest. In lockstep
+    all are waited for."""
     if around.policy.lockstep:
         return set()
     return {
@@ -232,7 +234,8 @@ def _done_with(
 
 
 def settled_versions(reports: Sequence[Report | None], fragments: int) -> tuple[int, ...]:
-    """Per fragment what every live rack holds; -1 before all of them have said so."""
+    """Per fragment the version that every live rack holds; -1 until all of them have reported
+    it."""
     known = [report.versions if report else () for report in reports]
     return tuple(
         [min([v[p] if p < len(v) else -1 for v in known], default=-1) for p in range(fragments)]

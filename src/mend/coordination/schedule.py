@@ -1,8 +1,8 @@
-"""Says which fragment is captured and applied after which step, alike on all ranks of a rack.
+"""Decides after which step each fragment is captured and applied, equally on all ranks of a rack.
 
-`Schedule` is the grid of lockstep, known from the configuration alone. A rack that captures with
-the others (docs/internals/protocol.md, Capturing together) leaves it; its `Calendar` counts from
-what it has captured.
+`Schedule` is the fixed grid of lockstep, known from the configuration alone. A rack that captures
+with the others (docs/internals/protocol.md, Capturing together) leaves that grid; its `Calendar`
+counts from its own captures.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Schedule:
     period_steps: int
     overlap_steps: int
     overlap_ramp: int = 0
-    """Versions over which tau rises, as `overlap_at` says; 0: it does not."""
+    """Versions over which tau rises (see `overlap_at`); 0: it is constant."""
     moments: tuple[MomentFragments, ...] = ()
-    """Further fragments, after these P, with periods of their own."""
+    """Further fragments, after these P, with their own periods."""
     polls: int = 0
-    """Steps between two looks for rounds that other racks have opened; 0: never, as in lockstep."""
+    """Steps between two polls for rounds that other racks have opened; 0: never, as in lockstep."""
     _groups: tuple[tuple[int, int, int], ...] = field(init=False, repr=False, compare=False)
-    """(first, count, period) of fragments that share a period."""
+    """(first, count, period) of the fragments that share a period."""
 
     def __post_init__(self) -> None:
         ensure(self.fragments >= 1, "a schedule without fragments", schedule=self)
@@ -56,7 +56,7 @@ class Schedule:
 
     @property
     def count(self) -> int:
-        """Fragments in all."""
+        """Total number of fragments."""
         first, count, _ = self._groups[-1]
         return first + count
 
@@ -64,7 +64,7 @@ class Schedule:
         return next(each for each in reversed(self._groups) if fragment >= each[0])
 
     def period(self, fragment: int) -> int:
-        """Steps between two of its captures."""
+        """Steps between two captures of the fragment."""
         return self._group(fragment)[2]
 
     def offset(self, fragment: int) -> int:
@@ -92,7 +92,7 @@ class Schedule:
 
 def overlap_at(version: int, overlap_steps: int, ramp: int) -> int:
     """tau of a capture on `version`: tau v / (0.9 (v + c)), rounded, from 1 to tau; with ramp c = 0
-    always tau. Late merges cost most while the inner steps are large, which is at the start of a
+    always tau. Late merges cost most while the inner steps are large, that is, at the start of a
     run (docs/internals/quality.md); the version is in the log, so all racks agree."""
     if not ramp or overlap_steps <= 1:
         return overlap_steps
@@ -106,10 +106,11 @@ def gap_steps(fragments: int, period_steps: int) -> int:
 
 
 POLLS_PER_GAP = 4
-"""How often a rack looks for open rounds between two of its own captures, at least."""
+"""Least number of polls for open rounds between two of a rack's own captures."""
 
 POLLS_PER_OVERLAP = 4
-"""And within tau: what a rack hears of late is missing when the opener needs it."""
+"""Least number of polls within tau: a round that a rack learns of late lacks its offer when the
+opener needs the result."""
 
 
 def poll_steps(fragments: int, period_steps: int, overlap_steps: int) -> int:
@@ -135,9 +136,9 @@ NEVER_CAPTURED = -1
 class Calendar:
     """The steps after which one rack captures, applies and looks for open rounds.
 
-    A fragment is due first as the schedule says, then H steps after its mark: the step of its last
-    capture point. Points come sooner where the rack joins a round that another has opened; without
-    that they are the schedule's.
+    A fragment is first due by the schedule, then H steps after its mark, the step of its last
+    capture point. A capture point comes sooner if the rack joins a round that another rack has
+    opened; otherwise the points are those of the schedule.
     """
 
     schedule: Schedule
@@ -145,9 +146,9 @@ class Calendar:
     versions: list[int] = field(init=False)
     """Per fragment the version that the rack trained on at its mark."""
     next_step: int = field(init=False)
-    """Nothing happens before; the training loop asks every time."""
+    """The first step at which something is due; the training loop compares it at every step."""
     event_step: int = field(init=False)
-    """Up to here nothing but polls happens."""
+    """Up to this step only polls are due."""
 
     def __post_init__(self) -> None:
         count = self.schedule.count
@@ -155,7 +156,7 @@ class Calendar:
         self.past(0)
 
     def due(self, fragment: int) -> int:
-        """The step of the next capture, if no round is joined before."""
+        """The step of the next capture, unless a round is joined before."""
         mark = self.marks[fragment]
         return mark + self.schedule.period(fragment) if mark else self.schedule.first(fragment)
 
@@ -172,22 +173,22 @@ class Calendar:
         return tuple(p for p, mark in enumerate(self.marks) if mark and self.end(p) == step)
 
     def last(self, fragment: int) -> int:
-        """The step from which on training waits for the result. An overlap that is still short ends
-        later where the exchange takes longer, but for lockstep, whose steps must not depend on
-        that: waiting for a rising overlap cost more than what it rises for."""
+        """The step from which on training waits for the result. While the overlap still rises,
+        training does not wait before the full overlap, because waiting cost more than the ramp
+        gains. Lockstep waits, because its steps must not depend on the duration of the exchange."""
         if self.schedule.polls == 0:
             return self.end(fragment)
         return self.marks[fragment] + self.schedule.overlap_steps
 
     def lasts(self, step: int) -> tuple[int, ...]:
-        """Fragments whose results are waited for at this step, ascending."""
+        """Fragments whose results training waits for at this step, ascending."""
         return tuple(p for p, mark in enumerate(self.marks) if mark and self.last(p) == step)
 
     def is_poll(self, step: int) -> bool:
         return self.schedule.polls > 0 and step % self.schedule.polls == 0
 
     def mark(self, fragment: int, step: int, version: int) -> None:
-        """A capture point has passed, at which the rack trained on `version`."""
+        """Record a capture point, at which the rack trained on `version`."""
         self.marks[fragment], self.versions[fragment] = step, version
 
     def joins(self, opened: Iterable[int]) -> list[int]:
@@ -197,7 +198,7 @@ class Calendar:
         return sorted(fragments, key=lambda p: (self.marks[p], p))
 
     def past(self, step: int) -> None:
-        """This step is done: find the next one at which something is due."""
+        """Record that this step is done, and find the next step at which something is due."""
         nexts = [self.due(p) for p in range(len(self.marks))]
         for p, mark in enumerate(self.marks):
             nexts += [at for at in (self.end(p), self.last(p)) if mark and at > step]
@@ -205,7 +206,7 @@ class Calendar:
         self.polled(step)
 
     def polled(self, step: int) -> None:
-        """This step is done, and was a poll at most."""
+        """Record that this step is done, at which at most a poll was due."""
         self.next_step = self.event_step
         if polls := self.schedule.polls:
             self.next_step = min(self.event_step, step - step % polls + polls)

@@ -1,14 +1,14 @@
 """A sharded attempt on one rank: which slices it pulls, merges and serves.
 
-Each member of the gather owns SLICES_EACH slices of every member's payload, side by side, the first
-member the first. Slice by slice its rack pulls them of the others' payloads, merges and serves
-them; as soon as the coordinator says that an owner has done so on all ranks, every rack pulls the
-merged slice: after the payloads of most members, along with those of the last. A rank that has all
-of them takes the outer step and digests the whole, as in a mesh. So a rack receives 2 (R - 1) / R
-payloads, not R - 1.
+Each member owns SLICES_EACH adjacent slices of every member's payload, in member order. Slice by
+slice its rack pulls them from the others' payloads, merges and serves them. Once the coordinator
+announces that an owner has done so on all ranks, every rack pulls the merged slice: after the
+payloads of most members, along with those of the last. A rank that has all merged slices takes the
+outer step and digests the result, as without sharding. So a rack receives 2 (R - 1) / R payloads
+instead of R - 1.
 
-A pull that fails is tried again until the attempt is over. What cannot be made of the slices is
-reported as failed, and the coordinator goes on with a mesh.
+A failed pull is retried until the attempt is over. A result that cannot be made from the slices is
+reported as failed, and the coordinator continues without sharding.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from mend.events.kinds import FetchFailed, MergeFailed
 from mend.types import SECOND, Member, Peer
 
 KEPT_NS = 30 * SECOND
-"""Merged slices are kept at most so long after the decision, for racks that lack the result."""
+"""Merged slices are kept at most this long after the decision, for racks that lack the result."""
 
 Attempt = tuple[int, int]
 """(version, attempt)"""
 
 
 class Stage(Enum):
-    """PULLING: slices of the members' payloads. MERGING: a worker is at one of the own. MERGED: all
-    of them are served, or this rack has none. FAILED: nothing will come of this attempt here."""
+    """PULLING: pulling slices of the members' payloads. MERGING: a worker merges an own slice.
+    MERGED: all own slices are served, or this rack has none. FAILED: this attempt cannot succeed
+    here."""
 
     PULLING = auto()
     MERGING = auto()
@@ -50,7 +51,7 @@ class Stage(Enum):
 
 @dataclass
 class Pull:
-    """Slices of another rack, one after the other: `here` have come, and one may be under way."""
+    """Sequential pulls of another rack's slices: `here` have arrived, and one may be in flight."""
 
     here: int = 0
     flying: bool = False
@@ -70,20 +71,21 @@ class Slices:
     """One fragment on one rank: the newest attempt, and merged slices of earlier ones."""
 
     gather: MergeProposal | None = None
-    """The attempt, if it is a sharded one."""
+    """The attempt, if it is sharded."""
     stage: Stage = Stage.MERGED
     mine: int = -1
-    """Position of this rack among the members; -1: it is none."""
+    """Position of this rack among the members; -1: it is not a member."""
     done: int = 0
     """Number of own slices that are merged."""
     pulls: dict[tuple[int, int], Pull] = field(default_factory=dict)
-    """(rack, seq): the own slices of a member's payload, or (rack, 0) the merged ones of an
+    """(rack, seq): the own slices of a member's payload; (rack, 0): the merged slices of an
     owner."""
     kept: dict[Attempt, int] = field(default_factory=dict)
-    """Attempts whose slices are here -> when the version was decided; 0: it is not."""
+    """Attempts whose slices are here -> time at which the version was decided; 0: it is not."""
 
     def begin(self, gather: MergeProposal, me: Member) -> list[FreeSlices]:
-        """A new attempt, sharded or not: nothing of the others at this version is of use."""
+        """Begin a new attempt, sharded or not. Slices of other attempts at this version are
+        freed."""
         freed = self._free([of for of in self.kept if of[0] >= gather.version], gather.fragment)
         if not gather.sharded:
             self.gather = None
@@ -100,7 +102,7 @@ class Slices:
         return freed
 
     def news(self, gather: MergeProposal) -> None:
-        """The same attempt again: more may be merged."""
+        """Update the same attempt: more slices may be merged."""
         if self._is_of(*gather.which):
             self.gather = gather
 
@@ -112,7 +114,7 @@ class Slices:
         if gather is None or self.stage is Stage.FAILED:
             return []
         version, attempt, p = gather.version, gather.attempt, gather.fragment
-        decided = log.versions[p] >= version  # then all owners have merged
+        decided = log.versions[p] >= version  # if so, all owners have merged
         count = SLICES_EACH * len(gather.members)
         waits = self._lacks_payloads()
         effects: list[FetchSlice | MergeSlice] = []
@@ -126,7 +128,7 @@ class Slices:
             offer, rack = gather.members[position], racks[position]
             served = SLICES_EACH if decided else 0 if waits else self._served(position)
             due = self._due(rack, offer.seq, served, now_ns) if rack != me.rack else []
-            if due and log.member(rack) != offer.member:  # its bytes went with it
+            if due and log.member(rack) != offer.member:  # its bytes are gone
                 self.stage = Stage.FAILED
                 return []
             for seq in due:
@@ -144,14 +146,15 @@ class Slices:
         return merged[position] if position < len(merged) else 0
 
     def _due(self, rack: int, seq: int, served: int, now_ns: int) -> list[int]:
-        """The streams of a member to pull the next slice of now: `seq`, its payload; 0, its merged
-        slices. The second merged slice waits for the first, which all racks wait for."""
+        """The streams of a member of which to pull the next slice now: `seq`, its payload; 0, its
+        merged slices. The second merged slice waits for the first, which all racks wait for."""
         wanted = [seq] if (rack, seq) in self.pulls else []
         wanted += [0] if self.pulls[rack, 0].here < served else []
         return [each for each in wanted if self.pulls[rack, each].due(now_ns)]
 
     def on_fetched(self, event: SliceFetched, decided: bool, now_ns: int) -> list[Note]:
-        """`decided`: whether the version is. Then who lacks a slice may copy the whole."""
+        """A pull of a slice has ended. `decided`: whether the version is decided; if so, a rank
+        that lacks a slice may copy the whole."""
         if not self._is_of(*event.which):
             return []
         pull = self.pulls[event.rack, event.seq]
@@ -166,7 +169,7 @@ class Slices:
         return [Note(FetchFailed(event.rack, event.fragment, event.seq, event.error))]
 
     def on_merged(self, event: SliceMerged, me: Peer) -> list[Note]:
-        """One more of the own slices is served."""
+        """A worker has merged one more own slice, or failed."""
         if not self._is_of(*event.which) or self.stage is not Stage.MERGING:
             return []
         if event.error:
@@ -178,7 +181,7 @@ class Slices:
         return []
 
     def failed(self, version: int, attempt: int) -> None:
-        """The result could not be made of the merged slices."""
+        """Record that the result could not be made from the merged slices."""
         if self._is_of(version, attempt):
             self.stage = Stage.FAILED
 
@@ -191,7 +194,7 @@ class Slices:
         )
 
     def going(self, version: int) -> bool:
-        """Whether something may still come of slices of this version."""
+        """Whether the slices of this version may still give a result."""
         gather = self.gather
         return gather is not None and gather.version == version and self.stage is not Stage.FAILED
 
@@ -206,10 +209,11 @@ class Slices:
     def tidy(
         self, fragment: int, newest: int, settled: int, behind: int, now_ns: int
     ) -> list[FreeSlices]:
-        """Let go of what every live rack has the result of, `settled`, or that is old. `newest`:
-        decided; `behind`: how many versions are kept for racks that are late."""
+        """Free slices whose result every live rack holds (`settled`), or that are old. `newest`:
+        the newest decided version; `behind`: how many versions are kept for racks that lag
+        behind."""
         if self.gather is not None and self.gather.version < newest:
-            self.gather, self.pulls = None, {}  # who lacks it needs a newer one
+            self.gather, self.pulls = None, {}  # a rack that lacks it needs a newer version
         stale = []
         for of, since_ns in self.kept.items():
             if of[0] > newest:
@@ -220,7 +224,7 @@ class Slices:
         return self._free(stale, fragment)
 
     def undo(self, fragment: int, version: int) -> list[FreeSlices]:
-        """A new lineage goes on from `version`."""
+        """Free the slices that a new lineage, which continues from `version`, has undone."""
         return self._free([of for of in self.kept if of[0] > version], fragment)
 
     def dues_ns(self) -> list[int]:
@@ -240,11 +244,11 @@ class Slices:
 
     def _lacks_payloads(self) -> bool:
         """Whether payloads of more than half of the other members are missing. All wait for the
-        rack that merges last, so payloads come before merged slices on the links; but not those of
-        a few slow members."""
+        rack that merges last, so payloads go before merged slices on the links, except those of a
+        few slow members."""
         missing = [not pull.whole for (_, seq), pull in self.pulls.items() if seq]
         return 2 * sum(missing) > len(missing)
 
     def _has_parts(self) -> bool:
-        """Whether the next of the own slices is here of all other members."""
+        """Whether the next own slice has arrived from all other members."""
         return all(pull.here > self.done for (_, seq), pull in self.pulls.items() if seq)

@@ -1,8 +1,8 @@
 """Finds slow ranks and racks from samples and reports. The rules are the detector's.
 
-A rank judges itself against its own past and reports its pace: 16 bytes or so in each report that
-is sent anyway. The coordinator compares the racks with their peers and shows all verdicts to
-everybody in its orders. What follows from them is the ladder's.
+A rank judges itself against its own past and reports its pace, about 16 bytes in each report. The
+coordinator compares the racks with their peers and sends all verdicts to all racks in its orders.
+The ladder decides what follows from them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ OWN_PAST: Final = "own past"
 PEERS: Final = "peers"
 
 HEALTHY_SAMPLES = 2
-"""After so many times `samples_min` samples the micro-benchmark of a healthy rank is made."""
+"""After this many times `samples_min` samples, the micro-benchmark of a healthy rank is run."""
 
 _PS_PER_NS = 1000
 
 
 def sentence_of(verdict: FailSlow) -> str:
-    """For people."""
+    """The verdict as a sentence for people."""
     ratio, sure = verdict.ratio_tenths / 10, verdict.sure_milli / 10
     if verdict.of_link:
         rack, link_to = verdict.rack, verdict.link_to
@@ -70,11 +70,12 @@ class RankPace:
     search: CauseSearch = field(init=False)
     links: LinkPaces = field(init=False)
     since_step: int = 0
-    """At which the slowdown in force began; 0: there is none."""
+    """Step at which the slowdown in force began; 0: there is none."""
     batch: int = 0
-    """Micro-batches of which the script has asked how many to take."""
+    """Micro-batches per step for which the script has asked how many to take."""
     start_ms: int = 0
-    """What starting it took, up to its first step; 0 also where it stays whatever that cost."""
+    """Time from its start to its first step; 0 also if it must not be evicted whatever a restart
+    costs."""
     _steps: deque[int] = field(init=False)
 
     def __post_init__(self, options: DetectorOptions) -> None:
@@ -84,7 +85,7 @@ class RankPace:
         self._steps = deque(maxlen=options.lately)
 
     def observe(self, event: Timed | Started) -> list[Effect]:
-        """A sample; without tokens or time there is nothing to divide. Or what starting took."""
+        """Take a sample (ignored without tokens or time), or the duration of the start."""
         if isinstance(event, Started):
             self.start_ms = event.ns // MS
             return []
@@ -119,7 +120,8 @@ class RankPace:
     def on_measured(
         self, event: Validated | Probed, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
-        """A part of a micro-benchmark. `holders`: lanes of the same rank of the other racks."""
+        """Take a result of a micro-benchmark. `holders`: lanes of the same rank in the other
+        racks."""
         if isinstance(event, Validated):
             return self.search.on_validated(event, holders, now_ns)
         return self.search.on_probed(event, now_ns)
@@ -150,8 +152,8 @@ class RankPace:
 
 
 def pace_of_rack(paces: Sequence[Pace]) -> Pace:
-    """A rack is as fast as its slowest rank. Of those that are judged slow the worst is named, and
-    before it one whose own compute or link or input is slow: the others wait for that."""
+    """The pace of a rack: that of its slowest rank. Of ranks judged slow the worst is named; one
+    whose own compute, link or input is slow goes first, because the others wait for it."""
     if not paces:
         return Pace()
     slowest = max(paces, key=lambda pace: (pace.time_ps, -pace.rank))
@@ -177,8 +179,8 @@ def verdict_of(pace: Pace) -> Pace:
 
 @dataclass(slots=True)
 class RackPaces:
-    """For the coordinator. `judged`: all verdicts in force, ascending by rack, its own past first;
-    those on links last. Soft: a new coordinator compares anew."""
+    """The coordinator's comparison. `judged`: all verdicts in force, ascending by rack, its own
+    past first; those on links last. Soft state: a new coordinator compares again."""
 
     judged: tuple[FailSlow, ...] = ()
     due_ns: int = 0
@@ -193,7 +195,7 @@ class RackPaces:
         return self.compare(paces, {rack: report.step for rack, report in there.items()})
 
     def compare(self, paces: Mapping[int, Pace], steps: Mapping[int, int]) -> list[Effect]:
-        """`paces`: of the racks that are live and train; `steps`: where they are."""
+        """Compare. `paces`: of the racks that are live and train; `steps`: their steps."""
         measured = {
             rack: Measured(pace.time_ps / _PS_PER_NS, pace.margin_ppm / 1e6)
             for rack, pace in paces.items()

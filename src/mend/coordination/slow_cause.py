@@ -1,9 +1,9 @@
 """Finds the cause of a slowdown by a micro-benchmark.
 
-One is made while the rank is healthy, as soon as its past is known, to compare with; and one when a
-verdict is found: a matrix product and, over some steps, the wait before the forward, by the
-training thread at the end of a step (`Validate`); then pulls over the lane from the same rank of
-the other racks, one after another (`Probe`). Nothing is asked where the detector does not validate.
+The benchmark runs once while the rank is healthy, as soon as its past is known, for comparison, and
+once per verdict. The training thread measures a matrix product at the end of a step and, over some
+steps, the wait before the forward (`Validate`). Pulls over the lane from the same rank of the other
+racks follow, one after another (`Probe`). It never runs if the detector does not validate.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mend.types import MS, SECOND, Address
 """Kind of the note."""
 
 STEPS = 4
-"""Over which the wait before the forward is measured."""
+"""Steps over which the wait before the forward is measured."""
 
 PROBES_NS = 500 * MS
-"""After this time no further pull begins, and racks that were not asked are not judged."""
+"""After this time no further pull begins; racks not probed by then are not judged."""
 
 PROBE_NS_MAX = SECOND
-"""A pull that takes longer counts as this long."""
+"""A probe that takes longer counts as this long."""
 
 LANE_MARGIN_NS = 10 * MS
 """A lane is slow only if its pull takes this much longer. A pull over loopback takes a millisecond,
@@ -35,7 +35,7 @@ and several if a thread waits for a processor."""
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """`lanes`: by other rack, ns of a pull. 0, below 0 and missing: not known."""
+    """`lanes`: duration of a pull by other rack, ns. 0, negative or missing: unknown."""
 
     gemm_ns: int = 0
     waited_ppm: int = -1
@@ -58,7 +58,7 @@ class CauseSearch:
     _ratio: float = 0.0
     """Ratio of the verdict that the benchmark is made for; 0: for none."""
     _found: Measurements | None = None
-    """Results of the benchmark under way, once the training thread has answered."""
+    """Results of the running benchmark, once the training thread has answered."""
     _holders: dict[int, Address] = field(default_factory=dict)
     """Racks that are not probed yet, ascending."""
     _asked: int = -1
@@ -73,14 +73,15 @@ class CauseSearch:
         return [Validate(self._number, STEPS)]
 
     def over(self) -> None:
-        """The verdict has ended; results that are under way are dropped."""
+        """End the search with the verdict; results still to come are dropped."""
         self._number, self._ratio, self._found, self._asked = self._number + 1, 0.0, None, -1
         self.cause = None
 
     def on_validated(
         self, event: Validated, holders: Mapping[int, Address], now_ns: int
     ) -> list[Effect]:
-        """`holders`: lanes of the same rank of the other racks."""
+        """The training thread has answered. `holders`: lanes of the same rank in the other
+        racks."""
         if event.number != self._number or self._found is not None:
             return []
         self.gemm_ns = event.gemm_ns
@@ -90,7 +91,7 @@ class CauseSearch:
         return self._next(now_ns)
 
     def on_probed(self, event: Probed, now_ns: int) -> list[Effect]:
-        """A probe has ended. A failed one is no measure of the link."""
+        """A probe has ended. A failed one does not measure the link."""
         if event.number != self._number or event.rack != self._asked:
             return []
         return self._took(0 if event.error else now_ns - self._asked_ns, now_ns)
@@ -99,7 +100,7 @@ class CauseSearch:
         return [self._asked_ns + PROBE_NS_MAX] if self._asked >= 0 else []
 
     def tick(self, now_ns: int) -> list[Effect]:
-        """Ends a probe that takes too long."""
+        """End a probe that takes too long."""
         late = self._asked >= 0 and now_ns >= self._asked_ns + PROBE_NS_MAX
         return self._took(PROBE_NS_MAX, now_ns) if late else []
 

@@ -1,11 +1,11 @@
 """Finds links that have become slow, from the times of the pulls that a rank makes anyway.
 
-No probe is made, and no step needs to be slow: a slow link that the overlap hides is found, too.
+It makes no probes and needs no slow steps, so it also finds a slow link that the overlap hides.
 
-A sample is the time per byte of pulls that took SAMPLE_NS in all. While pulls from several racks
-are under way, each is charged its share of the time, as they share this rank's link: one that is
-pulled from at other times than before is not slow for that. The judge is the detector's `OwnPast`
-with a limit of LINK_MIN, as a pull varies more than a step does.
+A sample is the time per byte of pulls that took SAMPLE_NS in total. Concurrent pulls from several
+racks are each charged a part of the time, because they share this rank's link: a rack does not
+become slow because its pulls coincide with others. `OwnPast` of the detector judges, with a limit
+of LINK_MIN, because pulls vary more than steps.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from mend.types import MS, Member
 """Kinds of the notes."""
 
 SAMPLE_NS = 50 * MS
-"""Pulls of one sample take so long at least: it bounds the work, and a scheduler is no better."""
+"""Least duration of the pulls of one sample. It bounds the work, and scheduling noise makes shorter
+times useless."""
 
 SAMPLE_NS_MAX = 20 * SAMPLE_NS
-"""After this long a sample ends although another pull from the same rack is under way."""
+"""After this long a sample ends even if another pull from the same rack is in flight."""
 
 
 @dataclass(slots=True)
 class _Inflow:
-    """Pulls from one rack. `steps`: of this rank, at the newest samples."""
+    """Pulls from one rack. `steps`: this rank's steps at the newest samples."""
 
     past: OwnPast
     steps: deque[int]
@@ -40,12 +41,13 @@ class _Inflow:
     busy_ns: int = 0
     size: int = 0
     failed: bool = False
-    """A pull of this sample failed, so the time of the others is no measure of the link."""
+    """Whether a pull of this sample failed, so that the time of the others does not measure the
+    link."""
     since_step: int = 0
     """Step at which the slowdown in force began; 0: none is in force."""
 
     def sample(self) -> float:
-        """ns per byte; 0: there is nothing to judge yet."""
+        """ns per byte; 0: there is no complete sample yet."""
         whole = self.flying == 0 and self.busy_ns >= SAMPLE_NS
         if not whole and self.busy_ns < SAMPLE_NS_MAX:
             return 0.0
@@ -56,7 +58,7 @@ class _Inflow:
 
 @dataclass(slots=True)
 class LinkPaces:
-    """The pulls of one rank, by the member that they come from."""
+    """The pulls of one rank, by source member."""
 
     rack: int
     rank: int
@@ -66,7 +68,7 @@ class LinkPaces:
     """Time up to which pulls are charged."""
 
     def begin(self, member: Member, now_ns: int) -> None:
-        """A pull from the rack of `member` is asked for."""
+        """Record that a pull from the rack of `member` begins."""
         self._charge(now_ns)
         if member not in self._inflows:
             options = replace(self.options, shift_min=1 - 1 / LINK_MIN)
@@ -74,7 +76,7 @@ class LinkPaces:
         self._inflows[member].flying += 1
 
     def end(self, member: Member, size: int, error: str, step: int, now_ns: int) -> list[Effect]:
-        """A pull has ended. `size`: bytes; `step`: the step of this rank."""
+        """Record that a pull has ended. `size`: bytes; `step`: this rank's step."""
         self._charge(now_ns)
         inflow = self._inflows.get(member)
         if inflow is None or not inflow.flying:
@@ -100,7 +102,7 @@ class LinkPaces:
         return [Note(LinkSlow(*where, inflow.since_step, ratio, sure, rate_mb_s))]
 
     def keep(self, members: Iterable[Member]) -> None:
-        """Forget all other members: a rack that is started again may be on another machine."""
+        """Forget all other members: a restarted rack may be on another machine."""
         kept = set(members)
         self._inflows = {m: inflow for m, inflow in self._inflows.items() if m in kept}
 
@@ -127,7 +129,7 @@ class LinkPaces:
 
 
 def worst_links(links: Iterable[SlowLink]) -> tuple[SlowLink, ...]:
-    """Merges the slow links of the ranks of a rack: per other rack the one with the greatest ratio,
+    """Merge the slow links of a rack's ranks: per other rack the one with the greatest ratio,
     ascending by rack."""
     worst: dict[int, SlowLink] = {}
     for link in links:

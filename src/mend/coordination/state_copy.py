@@ -1,5 +1,5 @@
-"""Copies of the training state on one rank: those it serves as a donor, and the one it pulls when
-its rack joins."""
+"""Copies of the training state on one rank: those that it serves as a donor, and the one that it
+pulls when its rack joins."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from mend.events.kinds import StateCopyFailed
 from mend.types import Member, Peer
 
 TRIES_MAX = 4
-"""Pulls of one copy that fail, before a rack that joins waits for that of another donor."""
+"""Failed pulls of one copy after which a joining rack waits for another donor."""
 
 
 @dataclass
 class StateCopies:
-    """Pure. `wants`: this rank's rack joins and waits for a donor's state."""
+    """A pure machine. `wants`: this rank's rack joins and waits for a donor's state."""
 
     me: Peer
     wants: bool = False
     given: dict[Member, RankCopy] = field(default_factory=dict)
-    """As a donor: the copies that are served, by the rack that they are for."""
+    """As a donor: the copies that are served, by receiving rack."""
     asked: tuple[Member, ...] = ()
     """As a donor: the racks that wait for a copy."""
     found: StateCopy | None = None
-    """As a rack that joins: the copy that a donor has made for it."""
+    """As a joining rack: the copy that a donor has made for it."""
     pulling: bool = False
     done: bool = False
     tries: int = 0
-    """Pulls of `found` that have failed."""
+    """Failed pulls of `found`."""
     retry_ns: int = 0
 
     def set_wanted(self, on: bool) -> None:
-        """The rack waits for a state, or waits no more. Said again: its ranks got different copies,
-        so all pull once more."""
+        """Start or stop waiting for a state. Called again with True if its ranks got different
+        copies: then all pull once more."""
         self.wants, self.done, self.tries, self.retry_ns = on, False, 0, 0
 
     def on_taken(self, event: StateTaken) -> None:
@@ -53,8 +53,8 @@ class StateCopies:
         self.given[event.to] = copy
 
     def read(self, orders: RankOrders, log: LogState) -> list[Effect]:
-        """Orders have come. A refusal is kept as long as the rack that it is for has its seat: it
-        is why this rack is not asked."""
+        """Read orders. A refusal is kept while the receiving rack has its seat, because it is the
+        reason why this rack is not asked again."""
         refused = {
             to for to, copy in self.given.items() if copy.refused and log.member(to.rack) == to
         }
@@ -70,7 +70,7 @@ class StateCopies:
         return effects
 
     def pull(self, log: LogState, now_ns: int) -> list[Effect]:
-        """Begin the pull that is due."""
+        """Start the pull that is due."""
         copy = self.found
         waits = not self.wants or self.pulling or self.done or now_ns < self.retry_ns
         if copy is None or waits or self.tries >= TRIES_MAX:

@@ -1,13 +1,13 @@
-"""Sends repeated states as patches: what has changed since a state that the receiver has.
+"""Sends repeated states as patches: the changes since a state that the receiver has.
 
 A state is repeated with every heartbeat, and is large: an open offer has a checksum per rank.
 Machines send and receive whole states. Between two processes a state travels as a `Patch` of an
-earlier one, as soon as the receiver has confirmed that. Whatever is lost, doubled or reordered, a
-patch is read with the very state that it was made from, or not at all; then the receiver confirms
-nothing, and the next state comes whole.
+earlier one that the receiver has confirmed. Whatever is lost, duplicated or reordered, a patch is
+applied only to the state that it was made from. If that state is missing, the receiver confirms
+nothing and the next state comes whole.
 
 States of one kind from one process to another are a stream, numbered from 1. Every envelope in the
-other direction says which number was read last (`Ack`).
+other direction carries the number that was read last (`Ack`).
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from mend.errors import WireError
 from mend.types import Member, Peer
 
 STATES_MAX = 16
-"""States of a stream that either side keeps, as the next patch may be made from them."""
+"""States of a stream that either side keeps, because the next patch may be based on any of them."""
 
 LIVES_MAX = 2
-"""Lives of a process that are heard at once: frames of a former one may still come."""
+"""Incarnations of a process that are heard at the same time: frames of a former one may still
+arrive."""
 
 PEERS_MAX = 4096
-"""Processes whose streams are kept: more than a job can have that talk to one of it."""
+"""Processes whose streams are kept: more than can talk to one process of a job."""
 
 ENCODED_MAX = 64
-"""Fields of patches that a sender keeps as they were encoded: what is said to many is encoded once
-for all who are equally far."""
+"""Encoded patch fields that a sender keeps, so that a value for many receivers in the same state is
+encoded once."""
 
 _Place = Annotated[int, Meta(ge=0)]
 _MANY = Meta(max_length=65536)
 
 
 class _MergeProposal(OfAttempt, frozen=True, array_like=True):
-    """A `MergeProposal` in a patch: members that are open offers of the same state are places."""
+    """A `MergeProposal` in a patch: members that are open offers of the same state are given by
+    index."""
 
     members: Annotated[tuple[_Place | Offer, ...], Meta(max_length=64)]
     absent: Absentees
@@ -69,14 +71,15 @@ _ITEMS: dict[str, Any] = {
     "got": Annotated[tuple[_Place | OfferId, ...], _MANY],
     "held": Annotated[tuple[_Place | Held, ...], _MANY],
 }
-"""Fields whose items outlive a state. In a patch an item that the other state has is named by its
-place there."""
+"""Fields whose items outlive a state. In a patch, an item that the base state has is given by its
+index there."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Unread(WireError):
-    """A patch of a state that did not come here, as after a start. The next state comes whole."""
+    """A patch of a state that this process does not have, as after a restart. The next state comes
+    whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +112,15 @@ _OFFERS: dict[type[Repeated], int] = {
 
 @dataclass(slots=True)
 class Encodings:
-    """Encoded item lists, cached by the identity of their values: a state that goes to many readers
+    """Encoded item lists, cached by the identity of their values, so that a state for many readers
     is encoded once."""
 
     _made: dict[tuple[int, ...], tuple[tuple[Any, ...], Raw]] = field(default_factory=dict)
 
     def of(self, old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> Raw:
-        """Encodes `new` for a reader that has `old`. `offers`: those of the same state as `new`."""
+        """Encode `new` for a reader that has `old`. `offers`: those of the same state as `new`."""
         values = (old, new, offers)
-        key = (id(old), id(new), id(offers))  # they live as long as their entry
+        key = (id(old), id(new), id(offers))  # the entry keeps them alive
         if (known := self._made.get(key)) is not None:
             return known[1]
         made = Raw(_encode(_refer(old, new, offers)))
@@ -142,7 +145,7 @@ def make_patch(
 
 
 def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]) -> list[Any]:
-    """The items of `new`; one that `old` has is replaced by its place there."""
+    """The items of `new`; one that `old` contains is replaced by its index there."""
     same = {id(item): place for place, item in enumerate(old)}
     equal: dict[Any, int] | None = None
     items = []
@@ -159,7 +162,8 @@ def _refer(old: tuple[Any, ...], new: tuple[Any, ...], offers: tuple[Offer, ...]
 
 
 def _with_places(gather: MergeProposal, offers: tuple[Offer, ...]) -> _MergeProposal:
-    """Its members are open offers mostly, which have a checksum per rank."""
+    """Replace members by indices: most are open offers, which are large, with a checksum per
+    rank."""
     places = {id(offer): place for place, offer in enumerate(offers)}
     members = tuple(places.get(id(offer), offer) for offer in gather.members)
     return _MergeProposal(**asdict(gather) | {"members": members})
@@ -171,11 +175,12 @@ def _with_offers(gather: _MergeProposal, offers: tuple[Offer, ...]) -> MergeProp
 
 
 def apply_patch(base: Repeated, patch: Patch) -> Repeated:
-    """Raises WireError for one that does not fit this state, or makes none."""
+    """Apply a patch. Raises WireError for one that does not fit this state or gives no valid
+    one."""
     kind = type(base)
     known, values = _FIELDS[kind], [getattr(base, each.name) for each in _FIELDS[kind]]
     try:
-        for place in sorted(patch.fields):  # offers come before the gathers that name them
+        for place in sorted(patch.fields):  # offers come before the proposals that name them
             value = known[place].decoder.decode(patch.fields[place])
             if known[place].items:
                 value = tuple(
@@ -203,7 +208,7 @@ class _Sent:
 
     def next(self, state: Repeated, encodings: Encodings) -> Repeated | Patch:
         self.number += 1
-        answers = self.number - self.acked < STATES_MAX  # else another life may be there, and mute
+        answers = self.number - self.acked < STATES_MAX  # if not, the receiver may have restarted
         base = self.states.get(self.acked) if answers else None
         self.states = {n: s for n, s in self.states.items() if n >= self.acked}
         self.states[self.number] = state
@@ -211,7 +216,7 @@ class _Sent:
         return state if base is None else make_patch(self.acked, base, state, encodings)
 
     def hears(self, number: int) -> None:
-        """An ack, which may be late; 0: the receiver has no state any more."""
+        """Take an ack, which may be late; 0: the receiver has no state any more."""
         if number == 0 or number > self.acked:
             self.acked = number
 
@@ -224,12 +229,12 @@ class _Read:
     states: dict[int, Repeated] = field(default_factory=dict)
 
     def take(self, number: int, body: Repeated | Patch) -> Repeated:
-        """Raises WireError for a patch of a state that is not here."""
+        """Take a state or a patch. Raises WireError for a patch of a state that is missing here."""
         if isinstance(body, Patch):
             base = self.states.get(body.base)
             if base is None:
                 self.newest, self.states = 0, {}
-                raise Unread(f"a patch of state {body.base}, which did not come here")
+                raise Unread(f"a patch of state {body.base}, which this process does not have")
             self.states = {n: s for n, s in self.states.items() if n >= body.base}
             body = apply_patch(base, body)
         self.states[number] = body
@@ -246,20 +251,20 @@ def _shorten(states: dict[int, Repeated], kept: int) -> None:
 
 @dataclass
 class Streams:
-    """All streams of one process. Where nothing is confirmed, states are sent whole."""
+    """All streams of one process. While nothing is confirmed, states are sent whole."""
 
     member: Member
     _sent: dict[Peer, dict[int, _Sent]] = field(default_factory=dict)
     _lives: dict[Peer, int] = field(default_factory=dict)
-    """The incarnation that acks are for: the first that was heard, then any that has heard this
-    process. So frames in the name of another cannot take its place by their number."""
+    """The incarnation that acks are for: the first one heard, then any that has heard this process.
+    So forged frames in another process's name cannot take its place with a greater number."""
     _read: dict[Peer, dict[int, dict[int, _Read]]] = field(default_factory=dict)
-    """By peer, incarnation and kind; of those that have heard this process."""
+    """By peer, incarnation and kind; only of peers that have heard this process."""
     _encodings: Encodings = field(default_factory=Encodings)
 
     def envelope(self, job: str, me: Peer, to: Peer, body: Message) -> Envelope:
-        """Around `body`, or around what has changed in it. A last word goes whole: there is no
-        next one, if its patch cannot be read."""
+        """The envelope around `body`, or around its changes. The last message of a process goes
+        whole, because no next one follows if its patch cannot be read."""
         life = self._lives.get(to, 0)
         read = self._read.get(to, {}).get(life, {})
         acks = tuple(Ack(kind, each.newest) for kind, each in read.items())
@@ -271,7 +276,7 @@ class Streams:
         return Envelope(job, *me, self.member.incarnation, content, number, life, acks)
 
     def read(self, envelope: Envelope) -> Message:
-        """The whole body. Raises WireError where it cannot be known."""
+        """The whole body. Raises WireError if it cannot be restored."""
         peer, life = Peer(envelope.rack, envelope.rank), envelope.incarnation
         hears = envelope.acked == self.member.incarnation
         if peer not in self._lives or (hears and self._lives[peer] != life):
@@ -285,11 +290,11 @@ class Streams:
             return body
         kind = body.kind if isinstance(body, Patch) else _tag(type(body))
         if kind not in _KINDS or not isinstance(body, Patch | Repeated):
-            raise WireError(f"a numbered message of kind {kind}, which is no state")
+            raise WireError(f"a numbered message of kind {kind}, which is not a state")
         lives = self._read.get(peer, {})
         if not hears and life not in lives:
             if isinstance(body, Patch):
-                raise Unread("a patch of somebody who has not heard this process yet")
+                raise Unread("a patch from a process that has not heard this one yet")
             return body
         streams = self._read.setdefault(peer, {}).setdefault(life, {})
         while len(self._read[peer]) > LIVES_MAX:
@@ -297,8 +302,8 @@ class Streams:
         return streams.setdefault(kind, _Read()).take(envelope.number, body)
 
     def _meet(self, peer: Peer, life: int) -> None:
-        """Begin with a new life of a process: it has read nothing of what was sent to the former
-        one."""
+        """Switch to a new incarnation of a process, which has read nothing that was sent to the
+        former one."""
         self._lives[peer] = life
         for stream in self._sent.get(peer, {}).values():
             stream.acked = 0

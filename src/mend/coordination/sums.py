@@ -1,16 +1,17 @@
-"""Sums over the ranks of a rack, for merges whose weights depend on whole tensors. Bytes are opaque
-here.
+"""Sums over the ranks of a rack, for merges whose weights depend on whole tensors. The sums are
+opaque bytes here.
 
-A rank owns a part of every tensor, so it cannot know the weights alone. Once the payloads of a
-gather are here it measures its part and reports the bytes (Partial) to its leader. The leader, as
-soon as it has those of all its ranks for the same (fragment, version, attempt), makes one answer of
-them (Total) and repeats it until every rank holds the version. With the total a rank merges.
+A rank owns a part of every tensor, so it cannot compute the weights alone. Once the payloads of a
+merge proposal have arrived, it measures its part and reports the bytes (Partial) to its leader.
+When the leader has those of all its ranks for the same (fragment, version, attempt), it combines
+them into one answer (Total) and repeats it until every rank holds the version. With the total a
+rank merges.
 
 A rank that holds the version without having measured it (it copied the state) will never measure,
-nor will one that is at a later attempt: then the total is empty, which says that there will be
-none. Who reads that and finds the version decided copies the state, too. So of the ranks that wait
-for each other either all report the same key, or the leader sees that one will not; no rank waits
-for ever, and no clock is needed.
+and neither will one at a later attempt. Then the total is empty, which means that there will be
+none. A rank that reads an empty total and finds the version decided copies the state, too. So
+either all ranks that wait for each other report the same key, or the leader sees that one will not.
+No rank waits forever, and no clock is needed.
 """
 
 from __future__ import annotations
@@ -31,28 +32,29 @@ Attempt = tuple[int, int]
 
 
 class Phase(Enum):
-    """NONE: nothing is asked. MEASURING: a worker is at it. TOLD: the own partial is reported.
-    HERE: the total has come, the merge may begin. NEVER: there will be no total."""
+    """NONE: nothing is requested. MEASURING: a worker measures. REPORTED: the own partial is
+    reported. HERE: the total has arrived, the merge may begin. NEVER: there will be no total."""
 
     NONE = auto()
     MEASURING = auto()
-    TOLD = auto()
+    REPORTED = auto()
     HERE = auto()
     NEVER = auto()
 
 
 @dataclass
 class Sums:
-    """One fragment on one rank: the sums of the merge that is asked for."""
+    """One fragment on one rank: the sums of the requested merge."""
 
     of: Attempt = (0, 0)
     members: tuple[tuple[Member, int], ...] = ()
     phase: Phase = Phase.NONE
     blob: bytes = b""
-    """The own partial in phase TOLD, the total in phase HERE."""
+    """The own partial in phase REPORTED, the total in phase HERE."""
 
     def towards(self, merge: Merge) -> Measure | Merge | None:
-        """The next step on the way to this merge. None: it waits for the leader, or is NEVER."""
+        """The next step towards this merge. None: it waits for the leader, or there will be no
+        total."""
         of = merge.which
         if self.phase is Phase.NONE or (self.of, self.members) != (of, merge.members):
             self.of, self.members, self.phase, self.blob = of, merge.members, Phase.MEASURING, b""
@@ -62,20 +64,20 @@ class Sums:
         return None
 
     def on_measured(self, event: Measured) -> None:
-        """A worker has ended; what it found may be of an attempt that is over."""
+        """A worker has ended; its result may belong to an attempt that is over."""
         if self.of == event.which and self.phase is Phase.MEASURING:
-            self.phase = Phase.NONE if event.error else Phase.TOLD
+            self.phase = Phase.NONE if event.error else Phase.REPORTED
             self.blob = event.blob
 
     def take_total(self, total: Total) -> None:
-        """Take a total of the leader, which repeats it."""
-        if self.of == (total.version, total.attempt) and self.phase is Phase.TOLD:
+        """Take a total, which the leader repeats."""
+        if self.of == (total.version, total.attempt) and self.phase is Phase.REPORTED:
             self.phase = Phase.HERE if total.blob else Phase.NEVER
             self.blob = total.blob
 
     def partial(self, fragment: int, newest: int) -> Partial | None:
-        """The partial to report. None for a version that is held already."""
-        if self.phase is not Phase.TOLD or self.of[0] <= newest:
+        """The partial to report; None if the version is held already."""
+        if self.phase is not Phase.REPORTED or self.of[0] <= newest:
             return None
         return Partial(fragment, *self.of, self.blob)
 
@@ -101,7 +103,7 @@ class Totals:
         return effects
 
     def on_summed(self, event: Summed) -> list[Note]:
-        """A worker has made a total, or could not: then it is empty."""
+        """A worker has computed a total, or failed: then the total is empty."""
         fragment, of = event.fragment, event.which
         if self._busy.get(fragment) != of:
             return []
@@ -112,8 +114,7 @@ class Totals:
         return [Note(SumsFailed(fragment, event.version, event.error))]
 
     def current(self, ranks: list[RankReport]) -> tuple[Total, ...]:
-        """The totals for the ranks, the same for all. A total that every rank has used is
-        dropped."""
+        """The totals for all ranks. A total that every rank has used is dropped."""
         for fragment, total in list(self._made.items()):
             if all(report.versions[fragment] >= total.version for report in ranks):
                 del self._made[fragment]
@@ -130,7 +131,7 @@ class Totals:
         return made.which if made else (0, 0)
 
     def _is_never(self, key: Key, ranks: list[RankReport]) -> bool:
-        """Whether some rank will not report its part of it: it holds the version, or is at a later
+        """Whether some rank will never report its partial: it holds the version, or is at a later
         attempt."""
         fragment, version, attempt = key
         if (version, attempt) in (self._busy.get(fragment), self._of(fragment)):

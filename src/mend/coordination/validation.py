@@ -1,8 +1,8 @@
-"""Checks well-formed messages against the job. Each check returns a sentence to log, or an empty
-one.
+"""Checks well-formed messages against the job. Each check returns an error text, or an empty
+string.
 
-`wire` has checked types and limits; here sizes and indices are compared with the plan, so that no
-machine ever indexes with a number from the network.
+`wire` has checked types and limits. Here sizes and indices are compared with the plan, so that no
+machine indexes with an unchecked number from the network.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from mend.consensus.records import (
     filled_fields,
 )
 from mend.coordination.messages import (
+    CapturePart,
     Declined,
     Hello,
     MergeProposal,
     OfAttempt,
     OfferId,
     Orders,
-    Part,
     RankOrders,
     RankReport,
     Report,
@@ -45,13 +45,13 @@ from mend.types import Member
 Fact = tuple[str, str]
 
 PARAMETER = "param "
-"""How the facts of parameters begin."""
+"""Prefix of the facts of parameters."""
 
 DERIVED = "shards of rank "
-"""How those facts begin that are digests of others."""
+"""Prefix of the facts that are digests of others."""
 
 NAMED_MAX = 8
-"""Most differences that a refusal names."""
+"""Limit of the differences that a refusal names."""
 
 _AVERAGED = "momentum_sync_period_steps, second_moment_sync_period_steps, exchange_statistics"
 
@@ -64,11 +64,12 @@ class Difference(NamedTuple):
     here: str
 
     def for_sender(self) -> str:
-        """For the sender of the hello, who may be a stranger: it does not name the right value."""
+        """Text for the sender of the hello, which may be a stranger: it does not name the right
+        value."""
         return f"{self.name} is {self.there} there and not here"
 
     def for_log(self) -> str:
-        """For the log of this side."""
+        """Text for the local log."""
         return f"{self.name} is {self.there} there and {self.here} here"
 
 
@@ -77,8 +78,8 @@ def describe(found: Sequence[Difference]) -> tuple[str, str]:
     shown, more = found[:NAMED_MAX], len(found) - NAMED_MAX
     tail = [f"and {more} more"] if more > 0 else []
     sides = ([d.for_sender() for d in shown], [d.for_log() for d in shown])
-    said, noted = ("; ".join([*side, *tail]) for side in sides)
-    return said, noted
+    to_sender, to_log = ("; ".join([*side, *tail]) for side in sides)
+    return to_sender, to_log
 
 
 def hello_misfit(hello: Hello, racks: int) -> str:
@@ -100,7 +101,7 @@ def hello_misfit(hello: Hello, racks: int) -> str:
 
 
 def report_misfit(report: Report, member: Member, policy: Policy) -> str:
-    """For the coordinator: a report of another plan than the job's."""
+    """For the coordinator: how a report does not fit the job's plan."""
     ranks, fragments = policy.ranks, policy.fragments
     if len(report.versions) != fragments:
         return f"{len(report.versions)} versions for {fragments} fragments"
@@ -119,7 +120,7 @@ def report_misfit(report: Report, member: Member, policy: Policy) -> str:
 
 
 def rank_report_misfit(report: RankReport, fragments: int) -> str:
-    """For a leader: a report of another plan than its own."""
+    """For a leader: how a report does not fit its plan."""
     if len(report.versions) != fragments:
         return f"{len(report.versions)} versions for {fragments} fragments"
     if any(len(held.digests) != 1 for held in report.held):
@@ -132,7 +133,7 @@ def rank_report_misfit(report: RankReport, fragments: int) -> str:
 
 
 def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
-    """For a leader: orders of another plan than its own."""
+    """For a leader: how orders do not fit its plan."""
     ranks, fragments = hello.policy.ranks, hello.policy.fragments
     first = orders.records[0] if orders.records and orders.prev == 0 else None
     if first is not None and not begun and not isinstance(first, Genesis):
@@ -148,7 +149,7 @@ def orders_misfit(orders: Orders, hello: Hello, begun: bool) -> str:
 
 
 def format_misfit(records: Iterable[Record]) -> str:
-    """Records of a format that this mend does not read."""
+    """How records have a format that this version of mend cannot read."""
     for record in records:
         if isinstance(record, Genesis) and record.format != RECORDS_FORMAT:
             return f"a log of format {record.format}, this mend reads format {RECORDS_FORMAT}"
@@ -156,7 +157,7 @@ def format_misfit(records: Iterable[Record]) -> str:
 
 
 def rank_orders_misfit(orders: RankOrders, fragments: int, ranks: int) -> str:
-    """For a rank: orders of another plan than its own."""
+    """For a rank: how orders do not fit its plan."""
     return (
         _snapshot_misfit(orders.snapshot, orders.prev, fragments, ranks)
         or _records_misfit(orders.records, fragments, ranks)
@@ -178,8 +179,8 @@ def _snapshot_misfit(snapshot: Snapshot | None, prev: int, fragments: int, ranks
     each = (snapshot.versions, snapshot.digests, snapshot.norms, snapshot.rounds)
     if any(len(values) != fragments for values in each) or min(snapshot.versions) < 0:
         return "a snapshot of another plan"
-    if snapshot.mark is not None and len(snapshot.mark_versions) != fragments:
-        return f"a snapshot whose mark has {len(snapshot.mark_versions)} versions"
+    if snapshot.checkpoint is not None and len(snapshot.checkpoint_versions) != fragments:
+        return f"a snapshot whose checkpoint has {len(snapshot.checkpoint_versions)} versions"
     lists: list[tuple[object, ...]] = [seat.lanes for seat in snapshot.members]
     if any(len(values) != ranks for values in [*lists, *snapshot.digests]):
         return "a snapshot with other numbers of ranks"
@@ -215,9 +216,9 @@ def _record_misfit(record: Record, fragments: int, ranks: int) -> str:
 
 
 def resume_misfit(hello: Hello, others: Iterable[Hello]) -> tuple[str, str] | None:
-    """For the founder: why this rack cannot begin with the others: (text for the rack, text for
-    this log with the right value). All begin with the same checkpoint; a rack that has no part of
-    it begins with a copy."""
+    """For the founder: why this rack cannot begin with the others: (text for the rack, text for the
+    local log with the right value). All begin with the same checkpoint; a rack without a part of it
+    begins with a copy."""
     first = next((other for other in others if other.resume is not None), None)
     if first is None or first.resume is None:
         return None
@@ -279,7 +280,7 @@ def _gathers_misfit(gathers: Iterable[MergeProposal], fragments: int, ranks: int
 
 
 def _fragments_misfit(
-    values: Iterable[Declined | Last | OfAttempt | OfferId | Part], fragments: int
+    values: Iterable[Declined | Last | OfAttempt | OfferId | CapturePart], fragments: int
 ) -> str:
     return _numbers_misfit((value.fragment for value in values), fragments)
 
@@ -290,13 +291,13 @@ def _numbers_misfit(numbers: Iterable[int], fragments: int) -> str:
 
 
 def plan_hash(hello: Hello) -> str:
-    """sha256 over the facts: one name for 'the same model, trained the same way'."""
+    """sha256 over the facts: identifies 'the same model, trained the same way'."""
     return hashlib.sha256(repr(hello.facts).encode()).hexdigest()
 
 
 def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
-    """Names of the facts that differ, in order; parameters that both have come last: one too many
-    or too few moves others to other fragments."""
+    """Names of the facts that differ, in order; parameters that both have come last, because one
+    parameter too many or too few moves others to other fragments."""
     ours, theirs = dict(one), dict(other)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     moved = {name for name in ours.keys() & theirs.keys() if name.startswith(PARAMETER)}
@@ -304,8 +305,8 @@ def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
 
 
 def differences(lowest: Hello, other: Hello) -> list[Difference]:
-    """What differs, each once. Parameters that both have, and digests of them, only where nothing
-    else differs: a setting or one parameter too many can move them all."""
+    """The differences, each once. Parameters that both have, and digests of them, are included only
+    if nothing else differs, because a setting or one parameter too many can move them all."""
     names = differing(lowest.facts, other.facts)
     ours, theirs = dict(lowest.facts), dict(other.facts)
     both = ours.keys() & theirs.keys()
@@ -324,7 +325,7 @@ def _is_derived(name: str) -> bool:
 
 
 def policy_differences(lowest: Policy, other: Policy) -> list[Difference]:
-    """The settings by which the policies differ."""
+    """The settings in which the policies differ."""
     ours, theirs = _texts(lowest), _texts(other)
     return [
         Difference(name, theirs[name], ours[name]) for name in ours if theirs[name] != ours[name]
@@ -336,7 +337,7 @@ def _texts(policy: Policy) -> dict[str, str]:
     filled = filled_fields().items()
     texts = {how.setting: how.text(getattr(policy, field)) for field, how in filled}
     averaged = [f"{each.period_steps} ({each.count} fragments)" for each in policy.moments]
-    # Two fields say what this one is, and the fragments of moments are not those of the setting.
+    # Two fields make up this setting, and the setting does not count the fragments of moments.
     acts = "act" if policy.acts else "detect or validate"
     texts["failslow_action"] = "evict" if policy.evicts else acts
     texts["fragments"] = str(policy.of_weights)

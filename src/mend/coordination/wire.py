@@ -1,12 +1,12 @@
 """Messages as frames. Decoding is strict: a whole message of this version, or a WireError.
 
-A frame is magic, version, checksum, body. Whatever a later version changes, these stay, and so do
-the first two fields of the body, job and rack, and the address in a hello: two versions that
-meet can tell each other so. The version changes with every change of a message or of a record.
+A frame is magic, version, checksum, body. Every later version keeps these, the first two fields of
+the body (job and rack) and the address in a hello, so that two versions that meet can report the
+mismatch to each other. The version changes with every change of a message or of a record.
 
-The checksum (crc32) finds every single wrong bit, and more: TCP's own 16 bits let a flipped bit of
-a bad card or switch through now and then, and one bit may turn a version, a vote or a digest into
-another well-formed one.
+The checksum (crc32) finds every single wrong bit, and more: the 16 bits of TCP sometimes let a bit
+through that a bad card or switch has flipped, and one bit can turn a version, a vote or a digest
+into another well-formed one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope) -> bytes:
-    """Raises WireError for a frame over the limit; limits of fields are checked by the receiver."""
+    """Encode a frame. Raises WireError for one over the limit; the receiver checks the limits of
+    fields."""
     frame = framed(_encoder.encode(envelope))
     if len(frame) > FRAME_BYTES_MAX:
         raise WireError(f"a message of {len(frame)} bytes exceeds the limit of {FRAME_BYTES_MAX}")
@@ -42,8 +43,8 @@ def framed(body: bytes, head: bytes = _HEAD) -> bytes:
 
 
 def decode(frame: bytes) -> Envelope:
-    """Raises WireError with what was wrong; never anything else, whatever the bytes. OtherVersion
-    for a whole frame of a mend that speaks another one."""
+    """Decode a frame. Raises WireError that says what is wrong, and nothing else, for any bytes.
+    Raises OtherVersion for an intact frame of another wire version."""
     if frame[:3] == MAGIC and len(frame) > _BODY_AT and frame[3] != VERSION:
         raise _of_other_version(frame)
     body = body_of(frame)
@@ -63,7 +64,7 @@ def _of_other_version(frame: bytes) -> WireError:
     match envelope:
         case [str() as job, int() as rack, *_] if 0 <= rack <= 0xFFFF:
             return OtherVersion(version, VERSION, job, rack, _address_in(envelope))
-    return WireError(f"wire version {version}, this is version {VERSION}, from nobody")
+    return WireError(f"wire version {version}, this is version {VERSION}, sender unknown")
 
 
 def _address_in(envelope: object) -> str:
@@ -75,7 +76,7 @@ def _address_in(envelope: object) -> str:
 
 
 def body_of(frame: bytes, head: bytes = _HEAD, bytes_max: int = FRAME_BYTES_MAX) -> memoryview:
-    """What is in a frame of this kind, unchanged since it was sent. Raises WireError."""
+    """The body of a frame of this kind, verified by its checksum. Raises WireError."""
     if len(frame) > bytes_max:
         raise WireError(f"frame of {len(frame)} bytes, the limit is {bytes_max}")
     if frame[:3] != head[:3] or len(frame) <= _BODY_AT:

@@ -1,4 +1,4 @@
-"""detector: whether a rack is slow. Pure: samples in, verdicts out; it judges and never acts."""
+"""detector: judges whether a rack is slow. Pure: samples in, verdicts out; it never acts."""
 
 from mend.detector.cause import (
     COMPUTE,

@@ -13,18 +13,18 @@ INPUT: Final = "input"
 UNKNOWN: Final = "unknown"
 
 EXPLAINED_MIN = 0.5
-"""A cause is named only if it explains at least this share of the extra step time."""
+"""A cause is named only if it explains at least this fraction of the extra step time."""
 
 COMPUTE_MIN = 1.1
-"""Below this ratio to its healthy time a matrix product is healthy."""
+"""Below this ratio to its healthy time, a matrix product counts as healthy."""
 
 LINK_MIN = 2.0
-"""A pull over the lane varies more than arithmetic does."""
+"""The same for a pull over the lane, which varies more than arithmetic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """`rack`: at the other end of the link, where that is the cause; else -1."""
+    """`rack`: the other end of the link, if the cause is a link; otherwise -1."""
 
     kind: Kind
     rack: int = -1
@@ -34,9 +34,9 @@ def cause_of(ratio: float, gemm: float, waited: float, lanes: Mapping[int, float
     """The first of input, compute, link that explains a slowdown, or unknown.
 
     `ratio`: step time over that of the past, above 1. `gemm`: time of a matrix product over that of
-    the past; 0: not known. `waited`: of the time that steps take longer, the share before the first
-    forward; it is a part of the steps themselves, so it goes before what is measured beside them.
-    `lanes`: by other rack, time of a pull over that of the past.
+    the past; 0: unknown. `waited`: the fraction of the extra step time before the first forward; it
+    is checked first, because it is a part of the steps themselves. `lanes`: by other rack, time of
+    a pull over that of the past.
     """
     if waited >= EXPLAINED_MIN:
         return Cause(INPUT)
@@ -49,7 +49,7 @@ def cause_of(ratio: float, gemm: float, waited: float, lanes: Mapping[int, float
 
 
 def cause_in_words(cause: str, rank: int, link_to: int) -> str:
-    """For people: what a rack is slow by; empty before it was validated."""
+    """The cause in words, for people; empty before it was validated."""
     if cause not in (COMPUTE, INPUT, LINK):
         return cause and "for an unknown reason"
     if cause == LINK:

@@ -13,27 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 PRIOR_KAPPA = 0.01
-"""Weight of the prior level in samples: a new run may lie anywhere within a factor of about 1.6."""
+"""Weight of the prior level, in samples: a new run may lie anywhere within a factor of about
+1.6."""
 
 PRIOR_ALPHA = 2.0
-"""Half the number of samples that the prior spread is worth."""
+"""Half the weight of the prior spread, in samples."""
 
 PRIOR_SIGMA = 0.05
 """Prior standard deviation inside a run, of log step time."""
 
 RUNS_MAX = 16
-"""Most probable run lengths that are kept; they bound the work per sample."""
+"""The most probable run lengths that are kept; their number bounds the work per sample."""
 
 
 @dataclass(slots=True)
 class ChangePoints:
-    """`hazard`: probability of a change per sample. `length_max`: longest run that is told apart;
-    a longer one counts as that long and forgets its oldest samples."""
+    """`hazard`: probability of a change per sample. `length_max`: longest run that is
+    distinguished; a longer one counts as that long and forgets its oldest samples."""
 
     hazard: float
     length_max: int
     lengths: list[int] = field(default_factory=list)
-    """Ascending; the lists beside it have one entry for each."""
+    """Ascending; the other lists have one entry per length."""
     probabilities: list[float] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
     betas: list[float] = field(default_factory=list)
@@ -101,7 +102,7 @@ class ChangePoints:
             likely = sorted(kept, key=lambda i: (-weights[i], lengths[i]))
             kept = sorted(likely[:RUNS_MAX])
         total = sum(weights[i] for i in kept)
-        if total <= 0.0:  # no run explains it: a new one begins
+        if total <= 0.0:  # no run explains it, so a new one begins
             kept, weights, total = range(1), [1.0], 1.0
         self.lengths = [lengths[i] for i in kept]
         self.probabilities = [weights[i] / total for i in kept]

@@ -1,9 +1,9 @@
 """Compares a rank with its own past.
 
-A change of step time per token is proposed by Bayesian change-point detection, and verified: more
-than half of the newest samples, and of the newest run, are more than 10 % off. Without the
-verification some slow steps in a row would be a slowdown (FALCON, arXiv 2410.12588). The relief is
-what more than half of the newest samples say.
+Bayesian change-point detection proposes a change of step time per token. It is verified if more
+than half of the newest samples, and of the newest run, are more than 10 % off. Without verification
+a few slow steps in a row would count as a slowdown (FALCON, arXiv 2410.12588). Relief needs more
+than half of the newest samples.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ SHIFT_MIN = 0.10
 """A slowdown of steps: |before - after| / max is above it. Half of it counts as relief."""
 
 SIGMA_MIN = 0.01
-"""Least standard deviation of log step time: a clock and a scheduler are no better."""
+"""Least standard deviation of log step time; clock and scheduler are no more precise."""
 
 HORIZON = 3
-"""A change proposed within so many times `samples_min` samples may be verified."""
+"""A proposed change may be verified within this many times `samples_min` samples."""
 
 HAZARD_WINDOWS = 4
-"""Windows between two changes, as the prior has it."""
+"""Expected windows between two changes (prior)."""
 
 PAST_WINDOWS = 3
 """Windows of its own past that a rank is compared with."""
 
 PAST_EVERY = 8
-"""Samples between two looks at the past; its level moves slowly."""
+"""Samples between two updates of the past's level, which moves slowly."""
 
 _MAD_TO_SIGMA = 1.4826
 _MEDIAN_TO_MEAN = 1.2533
-"""Standard error of a median, in those of a mean; for a normal distribution."""
+"""Standard error of a median over that of a mean, for a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectorOptions:
     """`window`: samples that the speed is judged by; the prior expects a change every four of them,
-    and three of them are the past. `zscore`: a sample so many standard deviations out is an
-    outlier and is cut to that distance; a change is proposed when its probability exceeds that of
-    lying inside (3.0: 99.7 %). `samples_min`: fewest samples on either side of a change.
-    `validates`: a verdict is followed by a micro-benchmark, which says what it is due to.
-    `shift_min`: a change is |before - after| / max above it; half of it counts as relief."""
+    and three of them are the past. `zscore`: a sample so many standard deviations out is an outlier
+    and is cut to that distance; a change is proposed when its probability exceeds that of lying
+    inside (3.0: 99.7 %). `samples_min`: fewest samples on either side of a change. `validates`: a
+    verdict is followed by a micro-benchmark that finds its cause. `shift_min`: a change is |before
+    - after| / max above it; half of it counts as relief."""
 
     window: int = 64
     zscore: float = 3.0
@@ -56,7 +56,7 @@ class DetectorOptions:
 
     @property
     def lately(self) -> int:
-        """Samples within which a change that is proposed may be verified."""
+        """Samples within which a proposed change may be verified."""
         return HORIZON * self.samples_min
 
     @property
@@ -76,8 +76,8 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`time` per token, of one step; 0: unknown. `margin`: how uncertain that is, as a share:
-    `zscore` standard errors."""
+    """`time` per token, of one step; 0: unknown. `margin`: its uncertainty, as a fraction: `zscore`
+    standard errors."""
 
     time: float
     margin: float
@@ -157,8 +157,8 @@ class OwnPast:
         run = list(self._recent)[-length:]
         newest = _shift(run, self._level)
         if newest * shift < 0.0 or 1.0 - math.exp(-abs(newest)) <= limit:
-            return False  # the newest run is back where it was: some slow steps, no slowdown
-        if shift < 0.0:  # faster: that is what it is compared with from here on
+            return False  # the newest run is back to normal: a few slow steps, no slowdown
+        if shift < 0.0:  # faster: the new past to compare with
             self._past.clear()
             return False
         ratio = math.exp(median(run) - self._level)
@@ -167,14 +167,15 @@ class OwnPast:
 
 
 def _shift(recent: Sequence[float] | deque[float], level: float) -> float:
-    """How far more than half of the samples are from the level, on one side of it; else 0."""
+    """Distance from the level that more than half of the samples have on the same side; otherwise
+    0."""
     ordered = sorted(recent)
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     return max(low - level, 0.0) or min(high - level, 0.0)
 
 
 def _level_and_sigma(past: deque[float]) -> tuple[float, float]:
-    """Median and the standard deviation that its median distance stands for."""
+    """Median, and the standard deviation from the median distance to it."""
     level = median(past)
     distance = median([abs(x - level) for x in past])
     return level, max(_MAD_TO_SIGMA * distance, SIGMA_MIN)

@@ -1,7 +1,7 @@
 """Compares a rack with its peers. This finds racks that are slow from the start.
 
-A rack's pace is that of its newest samples, which it reports; nobody's past is needed. With two
-racks there is no median to compare with, and only the own past judges.
+A rack's pace is that of its newest samples, which it reports; no past is needed. With two racks
+there is no median of others, and only the own past judges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 from mend.detector.own_past import SHIFT_MIN, Pace
 
 RACKS_MIN = 3
-"""Racks that a comparison needs."""
+"""Least number of racks for a comparison."""
 
 
 @dataclass(slots=True)
@@ -26,8 +26,8 @@ class PeerComparison:
     slow: dict[int, float] = field(default_factory=dict)
 
     def compare(self, paces: Mapping[int, Pace]) -> tuple[frozenset[int], frozenset[int]]:
-        """Returns the racks that have become slow, and those that are slow no more. A rack whose
-        pace is unknown (time 0) is not compared, nor counted as a peer."""
+        """Returns the racks that have become slow, and those that are no longer slow. A rack whose
+        pace is unknown (time 0) is neither compared nor counted as a peer."""
         before, known = self.slow, {r: paces[r] for r in sorted(paces) if paces[r].time > 0}
         self.slow = {}
         for rack, pace in known.items() if len(known) >= RACKS_MIN else ():

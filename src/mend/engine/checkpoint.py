@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Mark
+from mend.consensus.records import CheckpointRecord
 from mend.coordination.messages import Resume
 from mend.coordination.validation import differing
 from mend.engine.checkpoint_files import (
@@ -113,7 +113,7 @@ def take(trainer: Trainer) -> Taken:
 
 
 def write_part(
-    group: RackGroup, rack: int, facts: Facts, part: Path, mark: Mark, taken: Taken
+    group: RackGroup, rack: int, facts: Facts, part: Path, mark: CheckpointRecord, taken: Taken
 ) -> None:
     """Write into the folder `part`, which then gets its final name. All ranks together. `facts`: of
     the plan. Other files in the folder become a part of the checkpoint."""
@@ -148,7 +148,12 @@ def _write_rank(part: Path, rank: int, taken: Taken) -> None:
 
 
 def manifest_of(
-    group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken, files: Sequence[File]
+    group: RackGroup,
+    rack: int,
+    facts: Facts,
+    mark: CheckpointRecord,
+    taken: Taken,
+    files: Sequence[File],
 ) -> Manifest:
     """The rack's manifest, the same on all ranks. All ranks together."""
     ranks = group.gather(taken.progress, Progress)

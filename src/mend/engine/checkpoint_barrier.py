@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mend.consensus.records import Mark
-from mend.coordination.events import Cutting, Event
+from mend.consensus.records import CheckpointRecord
+from mend.coordination.events import BarrierChanged, Event
 from mend.engine.fragment_state import POLL_NS, OpenOffer, Requests, Wait
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.trainer_rounds import TrainerRounds
@@ -30,14 +30,14 @@ class CheckpointBarrier:
         self._trainer, self._post, self._note, self._now_ns = trainer, post, note, now_ns
         self._published, self._rack = trainer.published, trainer.member.rack
 
-    def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, Mark]:
+    def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, CheckpointRecord]:
         """Stop at the record of the log where all racks make this checkpoint: apply what is decided
         before it, and nothing after it. In lockstep stop at this step; open offers stay open.
         Raises CheckpointError past the limit; training may go on then."""
         deadline_ns = self._now_ns() + limit_ns
         with self._published.changed:
             before = self._published.mark[0].number if self._published.mark else 0
-        self._post(Cutting(name))
+        self._post(BarrierChanged(name))
         try:
             yield from self._until_all(
                 lambda: self._mark(name, before) is not None, deadline_ns, name
@@ -52,11 +52,13 @@ class CheckpointBarrier:
                     lambda: self._trainer.versions() == versions, deadline_ns, name, versions
                 )
         except BaseException:
-            self._post(Cutting(""))
+            self._post(BarrierChanged(""))
             raise
         return mark
 
-    def await_encoded(self, mark: Mark, offers: Sequence[OpenOffer], limit_ns: int) -> Requests:
+    def await_encoded(
+        self, mark: CheckpointRecord, offers: Sequence[OpenOffer], limit_ns: int
+    ) -> Requests:
         """Wait until the offers that were open at the cut are encoded: their tensors then hold what
         was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
         deadline_ns = self._now_ns() + limit_ns
@@ -72,12 +74,12 @@ class CheckpointBarrier:
                 f"{finite.index(0)} holds no finite numbers"
             )
 
-    def await_written(self, mark: Mark, limit_ns: int) -> Requests:
+    def await_written(self, mark: CheckpointRecord, limit_ns: int) -> Requests:
         """Say that this rank has written its part, and wait until all racks have. Any thread.
         Raises CheckpointError when a rack cannot write, or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         try:
-            self._post(Cutting(mark.name, written=True))
+            self._post(BarrierChanged(mark.name, written=True))
             yield from self._until_all(
                 lambda: self._newest_mark() > (mark.number, False), deadline_ns, mark.name
             )
@@ -98,9 +100,9 @@ class CheckpointBarrier:
                     f"checkpoint {mark.name!r} is incomplete: racks {lost} have not written it"
                 )
         finally:
-            self._post(Cutting(""))
+            self._post(BarrierChanged(""))
 
-    def _mark(self, name: str, before: int) -> tuple[Mark, tuple[int, ...]] | None:
+    def _mark(self, name: str, before: int) -> tuple[CheckpointRecord, tuple[int, ...]] | None:
         """The checkpoint of this name, if it came after number `before`, or without this rack."""
         mark = self._published.mark
         if mark is None or mark[0].name != name:

@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mend.consensus.records import Mark
-from mend.coordination.events import Cutting, Event
+from mend.consensus.records import CheckpointRecord
+from mend.coordination.events import BarrierChanged, Event
 from mend.engine.checkpoint import Facts, Taken, take, together, write_part
 from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.checkpoint_files import begin_part, complete_part
@@ -163,13 +163,13 @@ class CheckpointWriter:
         name = "checkpoint_state"
         if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()
-        mark: Mark = self._live(self._barrier.cut(name, limit_ns))
+        mark: CheckpointRecord = self._live(self._barrier.cut(name, limit_ns))
         try:
             taken = together(self._group, lambda: take(self._trainer))
             self._live(self._barrier.await_encoded(mark, taken.offers, limit_ns))
             state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
-            self._post(Cutting(""))
+            self._post(BarrierChanged(""))
         self._note(StateDictTaken(self._trainer.step, mark.number, tuple(taken.versions)))
         return state
 
@@ -188,7 +188,7 @@ class CheckpointWriter:
 
     def _begin(self, folder: Path, save: Save | None, limit_ns: int) -> PendingCheckpoint:
         begun_ns, before = self._now_ns(), self._trainer.versions()
-        mark: Mark = self._live(self._barrier.cut(folder.name, limit_ns))
+        mark: CheckpointRecord = self._live(self._barrier.cut(folder.name, limit_ns))
         cut_ns = self._now_ns()
         if save is None and self._trainer.versions() != before:
             self._note(CheckpointMoved(str(folder)))
@@ -222,7 +222,7 @@ class CheckpointWriter:
         self,
         group: RackGroup,
         folder: Path,
-        mark: Mark,
+        mark: CheckpointRecord,
         taken: Taken,
         rest: Rest | None,
         limit_ns: int,
@@ -243,7 +243,7 @@ class CheckpointWriter:
         self._note(replace(about, written_ms=(self._now_ns() - begun_ns) // MS))
 
     def _give_up(self, part: Path) -> None:
-        self._post(Cutting(""))
+        self._post(BarrierChanged(""))
         if self._group.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
 

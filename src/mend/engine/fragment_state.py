@@ -16,7 +16,7 @@ from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
-from mend.fragment.model_plan import Cut, ModelPlan
+from mend.fragment.model_plan import ModelPlan, PlannedFragment
 from mend.fragment.moments import MomentsView
 from mend.fragment.running_statistics import StatisticsView
 from mend.fragment.shards import Holding
@@ -259,12 +259,12 @@ it."""
 
 
 def tracks_of(
-    plan: ModelPlan, numerics: Numerics, holding_of: Callable[[Cut], Holding]
+    plan: ModelPlan, numerics: Numerics, holding_of: Callable[[PlannedFragment], Holding]
 ) -> list[FragmentState]:
     """The fragments at version 0: the model's weights and running statistics, and moments of
     zero."""
     tracks = []
-    for cut in plan.cuts:
+    for cut in plan.planned:
         view, held = plan.view_of(cut), holding_of(cut)
         rules = numerics.of(moments=cut.averaged)
         read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)

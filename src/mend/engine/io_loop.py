@@ -17,7 +17,15 @@ from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import Envelope, Hello, Message, Patch, Prepare, Retire, State
+from mend.coordination.messages import (
+    Envelope,
+    Hello,
+    Message,
+    Patch,
+    Prepare,
+    Retire,
+    StateMessage,
+)
 from mend.coordination.streams import Streams, Unread
 from mend.engine.connection_owners import ConnectionOwners
 from mend.engine.host import Host
@@ -445,7 +453,7 @@ class IoLoop:
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
         # Other messages (a refusal, a challenge) may come over a connection of their own.
         speaker, bare = Member(rack, envelope.incarnation), received.sender is None
-        counted = bare and isinstance(envelope.body, State | Patch)
+        counted = bare and isinstance(envelope.body, StateMessage | Patch)
         if counted and not self._speakers.admits(speaker, rank, received.route, self.now_ns()):
             raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
         address = _address_in(envelope.body)

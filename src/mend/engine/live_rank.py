@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.coordination.events import Event
-from mend.coordination.machines import Machines, Parts
+from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
 from mend.engine import signals
 from mend.engine.checkpoint import (
@@ -44,7 +44,7 @@ from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import Newcomers
 from mend.engine.numerics import Numerics
-from mend.engine.outcome import Outcome, tell_begin, tell_end
+from mend.engine.outcome import Outcome, report_end, tell_begin
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
@@ -305,7 +305,7 @@ class LiveRank:
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
     def _tape(
-        self, machines: Machines, parts: Parts, payload_bytes: tuple[int, ...]
+        self, machines: Machines, parts: ProcessSpec, payload_bytes: tuple[int, ...]
     ) -> TapeWriter | None:
         """Begin the tape of the machines, if one is wanted."""
         settings = self.settings
@@ -535,7 +535,7 @@ class LiveRank:
         """The first part of the end: from here on nothing happens by itself."""
         self.io_loop.close(self.rank.say_farewell)
         self.published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
-        tell_end(self.trainer.ended(self.me.rank), self.settings.outcomes, self.recorder.note)
+        report_end(self.trainer.ended(self.me.rank), self.settings.outcomes, self.recorder.note)
 
     def _close_noting(self, close: Callable[[], list[str]]) -> None:
         if left := close():

@@ -19,7 +19,7 @@ from mend.codec import CODECS
 from mend.coordination.events import Event
 from mend.engine.fragment_state import OpenOffer, Requests
 from mend.engine.numerics import Numerics
-from mend.engine.outcome import tell_end
+from mend.engine.outcome import report_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
 from mend.engine.served_metrics import ServedMetrics
@@ -123,7 +123,7 @@ class LocalOnlyRank:
             if not self._told:
                 self._told = True
                 ended = self.trainer.ended(self.me.rank)
-                tell_end(ended, self.settings.outcomes, self.recorder.note)
+                report_end(ended, self.settings.outcomes, self.recorder.note)
             self.metrics.close()
             self.numerics.close()
             self.pace.end()

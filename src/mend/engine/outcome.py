@@ -155,7 +155,7 @@ def read_ended(folder: Path) -> list[Ended]:
     return sorted(last, key=lambda end: (end.rack, end.rank))
 
 
-def tell_end(ended: Ended, folder: Path | None, note: Emit) -> None:
+def report_end(ended: Ended, folder: Path | None, note: Emit) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
     line. A rank that never took a step does nothing: its error was raised.
     """

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from mend.consensus.records import Commit, Share
+from mend.consensus.records import Commit, MergeMember
 from mend.events.kinds import LastRoundsAlone
 from mend.types import SECOND
 
@@ -76,9 +76,9 @@ class LastRounds:
     """Fragment -> what these rounds merged."""
     merged: Counter[int] = field(default_factory=Counter)
     """Fragment -> what all rounds merged."""
-    first: Share | None = None
+    first: MergeMember | None = None
     """What the first of them merged."""
-    newest: dict[int, Share] = field(default_factory=dict)
+    newest: dict[int, MergeMember] = field(default_factory=dict)
     """Rack -> its closing share, of any fragment, or else what was merged of it last."""
 
     def add(self, commit: Commit) -> None:

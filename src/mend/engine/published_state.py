@@ -17,12 +17,12 @@ from torch import Tensor
 
 from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
+    CheckpointRecord,
     Commit,
     Drop,
     Genesis,
     Last,
     Lineage,
-    Mark,
     Mitigation,
     Record,
     Roster,
@@ -149,9 +149,9 @@ class PublishedState:
         """The members that began the job."""
         self.first: tuple[int, ...] = ()
         """The version of every fragment that they began with."""
-        self.mark: tuple[Mark, tuple[int, ...]] | None = None
+        self.mark: tuple[CheckpointRecord, tuple[int, ...]] | None = None
         """The newest checkpoint, and the decided version of every fragment before it."""
-        self.written: Mark | None = None
+        self.written: CheckpointRecord | None = None
         """The newest checkpoint that all its racks have written."""
         self.mitigations: Mapping[int, Mitigation] = {}
         """By slow rack."""
@@ -217,9 +217,9 @@ class PublishedState:
                 self._drop(record)
             elif isinstance(record, Mitigation):
                 self.mitigations = mitigations_after(self.mitigations, record)
-            elif isinstance(record, Mark) and record.written:
+            elif isinstance(record, CheckpointRecord) and record.written:
                 self.written = record
-            elif isinstance(record, Mark):
+            elif isinstance(record, CheckpointRecord):
                 self.mark = record, tuple(panel.decided for panel in self.panels)
             self.changed.notify_all()
 
@@ -298,11 +298,11 @@ class PublishedState:
                 panel.decided = panel.restored = snapshot.versions[p]
                 panel.digests[panel.decided] = snapshot.digests[p]
                 panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
-            if snapshot.mark is not None:
-                self._restore_mark(snapshot.mark, snapshot.mark_versions)
+            if snapshot.checkpoint is not None:
+                self._restore_mark(snapshot.checkpoint, snapshot.checkpoint_versions)
             self.changed.notify_all()
 
-    def _restore_mark(self, mark: Mark, versions: tuple[int, ...]) -> None:
+    def _restore_mark(self, mark: CheckpointRecord, versions: tuple[int, ...]) -> None:
         """Take the newest checkpoint. The record of its begin may be known already."""
         if self.mark is None or self.mark[0].number != mark.number:
             self.mark = mark, versions

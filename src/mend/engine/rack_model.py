@@ -13,7 +13,7 @@ from mend.engine.rank_config import Settings
 from mend.engine.recut import Recut
 from mend.engine.sums import check_room
 from mend.errors import UsageError
-from mend.fragment.model_plan import Cut, ModelPlan
+from mend.fragment.model_plan import ModelPlan, PlannedFragment
 from mend.fragment.plan import (
     Item,
     first_unequal_replica,
@@ -74,7 +74,7 @@ class RackModel:
         """The fragments at version 0. Raises ConfigError where shards do not make up a tensor."""
         boxes = [{item.name: item.shard for item in items} for items in self._inventories]
 
-        def held(cut: Cut) -> Holding:
+        def held(cut: PlannedFragment) -> Holding:
             if cut.statistics:  # of FSDP2 and TP, too, every rank holds all of them
                 return replicated(cut.layout, len(boxes), self._rank)
             shards = [[of[name] for name in self.plan.names_in(cut)] for of in boxes]

@@ -14,7 +14,7 @@ from mend.consensus.records import MomentFragments, Policy, Seat
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
 from mend.engine.fragment_state import StepOptions
@@ -73,7 +73,7 @@ class Settings:
         if plan.statistics:
             groups.append(MomentFragments(len(plan.statistics), self.policy.period_steps))
         policy = structs.replace(
-            self.policy, ranks=ranks, fragments=len(plan.cuts), moments=tuple(groups)
+            self.policy, ranks=ranks, fragments=len(plan.planned), moments=tuple(groups)
         )
         return replace(self, policy=policy)
 
@@ -100,7 +100,7 @@ def parts_of(
     resumed: tuple[Resume, int] | None = None,
     buffers: tuple[tuple[str, str], ...] = (),
     part_lost: bool = False,
-) -> Parts:
+) -> ProcessSpec:
     """The parts of one rank's machines.
 
     `settings`: completed. `ranks`: the introductions of all ranks of the rack, in rank order.
@@ -111,9 +111,9 @@ def parts_of(
     heartbeat_ns, silence_ns = settings.heartbeat_ms * MS, detect_ns(settings.heartbeat_ms)
     versions = resumed[0].versions if resumed else ()
     options_r = RankOptions(heartbeat_ns, policy.ranks, sums, settings.detector)
-    rank_machine = RankParts(options_r, ranks[me.rank].digests, versions)
+    rank_machine = RankSpec(options_r, ranks[me.rank].digests, versions)
     if me.rank != 0:
-        return Parts(me, member, rank_machine)
+        return ProcessSpec(me, member, rank_machine)
     hello = Hello(
         seat=Seat(member, ranks[0].address, tuple(rank.lane for rank in ranks)),
         policy=policy,
@@ -133,6 +133,6 @@ def parts_of(
     peers = tuple(Peer(rack, 0) for rack in sorted(settings.peers) if rack != me.rack)
     options = LeaderOptions(heartbeat_ns, silence_ns, settings.start_timeout_ns, peers)
     address = settings.witness or settings.peers[0]
-    leader = LeaderParts(hello, where, options, started_ns, address)
+    leader = LeaderSpec(hello, where, options, started_ns, address)
     options_c = CoordinatorOptions(policy.racks, heartbeat_ns, silence_ns, first=where == me)
-    return Parts(me, member, rank_machine, leader, CoordinatorParts(settings.job, options_c))
+    return ProcessSpec(me, member, rank_machine, leader, CoordinatorSpec(settings.job, options_c))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mend.coordination.machines import Machines, Parts, machines_of
+from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter
 from mend.engine.eviction import EvictableTrainer
 from mend.engine.published_state import PublishedState
@@ -36,7 +36,7 @@ class RankFactory:
         """Takes the arguments of `CheckpointWriter`."""
         return CheckpointWriter(*args, **options)
 
-    def machines(self, parts: Parts) -> Machines:
+    def machines(self, parts: ProcessSpec) -> Machines:
         """Raises MendError where this rank must not start."""
         return machines_of(parts)
 

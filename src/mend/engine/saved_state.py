@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mend.consensus.records import Mark
+from mend.consensus.records import CheckpointRecord
 from mend.engine.checkpoint import (
     Facts,
     Part,
@@ -47,7 +47,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 def saved_state(
-    group: RackGroup, rack: int, facts: Facts, mark: Mark, taken: Taken
+    group: RackGroup, rack: int, facts: Facts, mark: CheckpointRecord, taken: Taken
 ) -> dict[str, dict[str, Tensor]]:
     """Of one rank, for DCP. All ranks of the rack together. Shares memory with what was taken."""
     tensors = dict(taken.tensors)

@@ -17,7 +17,7 @@ from mend.coordination.events import (
     Captured,
     StillOpen,
 )
-from mend.coordination.events import Progress as Stepped
+from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.digest import StateDigest
 from mend.engine.fragment_state import (

@@ -32,7 +32,7 @@ from mend.coordination.events import (
     StillOpen,
     Timed,
 )
-from mend.coordination.events import Progress as Stepped
+from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.cuda_staging import CudaStaging
 from mend.engine.fragment_state import (

@@ -12,7 +12,13 @@ from pathlib import Path
 from mend.coordination.acceptor_host import WitnessFollower
 from mend.coordination.coordinator import Coordinator, CoordinatorOptions
 from mend.coordination.events import Connect, Finished, Heard, Machine, Note, Send, Tick
-from mend.coordination.machines import COORDINATOR, FOLLOWER, CoordinatorParts, Parts, machines_of
+from mend.coordination.machines import (
+    COORDINATOR,
+    FOLLOWER,
+    CoordinatorSpec,
+    ProcessSpec,
+    machines_of,
+)
 from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.effects import EventQueue, Handlers
 from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
@@ -120,7 +126,10 @@ class Witness:
 
 
 def build_witness(
-    parts: Parts, host: HostInterface, progress: Callable[[str], None], tape: Tape | None = None
+    parts: ProcessSpec,
+    host: HostInterface,
+    progress: Callable[[str], None],
+    tape: Tape | None = None,
 ) -> Witness:
     """A witness with the coordinator and the follower that `parts` describe."""
     made = machines_of(parts)
@@ -156,7 +165,7 @@ def run(
     )  # fmt: skip
     io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
-    parts = Parts(me, member, coordinator=CoordinatorParts(job_id, options))
+    parts = ProcessSpec(me, member, coordinator=CoordinatorSpec(job_id, options))
     tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
     witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
     if tape is not None:

@@ -1,4 +1,4 @@
-"""fragment: the only room that touches the model. Plans, views and the arithmetic of applying an
+"""fragment: the only room that touches the model. Plans, views, and the arithmetic of applying an
 anchor."""
 
 from mend.fragment.apply import ApplyMode, realign

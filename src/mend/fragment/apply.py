@@ -1,5 +1,5 @@
-"""Moves the parameters of a rank to a new anchor. Element-wise fp32 on the training thread; no
-peers, clocks, files.
+"""Moves the parameters of a rank to a new anchor. Element-wise fp32 on the training thread; uses no
+peers, clocks or files.
 
 Legend: N elements of the span, n elements of a block.
 """

@@ -1,11 +1,12 @@
 """Snapshot and apply for parameters on a GPU, beside the training stream.
 
 Snapshots and applies run on one side stream per rank. Around each of them the training stream gets
-two events and nothing else: one that the job waits for (the parameters are written), one that the
-next step waits for (the job is done with them). What crosses the bus does so before or after, under
-the training steps: a snapshot goes to the host from a copy on the device, and a new anchor is
-uploaded when it arrives, not when it is due, on a stream of its own: a snapshot that had to wait
-for an upload would hold up the training stream for as long. Never peers, clocks, files.
+two events and nothing else: one that the snapshot or apply waits for (the parameters are written),
+and one that the next step waits for (the snapshot or apply is done with them). Bus transfers happen
+before or after, hidden under the training steps: a snapshot goes to the host from a copy on the
+device, and a new anchor is uploaded when it arrives, not when it is due. Uploads have their own
+stream, because a snapshot that waited for an upload would delay the training stream. Uses no peers,
+clocks or files.
 
 On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
 snapshot, two for an anchor that waits for its apply point. `encode` leaves two there, and needs two
@@ -30,7 +31,7 @@ from mend.fragment.view import FragmentView
 from mend.types import Owned
 
 _CHUNK_NUMEL = 1 << 24
-"""Elements worked on at once: scratch of 64 MiB, twice, for parameters that are not fp32."""
+"""Elements processed at once: twice 64 MiB of scratch for parameters that are not fp32."""
 
 Landed = Callable[[], None]
 """Blocks the calling thread until a copy has arrived on the host."""
@@ -43,7 +44,7 @@ def device_of(parameters: Iterable[Tensor]) -> torch.device | None:
 
 
 def on_host(values_N: Tensor) -> Tensor:
-    """The values in host memory. Blocks the calling thread, and no stream of the training's."""
+    """The values in host memory. Blocks the calling thread, but none of the training streams."""
     if values_N.device.type == "cpu":
         return values_N
     device: Any = torch.get_device_module(values_N.device)
@@ -52,19 +53,19 @@ def on_host(values_N: Tensor) -> Tensor:
 
 
 Encode = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""(snapshot, which becomes the delta; anchor; residual) -> (what is left out; what goes to the
-host), all on the device."""
+"""(snapshot, which becomes the delta; anchor; residual) -> (what is left out of the offer; the
+bytes for the host), all on the device."""
 
 
 class Move(NamedTuple):
-    """A move of the model from one anchor to another: what decides which vectors it needs."""
+    """A move of the model from one anchor to another. It decides which vectors are needed."""
 
     base: int
     """Version of the old anchor."""
     version: int
     """Version of the new one."""
     offer: int
-    """Number of the own offer that the new anchor has merged; 0: none."""
+    """seq of the own offer that the new anchor has merged; 0: none."""
     apply_mode: ApplyMode
 
 
@@ -75,7 +76,7 @@ class Uploaded:
     move: Move
     next_N: Tensor
     base_N: Tensor | None
-    """Subtracted from theta: the old anchor, or what was captured; None: not needed."""
+    """Vector to subtract from theta: the old anchor, or the captured snapshot; None: not needed."""
     ready: Any
     """Event after which both are on the device."""
 
@@ -85,8 +86,8 @@ class Uploaded:
 
 
 class Side:
-    """The side streams of one rank's device. One thread at a time may use it; `upload` and `forget`
-    ask CUDA nothing that it forbids while another thread captures a graph."""
+    """The side streams of one rank's device. One thread at a time may use it. `upload` and `forget`
+    make no CUDA call that is forbidden while another thread captures a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -98,12 +99,12 @@ class Side:
         self._stream, self._uploads = new_stream(), new_stream()
         self._flying: list[tuple[Any, tuple[Tensor, ...]]] = []
         self.bytes_peak = 0
-        """Most memory of the device that was taken at once."""
+        """Peak device memory in use."""
         self._waiting_bytes = 0
 
     def prepare(self, numels: Sequence[int], uploaded: Sequence[int]) -> None:
-        """Have torch's allocator hold what rounds will take: vectors of so many elements (fp32),
-        and of so many for uploads."""
+        """Reserve in torch's allocator what rounds will need: vectors of these numbers of elements
+        (fp32), and of these for uploads."""
         ready = []
         for stream, sizes in ((self._stream, numels), (self._uploads, uploaded)):
             with self._torch.stream(stream):
@@ -151,7 +152,7 @@ class Side:
 
     @torch.no_grad()
     def fetch(self, values_N: Tensor) -> Tensor:
-        """A copy on the device, for what is given to the side stream later."""
+        """A copy on the device, for later use by the side stream."""
         with self._torch.stream(self._uploads):
             found_N = torch.empty(values_N.numel(), dtype=torch.float32, device=self.device)
             found_N.copy_(values_N, non_blocking=True)
@@ -161,7 +162,7 @@ class Side:
         return found_N
 
     def held(self, more: int) -> None:
-        """Bytes that stay on the device from now on; negative: that do not any more."""
+        """Count bytes that stay on the device from now on; negative: that no longer do."""
         self._waiting_bytes += more
         self._count(0)
 
@@ -199,7 +200,7 @@ class Side:
         out_N: Tensor | None = None,
     ) -> None:
         """Move the owned elements under the new anchor: in place, or to `out_N` (fp32, on the
-        device) where replicas have to be told. The formulas are those of `realign`."""
+        device) if replicas need the values. The formulas are those of `realign`."""
         main = self._begin()
         with self._torch.stream(self._stream):
             self._stream.wait_event(new.ready)
@@ -222,24 +223,24 @@ class Side:
         self.forget(new)
 
     def forget(self, new: Uploaded) -> None:
-        """An upload that is applied, or not wanted any more. Once for each."""
+        """Release an upload that is applied or no longer wanted. Call it once per upload."""
         self._waiting_bytes -= new.device_bytes
 
     def close(self) -> None:
-        """Wait until no copy reads or writes memory of the host any more."""
+        """Wait until no copy reads or writes host memory any more."""
         self._mark(self._stream).synchronize()
         self._flying.clear()
 
     # -------------------------------------------------------------- streams
 
     def _begin(self) -> Any:
-        """The side stream waits for what the training stream has been given so far."""
+        """Make the side stream wait for the work queued on the training stream so far."""
         main = self._torch.current_stream(self.device)
         self._stream.wait_stream(main)
         return main
 
     def _end(self, main: Any) -> None:
-        """The training stream waits for what the side stream has been given so far."""
+        """Make the training stream wait for the work queued on the side stream so far."""
         main.wait_event(self._mark(self._stream))
 
     def _mark(self, stream: Any) -> Any:
@@ -248,8 +249,8 @@ class Side:
         return event
 
     def _lend(self, *uploaded: Tensor | None) -> Any:
-        """Let the side stream use them: return the event after which it may, and have the allocator
-        wait for that stream before it gives their memory away."""
+        """Lend tensors to the side stream: return the event after which it may use them, and make
+        the allocator wait for that stream before it reuses their memory."""
         if self.device.type != "cpu":
             for vector in uploaded:
                 if vector is not None:
@@ -257,11 +258,11 @@ class Side:
         return self._mark(self._uploads)
 
     def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
-        """Host memory must not be used again while a copy still reads it."""
+        """Keep host memory alive while a copy still reads it."""
         self._flying.append((done, sources))
 
     def _collect(self) -> None:
-        """Let go of host memory that no copy reads any more."""
+        """Release host memory that no copy reads any more."""
         self._flying = [(event, kept) for event, kept in self._flying if not event.query()]
 
     def _count(self, more: int) -> None:

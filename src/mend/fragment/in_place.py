@@ -1,5 +1,5 @@
-"""Whether the parameters that mend reads and writes are still those that the script trains. Reads
-the model; never peers, clocks, files."""
+"""Checks that the parameters that mend reads and writes are still those that the script trains.
+Reads the model; uses no peers, clocks or files."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class InPlace:
-    """Checks that the parameters read and written are those trained. Holds no module alive.
+    """Checks that the parameters read and written are the trained ones. Keeps no module alive.
 
     The FSDP2 modules of a model may be gathered when their shards are wanted: after a forward pass
     without grad the root stays so, its parameters are then plain tensors, and what is written to
     the shards is overwritten unseen. A parameter may have been replaced, by a `fully_shard` that
-    came too late or by `load_state_dict(assign=True)`: the old one is not trained any more. And
-    its elements may have been replaced by another parameter's (`p.data = other.data`): one write
-    would undo the other.
+    came too late or by `load_state_dict(assign=True)`: the old one is not trained any more. And its
+    elements may have been replaced by another parameter's (`p.data = other.data`): one write would
+    undo the other.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [weakref.ref(m) for m in _fsdp_modules(model)]
         self._homes: list[tuple[str, weakref.ref[nn.Module], str, nn.Parameter, str]] = []
         self._places: list[tuple[int, ...]] = []
-        """Where the elements of the parameters were in memory when they last shared none."""
+        """Memory layout of the parameters when they last shared no element."""
 
     def watch(self, model: nn.Module, exchanged: Container[int]) -> None:
         """From now on the exchanged parameters (ids) must stay where they are. The model is
@@ -102,7 +102,7 @@ def _kind(parameter: Tensor) -> str:
 
 
 def _place(parameter: Tensor) -> tuple[int, ...]:
-    """Where the elements are that this rank holds, and their strides; empty: nobody can tell."""
+    """Address and strides of the elements that this rank holds; empty: unknown."""
     held = parameter if type(parameter) is nn.Parameter else local_of(parameter)
     if type(held) is Tensor or held is parameter:
         return held.data_ptr(), *held.stride()

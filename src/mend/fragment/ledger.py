@@ -1,4 +1,4 @@
-"""The one-ledger identity of a rack's fragment, in doubles. For tests and the simulator.
+"""The conservation identity of a rack's fragment, in doubles. For tests and the simulator.
 
 Legend: N elements of a fragment.
 """
@@ -16,8 +16,8 @@ class VectorLedger:
 
     U: the sum of all inner optimizer updates; y: the offer as the others decode it; e: the
     residual; A: the anchor applied last; theta: the live parameters. Exact for `carry` with carried
-    exclusions and a residual that is taken over only when an offer is named. Movement lost or
-    counted twice shows up as a number. It is blind to wrong weights and counters. A pending offer
+    exclusions and a residual that is taken over only when an offer is named. Movement that is lost
+    or counted twice shows as a nonzero sum. Wrong weights and counters do not show. A pending offer
     needs no term: until its commit is applied, A - theta still holds it.
     """
 
@@ -39,8 +39,8 @@ class VectorLedger:
         self._open_N = y_N.double().clone()
 
     def named(self, y_N: Tensor | None = None) -> None:
-        """A commit that names the offer was applied. `y_N`: the offer, where `captured` was not
-        told."""
+        """A commit that names the offer was applied. `y_N`: the offer, if `captured` was not
+        called."""
         sent_N = self._open_N if y_N is None else y_N.double()
         self._sent_N += require(sent_N, "named without an offer")
         self._open_N = None

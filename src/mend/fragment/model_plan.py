@@ -1,6 +1,6 @@
-"""A model as its rack exchanges it: which parameters, moments and running statistics, in which
-fragments. Made once,
-where training begins, and handed to all that ask. Never peers, clocks, files."""
+"""The exchanged part of a model: which parameters, moments and running statistics, in which
+fragments. Made once, at the start of training, and passed to all users. Uses no peers, clocks or
+files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mend.fragment.view import FragmentView
 from mend.types import Layout
 
 
-class Cut(NamedTuple):
+class PlannedFragment(NamedTuple):
     """One fragment. `moments` or `statistics`: those of its slots; a fragment of weights has
     neither."""
 
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
     @property
     def averaged(self) -> bool:
-        """Whether the racks' mean is what all continue from, instead of an outer step."""
+        """Whether all racks continue from the plain mean instead of taking an outer step."""
         return bool(self.moments or self.statistics)
 
 
@@ -85,23 +85,23 @@ class ModelPlan:
 
     @cached_property
     def ids(self) -> set[int]:
-        """Of the parameters."""
+        """ids of the exchanged parameters."""
         return {id(parameter) for parameter in self.parameters.values()}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Name -> what is exchanged of the model: the parameters and the running statistics."""
-        statistics = (each for cut in self.statistics for each in cut.statistics)
+        statistics = (each for fragment in self.statistics for each in fragment.statistics)
         return {**self.parameters, **{each.name: each.live() for each in statistics}}
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Those that require a gradient."""
+        """The exchanged parameters that require a gradient."""
         return {name: p for name, p in self.parameters.items() if p.requires_grad}
 
     @cached_property
     def device(self) -> torch.device | None:
-        """The one that all parameters are on; None when they are on several."""
+        """The device that all parameters are on; None if they are on several."""
         return device_of(self.parameters.values())
 
     @property
@@ -110,53 +110,57 @@ class ModelPlan:
         return self.device if self.device is not None and self.device.type == "cuda" else None
 
     @cached_property
-    def weights(self) -> tuple[Cut, ...]:
+    def weights(self) -> tuple[PlannedFragment, ...]:
         """Raises ConfigError without a trainable parameter."""
         layouts = cut_weights(self.module, [*self.parameters.items()], self._fragments)
-        return tuple(Cut(layout) for layout in layouts)
+        return tuple(PlannedFragment(layout) for layout in layouts)
 
     @cached_property
-    def moments(self) -> tuple[tuple[Cut, ...], ...]:
+    def moments(self) -> tuple[tuple[PlannedFragment, ...], ...]:
         """For each of `moment_periods` its fragments, numbered after those before. Raises
         ConfigError for an optimizer that does not keep them."""
-        found: list[tuple[Cut, ...]] = []
+        found: list[tuple[PlannedFragment, ...]] = []
         named, first = [*self.parameters.items()], len(self.weights)
         for order, period in self.moment_periods.items():
             moments = moments_of(named, self._optimizers, order, period)
             made = build_moment_plan(moments, self._fragments, first)
-            found.append(tuple(Cut(layout, tuple(each)) for layout, each in made))
+            found.append(tuple(PlannedFragment(layout, tuple(each)) for layout, each in made))
             first += len(made)
         return tuple(found)
 
     @cached_property
-    def statistics(self) -> tuple[Cut, ...]:
+    def statistics(self) -> tuple[PlannedFragment, ...]:
         """The fragment of running statistics, after those of the moments; empty: there are none."""
         found = statistics_of(self.module) if self._statistics else []
         number = len(self.weights) + sum(map(len, self.moments))
-        return (Cut(plan_statistics(found, number), statistics=tuple(found)),) if found else ()
+        return (
+            (PlannedFragment(plan_statistics(found, number), statistics=tuple(found)),)
+            if found
+            else ()
+        )
 
     @cached_property
-    def cuts(self) -> tuple[Cut, ...]:
+    def planned(self) -> tuple[PlannedFragment, ...]:
         """All fragments, by number: those of the weights, of the moments, of the statistics."""
         return (*sum(self.moments, self.weights), *self.statistics)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """Of all fragments, by number."""
-        return tuple(cut.layout for cut in self.cuts)
+        """The layouts of all fragments, by number."""
+        return tuple(fragment.layout for fragment in self.planned)
 
-    def names_in(self, cut: Cut) -> list[str]:
+    def names_in(self, fragment: PlannedFragment) -> list[str]:
         """Names of the parameters, or buffers, of the slots of a fragment."""
-        return [m.name for m in cut.moments] or [slot.name for slot in cut.layout.slots]
+        return [m.name for m in fragment.moments] or [slot.name for slot in fragment.layout.slots]
 
-    def view_of(self, cut: Cut) -> FragmentView:
+    def view_of(self, fragment: PlannedFragment) -> FragmentView:
         """Reads and writes this rank's part of a fragment."""
-        if cut.moments:
-            return MomentsView(cut.layout, cut.moments, self.check)
-        if cut.statistics:
-            return StatisticsView(cut.layout, cut.statistics, self.check)
-        parameters = [self.parameters[slot.name] for slot in cut.layout.slots]
-        return FragmentView(cut.layout, parameters, self.check)
+        if fragment.moments:
+            return MomentsView(fragment.layout, fragment.moments, self.check)
+        if fragment.statistics:
+            return StatisticsView(fragment.layout, fragment.statistics, self.check)
+        parameters = [self.parameters[slot.name] for slot in fragment.layout.slots]
+        return FragmentView(fragment.layout, parameters, self.check)
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) lines in which the plans of two racks can differ."""
@@ -191,6 +195,9 @@ class ModelPlan:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 plain.add(id(parameter))
         return [
-            tuple(cut.averaged or id(self.parameters[name]) in plain for name in self.names_in(cut))
-            for cut in self.cuts
+            tuple(
+                fragment.averaged or id(self.parameters[name]) in plain
+                for name in self.names_in(fragment)
+            )
+            for fragment in self.planned
         ]

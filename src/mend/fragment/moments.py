@@ -1,9 +1,9 @@
-"""Moments: what an inner optimizer keeps of a parameter, element by element. Reads and writes the
-states of optimizers; never peers, clocks, files.
+"""Moments: the per-element state that an inner optimizer keeps of a parameter. Reads and writes
+optimizer states; uses no peers, clocks or files.
 
 A moment is an exponential moving average of gradients (first) or of their squares (second). Racks
-average them with periods of their own: DES-LOC, arXiv 2505.22549. So are the running statistics of
-a layer's inputs (`running_statistics.py`), which share the view.
+average them with their own periods: DES-LOC, arXiv 2505.22549. The running statistics of a layer's
+inputs (`running_statistics.py`) are averaged in the same way and share the view.
 
 Legend: N elements of the vector.
 """
@@ -36,8 +36,8 @@ class Optimizer(Protocol):
 
 
 class Kind(NamedTuple):
-    """A state that is a moment. `beta(group)`: what is left of it after a step; 0: it is not kept
-    in this group."""
+    """A state that is a moment. `beta(group)`: fraction of it that is left after a step; 0: this
+    group does not keep it."""
 
     state: str
     order: int
@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[Kind, ...]] = {
 
 
 class Moment(NamedTuple):
-    """One moment of one parameter. `optimizer`: the one of torch itself, out of its wrappers."""
+    """One moment of one parameter. `optimizer`: torch's own, without wrappers."""
 
     name: str
     parameter: nn.Parameter
@@ -73,8 +73,8 @@ class Moment(NamedTuple):
     kind: Kind
 
     def live(self) -> Tensor | None:
-        """What this rank holds of it; None: the optimizer has not made it yet. Raises UsageError
-        when it is no moment of this parameter."""
+        """This rank's part of it; None: the optimizer has not created it yet. Raises UsageError if
+        it is not a moment of this parameter."""
         state = self.optimizer.state.get(self.parameter, {})
         if state and self.kind.state not in state:
             raise UsageError(
@@ -99,13 +99,12 @@ class Moment(NamedTuple):
 
     @property
     def beta(self) -> float:
-        """As the optimizer has it now."""
+        """beta as the optimizer has it now."""
         return self.kind.beta(self.optimizer.param_groups[self.group])
 
 
 class Averaged(Protocol):
-    """A tensor whose mean over the racks is what all continue from: a moment, or a running
-    statistic."""
+    """A tensor of which all racks continue from the mean: a moment, or a running statistic."""
 
     @property
     def name(self) -> str: ...
@@ -120,10 +119,10 @@ class Averaged(Protocol):
 
     @property
     def beta(self) -> float:
-        """What is left of it after a step."""
+        """Fraction of it that is left after a step."""
 
     def live(self) -> Tensor | None:
-        """What this rank holds of it; None: there is none yet."""
+        """This rank's part of it; None: there is none yet."""
 
 
 def moments_of(
@@ -176,7 +175,7 @@ def _kinds(optimizer: object, setting: str, period: int) -> tuple[Kind, ...]:
 
 
 def _unwrap_optimizer(optimizer: object) -> object:
-    """That of torch inside wrappers such as Accelerate's."""
+    """torch's own optimizer inside wrappers such as Accelerate's."""
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     return optimizer
@@ -197,8 +196,8 @@ def build_moment_plan(
 
 
 class MomentsView(FragmentView):
-    """A fragment of moments. What the optimizer has not made yet reads as zeros, and is not
-    written."""
+    """A fragment of moments. A moment that the optimizer has not created yet reads as zeros and is
+    not written."""
 
     def __init__(
         self, layout: Layout, moments: Sequence[Averaged], check: Callable[[], None] = lambda: None
@@ -211,7 +210,7 @@ class MomentsView(FragmentView):
         return [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
 
     def repair(self) -> list[str]:
-        """Before a read: replace what is no usable number and cannot become one again by training.
+        """Before a read: replace values that are not finite and cannot recover through training.
         Returns the names of what was replaced."""
         return []
 
@@ -219,7 +218,7 @@ class MomentsView(FragmentView):
         """A capture was read."""
 
     def left(self, steps: int) -> list[float | None]:
-        """What is left of each after `steps`; None: it stays as it is."""
+        """Fraction of each that is left after `steps`; None: it does not change."""
         return [each.beta**steps for each in self.moments]
 
     @torch.no_grad()

@@ -1,5 +1,4 @@
-"""The exchanged parameters and their fragments. Reads the model; never peers, clocks,
-files.
+"""The exchanged parameters and their fragments. Reads the model; uses no peers, clocks or files.
 
 Every rack computes the same plan from its own copy of the model; nothing here depends on values,
 devices or hashing.
@@ -33,7 +32,7 @@ from mend.fragment.shards import (
 from mend.types import Layout, Slot
 
 PLACED = "placement "
-"""Of the fact of a parameter that is spread over the ranks of a rack."""
+"""Prefix of the fact of a parameter that is spread over the ranks of a rack."""
 
 
 def unwrap(model: nn.Module) -> nn.Module:

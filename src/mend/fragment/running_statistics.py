@@ -1,7 +1,7 @@
-"""Running statistics: the means and variances that BatchNorm and its like keep of their inputs.
-Reads and writes buffers of modules; never peers, clocks, files.
+"""Running statistics: the means and variances that BatchNorm and similar layers keep of their
+inputs. Reads and writes buffers of modules; uses no peers, clocks or files.
 
-A running statistic is an exponential moving average, as a moment of an optimizer is, and racks
+A running statistic is an exponential moving average, like a moment of an optimizer, and racks
 average it in the same way.
 """
 
@@ -123,8 +123,8 @@ class StatisticsView(MomentsView):
 
     @torch.no_grad()
     def repair(self) -> list[str]:
-        """A statistic that has met an infinity, as in a step that a GradScaler skips, stays NaN for
-        ever. It becomes what mend wrote last: the racks' last mean."""
+        """A statistic that has received Inf, as in a step that a GradScaler skips, stays NaN
+        forever. It is reset to what mend wrote last: the racks' last mean."""
         bad = []
         for each, now, written in zip(self.statistics, self._values(), self._written, strict=True):
             # A magnitude whose square is infinite in fp32 is not merged either.

@@ -1,10 +1,10 @@
-"""The elements that a rank holds of every tensor, and those that it owns. Reads the model; never
-peers, clocks, files.
+"""The elements that a rank holds of every tensor, and those that it owns. Reads the model; uses no
+peers, clocks or files.
 
 Under FSDP2 and tensor parallelism a parameter is a DTensor of which a rank holds one box, under DDP
 every rank holds the whole. Ranks that hold the same box are replicas: each owns an equal slice of
-it, speaks for that slice between the racks, and gets the other slices from its replicas when a new
-anchor is applied. A box without replicas is owned whole, and no rank ever sees more of the
+it, exchanges that slice with the other racks, and gets the other slices from its replicas when a
+new anchor is applied. A box without replicas is owned whole, and no rank ever sees more of the
 model than its own boxes.
 
 Legend: N elements of a vector.
@@ -45,8 +45,8 @@ class Shard(NamedTuple):
 
 
 def as_dtensor(parameter: Tensor) -> DTensor | None:
-    """The parameter, if it is a DTensor. Imports nothing: who has made one has imported it, and
-    others shall not wait for that."""
+    """The parameter, if it is a DTensor. Does not import DTensor: code that has made one has
+    imported it already, and other processes should not wait for the import."""
     module = sys.modules.get("torch.distributed.tensor")
     return parameter if module is not None and isinstance(parameter, module.DTensor) else None
 
@@ -118,8 +118,8 @@ def by_rows(ranks: int) -> str:
 
 
 def row_box(shape: tuple[int, ...], ranks: int, rank: int) -> Shard:
-    """The box of a rank there, by the rule of `torch.chunk`: all get as many rows, the last ones
-    what is left."""
+    """The box of a rank under that placement, by the rule of `torch.chunk`: all ranks get equally
+    many rows, the last ones the remainder."""
     rows, each = shape[0], -(-shape[0] // ranks)
     first, last = min(rank * each, rows), min((rank + 1) * each, rows)
     return Shard((last - first, *shape[1:]), (first, *(0 for _ in shape[1:])))
@@ -164,7 +164,7 @@ class Holding:
 
     @property
     def teams(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """Replicas that have to put slices together -> the slots concerned. Same order on all."""
+        """Replicas that have to exchange slices -> the slots concerned. Same order on all."""
         found = defaultdict[tuple[int, ...], list[int]](list)
         for slot, ranks in enumerate(self.replicas):
             if len(ranks) > 1:
@@ -206,11 +206,11 @@ def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
     return holding(layout, [whole] * ranks, rank)
 
 
-MergeProposal = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
+GatherSlices = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]
 """(replicas, slots) -> what each replica owns of these slots, end to end; it may be longer."""
 
 
-def put_together(mine: Holding, slice_N: Tensor, gather: MergeProposal) -> Tensor:
+def put_together(mine: Holding, slice_N: Tensor, gather: GatherSlices) -> Tensor:
     """All that this rank holds of a fragment (fp32), from its own slice and those of its
     replicas."""
     whole_N = torch.empty(sum(mine.local), dtype=torch.float32, device=slice_N.device)
@@ -237,7 +237,7 @@ def take(slice_N: Tensor, owned: Owned, slots: Sequence[int]) -> Tensor:
 
 
 def _places(owned: Owned) -> list[slice]:
-    """Where the elements of each slot lie in the vector of `owned`."""
+    """Positions of the elements of each slot in the vector of `owned`."""
     return [slice(start, stop) for start, stop in pairwise(owned.cuts)]
 
 

@@ -1,5 +1,6 @@
 """Finds buffers and frozen parameters that racks do not exchange: those that training changes, and
-digests of all buffers for a comparison at the start. Reads the model; never peers, clocks, files.
+digests of all buffers for a comparison at the start. Reads the model; uses no peers, clocks or
+files.
 
 Of those that training changes only floating-point ones of the state dict count. Some are known by
 the type of their module; for the rest only a comparison of values tells.
@@ -36,7 +37,7 @@ def running_statistics(model: nn.Module) -> list[str]:
 
 
 def digests_of_rest(model: nn.Module, exchanged: Collection[Tensor]) -> dict[str, str]:
-    """Name -> digest of what nobody exchanges, as this rank holds it: buffers, but for those of
+    """Name -> digest of what is not exchanged, as this rank holds it: buffers, but for those of
     `running_statistics`, and the first elements of parameters that need no gradient and are not
     `exchanged`, as the teacher of a student that is an average of it."""
     module, known = unwrap(model), {id(p) for p in exchanged}

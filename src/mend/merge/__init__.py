@@ -1,4 +1,4 @@
-"""merge: many deltas -> one. The names a configuration may use."""
+"""merge: many deltas -> one. The names that a configuration may use."""
 
 from __future__ import annotations
 

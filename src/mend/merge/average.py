@@ -61,7 +61,7 @@ class Average:
 
 
 class Made:
-    """The one delta as it is: it was merged elsewhere."""
+    """Passes on a single delta that was merged elsewhere."""
 
     name = "made"
 
@@ -75,8 +75,8 @@ def _half_of_sum(first_N: Tensor, second_N: Tensor, out_N: Tensor) -> bool:
 
     fp64 has more than twice the digits of fp32, so rounding a sum to fp64 and then to fp32 gives
     what rounding it to fp32 gives (Figueroa 1995), and halving is exact: of a sum below 2^-125,
-    where it is not, both ways round the exact a + b once. Only a + b may leave the range of fp32
-    where its half does not; then the answer is False, and `out_N` has to be written again.
+    where it is not, both ways round the exact a + b once. Only if a + b leaves the range of fp32
+    and its half does not, this fails: it returns False, and `out_N` has to be written again.
     """
     torch.add(first_N, second_N, out=out_N)
     out_N.mul_(0.5)

@@ -1,5 +1,5 @@
 """Many deltas -> one, in the order given (ascending rack). The sum is element-wise; what a rule
-must know of whole tensors it learns from exact sums. So any blocking gives the same bits."""
+needs from whole tensors comes from exact sums. So any blocking gives the same bits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Measuring(Merge, Protocol):
     """A rule whose weights differ from tensor to tensor: `block` is given those of `factors`."""
 
     def measure(self, delta_N: Sequence[Tensor]) -> Gram:
-        """Of one stretch of a tensor (fp32, N). Grams of stretches add up to that of the tensor."""
+        """The gram of one stretch of a tensor (fp32, N). Grams of stretches add up to that of the
+        tensor."""
 
     def factors(self, gram: Gram, weight: Sequence[float]) -> tuple[float, ...]:
         """From the gram of the whole tensor: what `block` is to multiply each delta with.

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class Backlog(Generic[T]):
-    """Any thread puts, one thread takes. `most`: items that wait; further ones are lost, and
-    `gap(count)` stands in their place. Reentrant: a finalizer that runs inside may put, too."""
+    """Any thread puts, one thread takes. `most`: limit of waiting items; further ones are lost, and
+    `gap(count)` takes their place. Reentrant, because a finalizer that runs inside may put, too."""
 
     def __init__(self, most: int, gap: Callable[[int], T]) -> None:
         self.lost = 0
@@ -41,7 +41,7 @@ class Backlog(Generic[T]):
             self._changed.notify()
 
     def end(self) -> None:
-        """Nothing more comes in; what waits may still be taken."""
+        """Accept no more items; waiting ones may still be taken."""
         with self._changed:
             self.over = True
             self._changed.notify_all()
@@ -49,7 +49,8 @@ class Backlog(Generic[T]):
     # -------------------------------------------------------------- the writer
 
     def take(self, most: int) -> Sequence[T]:
-        """Return up to `most` items, oldest first. Waits for the first; empty: it is over."""
+        """Return up to `most` items, oldest first. Waits for the first; empty once the queue has
+        ended."""
         with self._changed:
             while not self._waiting and not self._missed and not self.over:
                 self._changed.wait()
@@ -58,7 +59,7 @@ class Backlog(Generic[T]):
             return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
 
     def pause(self, limit_s: float) -> None:
-        """Wait until it is over, at most `limit_s`."""
+        """Wait until the queue has ended, at most `limit_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self.over, limit_s)
 

@@ -67,7 +67,8 @@ class EventLog:
         self._log.close()
 
     def _say(self, event: LoggedEvent, now_ns: int) -> None:
-        """A loud event is shown where nobody has set up logging: as a warning at least."""
+        """Log an event. A loud one is shown even if logging is not configured: as a warning at
+        least."""
         level: int = event.severity
         if event.loud:
             shown = self._loudness.shown(event, now_ns)

@@ -1,7 +1,8 @@
-"""Writes events as lines of JSON, in a thread of its own.
+"""Writes events as lines of JSON, in its own thread.
 
-A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing goes
-on when there is space again. A file that was removed is noticed, and made again."""
+A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing
+continues once there is space. A removed file is detected and created again.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class EventsFile:
         self._backlog.end()
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            self._tell(EventsLost(len(self._backlog), "the disk hangs"))
+            self._report(EventsLost(len(self._backlog), "the disk hangs"))
             self._backlog.abandon()
 
     # -------------------------------------------------------------- its own thread
@@ -98,27 +99,27 @@ class EventsFile:
             self._file.append(lines)
         except OSError as error:
             if not self._failing:
-                self._failing = True  # before the line: its reader may ask for it
+                self._failing = True  # set before the line, whose reader may check it
                 remedy = diagnostics_remedy(error)
-                self._tell(EventsStopped(str(self._path), str(error), remedy))
+                self._report(EventsStopped(str(self._path), str(error), remedy))
             return False
         if self._failing:
             self._failing = False
-            self._tell(EventsResumed(str(self._path), self._backlog.lost))
+            self._report(EventsResumed(str(self._path), self._backlog.lost))
         return True
 
     def _again(self) -> None:
         anew = EventsAnew(str(self._path), "the file was removed")
         self._file.again([_line(anew)])
-        self._tell(anew)
+        self._report(anew)
 
     def _give_up(self, taken: int) -> None:
         count = taken + len(self._backlog)
         self._failing = False
         self._backlog.abandon(taken)
-        self._tell(EventsLost(count, "the file could not be written"))
+        self._report(EventsLost(count, "the file could not be written"))
 
-    def _tell(self, event: LoggedEvent) -> None:
+    def _report(self, event: LoggedEvent) -> None:
         self._say(event, wall_ns())
 
 

@@ -1,8 +1,8 @@
-"""Calls the handlers of the logger in a thread of their own.
+"""Calls the handlers of the logger in a separate thread.
 
-A handler may write to a pipe without a reader (`docker logs`, a paused terminal), and wait there
-with its lock held. So training threads never log: this thread does, and it writes only as much as
-the handlers' streams take at once. Lines that do not fit are counted, and reported afterwards.
+A handler may write to a pipe without a reader (`docker logs`, a paused terminal) and block there
+while it holds its lock. So training threads never log: this thread does, and it writes only as much
+as the handlers' streams take at once. Lines that do not fit are counted, and reported afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINE_CHARS_MAX = 3_000
 are cut; the events file has them whole."""
 
 LOOK_MS = 100
-"""Time between two checks whether this process ends, while a pipe is full."""
+"""Time between two checks whether this process is exiting, while a pipe is full."""
 
 CLOSE_S = 5.0
 """Longest time at the end to write waiting lines, while there is a reader."""

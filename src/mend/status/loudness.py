@@ -1,7 +1,7 @@
-"""Decides which loud events are shown: those after which a person should act.
+"""Decides which loud events are shown: those on which a person should act.
 
-Steps that take a little longer and single waits are part of a healthy run, above all on machines
-that others use as well. They are recorded, and shown only where they cost something.
+Slightly longer steps and single waits are part of a healthy run, above all on shared machines. They
+are recorded, and shown only if they cost something.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from mend.events.base import LoggedEvent
 from mend.events.kinds import RackSlow, RackSlowCause, RackSlowOver, StallOver
 
 SLOW_RATIO_LEAST = 1.5
-"""A rack that takes less than so many times its usual step is noted without a warning."""
+"""A rack whose steps take less than this multiple of their usual time is recorded without a
+warning."""
 
 STALL_WINDOW_NS = 60 * 10**9
 STALL_PCT_LEAST = 5
-"""Waits without a result are one warning per window, if they took this part of it."""
+"""Waits without a result give one warning per window, if they took this percentage of it."""
 
 _STALL_MS_LEAST = STALL_WINDOW_NS // 10**6 * STALL_PCT_LEAST // 100
 
 
 class Loudness:
-    """Of one process. Any thread."""
+    """The filter of one process. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slow: set[int] = set()
-        """Racks whose slowness was a warning, and is not over."""
+        """Racks whose slowness was shown as a warning and has not ended."""
         self._times = self._ms = self._since_ns = 0
         """Waits without a result in this window; 0 ns: none."""
 

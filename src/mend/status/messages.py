@@ -2,10 +2,10 @@
 
     client --Look--> leader or witness --JobStatus--> client
 
-Frames of their own, with a magic and a version of their own: they are told apart before anything is
-decoded, so that they reach no machine and no tape. A `JobStatus` is a whole, current state, as
-every message is: of the asked process and, as far as it knows them, of the others. It has a limit
-that does not grow with the job; what does not fit is counted.
+The frames have their own magic and version, so they are distinguished before anything is decoded
+and reach no machine and no tape. A `JobStatus` is a whole, current state, like every message: of
+the asked process and, as far as it knows them, of the others. Its size limit does not grow with the
+job; what does not fit is counted.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ Known = Annotated[int, Meta(ge=-1, le=2**62)]
 
 
 class Look(WireStruct, frozen=True, tag=1):
-    """`job`: the one that is asked for; empty: whichever it is."""
+    """A client's request. `job`: the requested job; empty: any."""
 
     job: JobName
 
 
 class RankSeen(WireStruct, frozen=True):
-    """A rank of the asked rack, as it last told its leader."""
+    """A rank of the asked rack, from its last report to its leader."""
 
     rank: U16
     step: Count
@@ -61,19 +61,20 @@ class RackSeen(WireStruct, frozen=True):
 
     rack: U16
     address: Short
-    """Address of its leader; empty: not known yet."""
+    """Address of its leader; empty: unknown."""
     live: bool
     newcomer: bool
-    """It has no vote yet: it still copies what is decided."""
+    """Whether it has no vote yet, because it still copies decided versions."""
     leaving: bool
     step: Known
     step_ns: Count
-    """Per step without mend's own waits, slowest rank, moving average; 0: not known."""
+    """Time per step without mend's own waits, slowest rank, moving average; 0: unknown."""
     behind: Known
     """Decided versions that it does not hold yet, over all fragments."""
     silent_ms: Known
     life: Count = 0
-    """`types.life_of` it: tells lives apart without letting others forge their messages."""
+    """`types.life_of` the member: distinguishes incarnations without letting others forge their
+    messages."""
 
 
 class RoundSeen(WireStruct, frozen=True):
@@ -85,10 +86,10 @@ class RoundSeen(WireStruct, frozen=True):
     """open: offers arrive; merging: its members are fixed, results are awaited; offered: there is
     an offer, and no rack that trains on the version before has made one."""
     racks: Racks
-    """Members, or whose offers are there."""
+    """Its members, or the racks whose offers have arrived."""
     for_ms: Known
     why: Short
-    """Why it does not go on; empty: no reason known."""
+    """Why it does not advance; empty: no known reason."""
 
 
 class RefusedRack(WireStruct, frozen=True):
@@ -107,28 +108,28 @@ class Doings(WireStruct, frozen=True):
     tokens: Count
     """Tokens of the leader's rank alone."""
     step_age_ms: Count
-    """Since the last step ended."""
+    """Time since the last step ended."""
     stall_us: Count
     bytes_sent: Count
     bytes_received: Count
     recent_steps: Count
     recent_tokens: Count
     recent_step_ns: Count
-    """Time in which those steps were made."""
+    """Duration of those steps."""
     recent_ns: Count
     """Time in which the recent stall and bytes were counted."""
     recent_stall_us: Count
     recent_sent: Count
     recent_received: Count
     missed: Count
-    """How often its work was not in the round that it was meant for."""
+    """Number of rounds that missed the work of this rack that was meant for them."""
     closed_by: Short
     """Why the newest committed round did not wait longer."""
     host_bytes: Count
     recorded: Annotated[tuple[tuple[Short, float], ...], Meta(max_length=8)]
     """The newest values that the script gave to `record`."""
     turnout: Short = ""
-    """How many of the live racks its recent rounds merged, in words."""
+    """How many of the live racks its recent rounds merged, as text."""
 
 
 class JobStatus(WireStruct, frozen=True, tag=2):
@@ -143,7 +144,7 @@ class JobStatus(WireStruct, frozen=True, tag=2):
     detail: Short
     """Reason for its wait at the start, or for its end."""
     over: bool
-    """The log says that all racks have left."""
+    """Whether the log has ended because all racks have left."""
     coordinator: U16
     """The rack that it follows."""
     coordinates: bool
@@ -166,17 +167,17 @@ class JobStatus(WireStruct, frozen=True, tag=2):
     in_flight: Count
     rounds: Annotated[tuple[RoundSeen, ...], Meta(max_length=SHOWN_MAX)]
     why: Annotated[tuple[Short, ...], Meta(max_length=16)]
-    """Why nothing commits, where that is not the matter of one round."""
+    """Why nothing commits, for reasons that concern more than one round."""
     doings: Doings | None
     """None: the witness."""
     retired: Racks = ()
-    """Racks of which a person has said, to the asked process, that they will not come back."""
+    """Racks that a person has retired through the asked process."""
     slow: Annotated[tuple[FailSlow, ...], Meta(max_length=128)] = ()
-    """Verdicts in force, as the coordinator has said."""
+    """Verdicts in force, from the coordinator."""
     evicted: Racks = ()
-    """Racks that were put out of the job as they were slow, and have not come back yet."""
+    """Racks that were evicted because they were slow, and have not returned."""
     evicted_lives: Annotated[tuple[Count, ...], Meta(max_length=128)] = ()
-    """Lives of the evicted racks, as in RackSeen."""
+    """`life` of the evicted racks, as in RackSeen."""
     refused: Annotated[tuple[RefusedRack, ...], Meta(max_length=16)] = ()
     """Racks that were refused and are still absent; `why` names them, too."""
     wall_ns: Count = 0
@@ -220,7 +221,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes, bytes_max: int) 
 
 
 def short(text: str) -> str:
-    """`text` as far as it fits, as UTF-8 can spell it, and as it can be printed in a line."""
+    """`text`, cut to the limit, valid as UTF-8 and printable on one line."""
     spelt = re.sub(f"[{_UNPRINTED}]", " ", text).encode(errors="replace")
     if len(spelt) <= TEXT_BYTES_MAX:
         return spelt.decode()

@@ -1,7 +1,7 @@
 """Serves metrics to Prometheus over HTTP, in threads of its own.
 
-A scrape reads what other threads have published and asks nothing of them: it takes neither the
-training thread nor the loop's.
+A scrape reads what other threads have published. It runs on neither the training thread nor the
+loop thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PACKAGE = "prometheus-client"
 
 
 class MetricsServer:
-    """Listens from its making to `close`.
+    """Listens from its construction to `close`.
 
     `host`: empty: the loopback interface. `labels`: of every sample, unless it has one of that name
     itself. `look`: the samples of this moment, with distinct names and labels; any thread.

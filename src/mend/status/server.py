@@ -1,8 +1,9 @@
 """Answers status clients, and keeps recent notes for them.
 
-Loop thread only. Reads the machines and never changes them. Clients cost a bounded amount: a view
+Loop thread only. Reads the machines and never changes them. The cost of clients is bounded: a view
 is made at most every VIEW_KEPT_NS, sent at most ANSWERS_PER_SECOND_MAX times a second to all
-clients together, and dropped where a connection does not read."""
+clients together, and dropped for a connection that does not read.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ VIEW_KEPT_NS = 100 * MS
 ANSWERS_PER_SECOND_MAX = 50
 LOOKERS_MAX = 16
 LOOKER_NS = 15 * SECOND
-"""Clients that have asked within this time, at most LOOKERS_MAX, are told when the process ends."""
+"""Clients that have asked within this time, at most LOOKERS_MAX, are notified when the process
+ends."""
 
 NOTES_S = 1.0
 WINDOW = 6
@@ -29,7 +31,7 @@ WINDOW = 6
 
 class StatusServer:
     """`view(ended)` makes the status, `reply(route, frame)` sends it, `refuse` counts frames that
-    are no look at this job, `note` is the recorder's."""
+    are not a valid request for this job, `note` is the recorder's."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class StatusServer:
         self._frame, self._made_ns = b"", 0
         self._second_ns, self._answers = 0, 0
         self._lookers: OrderedDict[bytes, int] = OrderedDict()
-        """Connection -> when it asked last; the longest silent first."""
+        """Connection -> time of its last request; least recent first."""
         self._failed = False
 
     def take(self, route: bytes, frame: bytes) -> None:
@@ -56,7 +58,7 @@ class StatusServer:
             self._second_ns, self._answers = now_ns, 0
         if self._answers >= ANSWERS_PER_SECOND_MAX:
             return
-        self._answers += 1  # garbage counts as well: it costs as much
+        self._answers += 1  # malformed frames count as well: they cost as much
         try:
             look = decode_look(frame)
             if look.job not in ("", self._job):
@@ -73,7 +75,7 @@ class StatusServer:
                 self._lookers.popitem(last=False)
 
     def farewell(self) -> None:
-        """Tell recent clients that the process ends, so that they do not take it for lost."""
+        """Notify recent clients that the process ends, so that they do not take it for lost."""
         fresh_ns = self._now_ns() - LOOKER_NS
         routes = [route for route, asked_ns in self._lookers.items() if asked_ns >= fresh_ns]
         if routes and (frame := self._made(ended=True)):
@@ -81,8 +83,8 @@ class StatusServer:
                 self._reply(route, frame)
 
     def _made(self, *, ended: bool) -> bytes:
-        """The frame of a status; empty where it cannot be made. Border: a status client must never
-        stop training, so a bug here is logged, once, and nothing is sent."""
+        """The frame of a status; empty if it cannot be made. A status client must never stop
+        training, so any exception here is logged, once, and nothing is sent."""
         try:
             return encode_view(self._view(ended))
         except Exception as error:

@@ -1,7 +1,7 @@
 """The time of events: wall time that does not jump while the process runs.
 
-The system's clock may be set in the middle of a run. Rates and durations made of its times would be
-those of another day.
+The system clock may be set in the middle of a run, which would falsify rates and durations computed
+from its times.
 """
 
 from __future__ import annotations

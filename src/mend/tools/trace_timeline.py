@@ -347,7 +347,7 @@ class _RankReader:
         match entry.event:
             case ev.Heard(_, _, RankOrders() as orders):
                 _records(self._story, orders.prev, orders.records, at_ns)
-            case ev.Progress(step):
+            case ev.StepReached(step):
                 self._step, self._stepped_ns = step, at_ns
                 self._behind.clear()
             case ev.Captured(fragment, seq, step=step):

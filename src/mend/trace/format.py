@@ -10,8 +10,8 @@ is a sequence of records, each preceded by its length. The first record of a fil
 
 A tape that was closed in order ends with an empty chunk whose number has the bit LAST.
 
-Events and effects are written as they are, under the names of their classes; a new field needs no
-change here.
+Events and effects are written under the names of their classes, with the names of their fields. A
+new field needs no change here; a renamed class or field needs a new VERSION.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ import xxhash
 from msgspec import Struct
 
 from mend.coordination.events import Effect, Event
-from mend.coordination.machines import Parts
+from mend.coordination.machines import ProcessSpec
 from mend.errors import TapeError
 
 MAGIC = b"mendtape"
-VERSION = 6
+VERSION = 7
 LEVEL = 6
 """The zlib level: it costs a few percent of a core at a thousand events a second."""
 
@@ -41,10 +41,10 @@ CHUNK_RAW_BYTES = 1 << 20
 """A writer ends a chunk when it holds this much."""
 
 CHUNK_BYTES_MAX = 32 << 20
-"""Most that a reader takes for one chunk, deflated or inflated."""
+"""Limit of one chunk for a reader, deflated or inflated."""
 
 RECORD_BYTES_MAX = 24 << 20
-"""A record that is longer is not written; the largest frame has a third of it."""
+"""Limit of a record; a longer one is not written. The largest frame has a third of it."""
 
 LAST = 1 << 31
 
@@ -63,18 +63,19 @@ class Header(Struct, frozen=True, kw_only=True):
     job: str
     rack: int
     rank: int
-    parts: Parts
+    parts: ProcessSpec
     plan: str = ""
     """Hash of what all racks must share; empty for a witness."""
     argv: tuple[str, ...] = ()
     config: dict[str, Any] = {}
     versions: dict[str, str] = {}
     payload_bytes: tuple[int, ...] = ()
-    """Bytes of this rank's part of an offer, per fragment; empty for a witness."""
+    """Payload bytes of this rank's part of an offer, per fragment; empty for a witness."""
     moments: int = 0
-    """How many of the last fragments are of the optimizer's moments."""
+    """Number of fragments of moments, which are the last ones."""
     wall_ns: int = 0
-    """Time of day at `mono_ns` of the monotonic clock, which all times on the tape are of."""
+    """Wall time at `mono_ns` of the monotonic clock. All times on the tape are of the monotonic
+    clock."""
     mono_ns: int = 0
     segment: int = 0
 
@@ -126,7 +127,7 @@ class Entry:
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
-        """The decoded effects. Raises TapeError for one that this mend does not know."""
+        """The decoded effects. Raises TapeError for one that is unknown to this version of mend."""
         return tuple(effect_of(answer) for answer in self.answers)
 
 
@@ -159,7 +160,7 @@ def record_of_entry(
 
 
 def answer_of(effect: Effect) -> Answer:
-    """Encode an effect as it would be on the tape."""
+    """Encode an effect as on the tape."""
     return Answer(type(effect).__name__, _encoder.encode(effect))
 
 
@@ -170,7 +171,7 @@ def effect_of(answer: Answer) -> Effect:
 
 
 def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
-    """`number`: what an entry is called. Raises TapeError, never anything else."""
+    """Decode a record. `number`: the number of the entry. Raises TapeError, never anything else."""
     try:
         decoded: _Bound | _Given | Gap | Base = _decoder.decode(record)
     except _BAD as error:
@@ -189,12 +190,15 @@ def read_record(record: bytes, number: int) -> Header | Entry | Gap | Base:
 
 def _typed(decoders: Decoders, name: str, data: bytes | msgspec.Raw) -> Any:
     if name not in decoders:
-        raise TapeError(f"{name!r} is unknown to this mend; read the tape with the one it is of")
+        raise TapeError(
+            f"{name!r} is unknown to this version of mend; read the tape with the one that wrote it"
+        )
     try:
         return decoders[name].decode(data)
     except _BAD as error:
         raise TapeError(
-            f"{name} does not fit this mend ({error}); read the tape with the one it is of"
+            f"{name} does not fit this version of mend ({error}); read the tape with the one that "
+            "wrote it"
         ) from error
 
 
@@ -210,14 +214,14 @@ class Head(NamedTuple):
 
 
 class Packer:
-    """Records to chunks of one file."""
+    """Packs records into the chunks of one file."""
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(LEVEL)
         self._number = 0
 
     def chunk(self, records: Sequence[bytes]) -> bytes:
-        """The caller keeps the records below CHUNK_BYTES_MAX in all."""
+        """Pack records into one chunk. The caller keeps their total below CHUNK_BYTES_MAX."""
         raw = b"".join(part for record in records for part in (_LENGTH.pack(len(record)), record))
         deflated = self._deflate.compress(raw) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
         head = self._head(self._number, len(raw), deflated)
@@ -235,7 +239,7 @@ class Packer:
 
 
 class Unpacker:
-    """Chunks of one file to records, in order."""
+    """Unpacks the chunks of one file into records, in order."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj()
@@ -263,7 +267,7 @@ def file_begin() -> bytes:
 
 
 def check_begin(begin: bytes) -> None:
-    """Raise TapeError if it is no tape, or one of another format."""
+    """Raise TapeError if the file is not a tape, or has another format."""
     if len(begin) < FILE_BYTES or begin[: len(MAGIC)] != MAGIC:
         raise TapeError("it does not begin like a tape of mend")
     version = _FILE.unpack(begin)[1]

@@ -44,7 +44,7 @@ class RecordedTape:
     lost: str
     """A sentence about a lost tail; empty: nothing is lost."""
     whole: bool
-    """Closed in order."""
+    """Whether it was closed in order."""
 
     @property
     def bytes(self) -> int:

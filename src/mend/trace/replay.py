@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from mend.consensus.records import Commit
 from mend.coordination.events import Effect, Note, RecordCommitted
-from mend.coordination.machines import Parts, machines_of
+from mend.coordination.machines import ProcessSpec, machines_of
 from mend.errors import TapeError
 from mend.events.kinds import RoundDecided
 from mend.trace.format import Answer, Entry, Gap, answer_of, effect_of
@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Replayed:
-    """The extent of a replay. `gap`: where it stopped, as later events cannot be compared."""
+    """The extent of a replay. `gap`: where it stopped, because later events cannot be compared."""
 
     events: int = 0
     effects: int = 0
@@ -40,10 +40,10 @@ class Replayed:
     gap: Gap | None = None
 
 
-def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
-    """Feed new machines what those of the tape were fed; `base`: their state where it begins, if
-    that is not the beginning. Raises TapeError for a tape that names a machine that the header does
-    not, and for a state that does not fit."""
+def replay(parts: ProcessSpec, entries: Iterable[Entry | Gap], base: bytes = b"") -> Replayed:
+    """Feed new machines the events of the tape and compare the effects. `base`: the machines' state
+    at the beginning of `entries`, if that is not the beginning of the job. Raises TapeError for a
+    tape that names a machine that its header does not, and for a state that does not fit."""
     machines = decode_state(base) if base else machines_of(parts).named()
     result, rounds = Replayed(), set()
     for entry in entries:
@@ -58,7 +58,7 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
         try:
             came = machine.handle(entry.event, entry.now_ns)
         except Exception as raised:  # a machine's bug is on the tape, too
-            error = said(raised)
+            error = format_error(raised)
         result.events, result.effects = result.events + 1, result.effects + len(came)
         answers = tuple(answer_of(effect) for effect in came)
         if answers != entry.answers or error != entry.error:
@@ -69,13 +69,13 @@ def replay(parts: Parts, entries: Iterable[Entry | Gap], base: bytes = b"") -> R
     return result
 
 
-def said(error: Exception) -> str:
-    """An exception as it is on the tape."""
+def format_error(error: Exception) -> str:
+    """An exception as a tape records it."""
     return f"{type(error).__name__}: {error}"
 
 
 def _committed(effects: list[Effect]) -> set[tuple[int, int]]:
-    """(fragment, version) that a rank reads as committed, or that a coordinator has decided."""
+    """(fragment, version) pairs that a rank reads as committed, or a coordinator has decided."""
     versions: set[tuple[int, int]] = set()
     for effect in effects:
         if isinstance(effect, RecordCommitted) and isinstance(effect.record, Commit):

@@ -1,9 +1,9 @@
-"""Encodes the state of a process's machines, from which a replay can begin, and decodes it.
+"""Encodes and decodes the state of a process's machines, from which a replay can begin.
 
 Machines consist of plain values: numbers, text, containers, enums, and objects of the rooms that
 decide. Each is written with its class, so a new field needs no change here. Shared objects and
-containers stay shared. Decoding makes objects of `ROOMS` only, sets their fields, and calls none of
-their methods.
+containers stay shared. Decoding creates objects of `ROOMS` only, sets their fields, and calls none
+of their methods.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def decode_state(data: bytes) -> dict[str, Machine]:
         machines = _Reader().read(_decoder.decode(data))
     except TapeError:
         raise
-    except Exception as error:  # whatever the bytes are: nothing of them is trusted
+    except Exception as error:  # the bytes are untrusted and may raise anything
         raise TapeError(f"the state of its machines does not fit this mend: {error!r}") from error
     if not isinstance(machines, dict) or not all(
         hasattr(each, "handle") for each in machines.values()
@@ -58,7 +58,7 @@ def decode_state(data: bytes) -> dict[str, Machine]:
 
 
 class _Writer:
-    """Writes values as lists that begin with a mark of their kind. `seen`: id -> number of a value
+    """Writes values as lists that begin with a code of their kind. `seen`: id -> number of a value
     that may be shared."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ def _name(kind: type) -> str:
     if kind in _names:
         return _names[kind]
     if not ROOMS.fullmatch(kind.__module__):
-        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is no part of a machine's state")
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not part of a machine's state")
     _names[kind] = f"{kind.__module__}:{kind.__qualname__}"
     return _names[kind]
 
@@ -174,24 +174,24 @@ def _name(kind: type) -> str:
 def _class(name: str) -> type:
     module, _, kind = name.partition(":")
     if not ROOMS.fullmatch(module):
-        raise TapeError(f"{name!r} is no part of a machine's state")
+        raise TapeError(f"{name!r} is not part of a machine's state")
     value = getattr(importlib.import_module(module), kind)
     if not isinstance(value, type) or value.__module__ != module:
-        raise TapeError(f"{name!r} is no class of this mend")
+        raise TapeError(f"{name!r} is not a class of this version of mend")
     return value
 
 
 def _enum(name: str, member: str) -> Enum:
     kind = _class(name)
     if not issubclass(kind, Enum):
-        raise TapeError(f"{name!r} is no enumeration of this mend")
+        raise TapeError(f"{name!r} is not an enumeration of this version of mend")
     return kind[member]
 
 
 def _struct(name: str, data: bytes) -> object:
     kind = _class(name)
     if not issubclass(kind, msgspec.Struct):
-        raise TapeError(f"{name!r} is no record of this mend")
+        raise TapeError(f"{name!r} is not a record of this version of mend")
     if kind not in _decoders:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
     return _decoders[kind].decode(data)

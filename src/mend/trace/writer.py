@@ -26,25 +26,25 @@ from typing import Any, BinaryIO, Protocol
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Encoded, Event, Machine, StateTaken
-from mend.coordination.machines import Parts
+from mend.coordination.machines import ProcessSpec
 from mend.errors import diagnostics_remedy, require
 from mend.events.base import Emit
 from mend.events.kinds import TapeGap, TapeStopped, TapeWithoutBase
 from mend.trace import format as form
 from mend.trace.format import Base, Gap, Header, Packer
-from mend.trace.replay import said
+from mend.trace.replay import format_error
 from mend.trace.state import encode_state
 from mend.types import MB, VERSION
 
 FLUSH_S = 0.25
-"""Time that an entry waits for others before it is written; a killed process loses at most that."""
+"""How long an entry waits for others before it is written; a killed process loses at most that."""
 
 AT_ONCE = (Encoded, StateTaken)
-"""Events that are written at once, with all that waits: other racks use their results, so that a
-replay of the job needs them even if their process is killed right afterwards."""
+"""Events that are written at once, with all waiting entries: other racks use their results, so a
+replay of the job needs them even if the process is killed right afterwards."""
 
 WAITING_MAX = 8_192
-"""Entries that wait for a slow disk; further ones become a gap."""
+"""Limit of entries that wait for a slow disk; further ones become a gap."""
 
 LOOK_S = 1.0
 """Time between two checks that the file still exists."""
@@ -71,13 +71,13 @@ def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) 
     try:
         effects = machine.handle(event, now_ns)
     except Exception as error:
-        tape.put(name, now_ns, event, (), said(error))
+        tape.put(name, now_ns, event, (), format_error(error))
         raise
     tape.put(name, now_ns, event, effects)
     return effects
 
 
-def header_of(job: str, parts: Parts, **more: Any) -> Header:
+def header_of(job: str, parts: ProcessSpec, **more: Any) -> Header:
     """The header of this process's tape. `more`: further fields of it."""
     return Header(
         job=job,
@@ -101,7 +101,7 @@ def _of_torch() -> dict[str, str]:
 
 
 def begin(folder: Path | None, mb_max: int, header: Header, note: Emit) -> TapeWriter | None:
-    """A tape, if there is a folder for it and `mb_max` is not 0."""
+    """Open a tape, if there is a folder for it and `mb_max` is not 0."""
     return TapeWriter(folder, header, mb_max * MB, note) if folder and mb_max else None
 
 
@@ -124,8 +124,8 @@ class TapeWriter:
         self._thread.start()
 
     def watch(self, machines: Mapping[str, Machine]) -> None:
-        """Name all machines whose events will come: later files begin with their state. Call it
-        before the first event."""
+        """Set the machines whose events will follow, so that later files begin with their state.
+        Call it before the first event."""
         self._machines = machines
 
     def put(
@@ -154,12 +154,12 @@ class TapeWriter:
                 return Base(state)
             reason = f"{len(state)} bytes are too many"
         except Exception as error:  # training goes on, with a tape that explains but cannot begin
-            reason = said(error)
+            reason = format_error(error)
         self._note(TapeWithoutBase(reason))
         return Base(b"")
 
     def close(self) -> None:
-        """Write what waits, and the end; a disk that hangs is waited for a few seconds only."""
+        """Write the waiting entries and the end. Waits only a few seconds for a disk that hangs."""
         self._closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)
@@ -177,11 +177,11 @@ class TapeWriter:
                 self._wake.wait(FLUSH_S)
                 self._wake.clear()
                 self._flush()
-            self._flush()  # what came while the last one ran
+            self._flush()  # entries that came during the last flush
             if self._missed:
                 self._files.write([self._record(Gap(self._missed, TOO_SLOW))])
             self._files.end()
-        except Exception as error:  # whatever it is, training goes on without a tape
+        except Exception as error:  # training continues without a tape
             self._stop(error)
         finally:
             with contextlib.suppress(OSError):  # it would write again what does not fit

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mend.consensus.log import offers_of
-from mend.consensus.records import Commit, Drop, Ended, Offer, Record, Roster, share_of
+from mend.consensus.records import Commit, Drop, Ended, Offer, Record, Roster, merge_member_of
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.events import Effect, Fail
 from mend.coordination.grace import Mean
@@ -56,7 +56,7 @@ class ReplayRound(Round):
         if self.differs or not self._all_hold(record, members, inputs, now_ns):
             return None
         self.script.popleft()
-        shares = tuple(share_of(offer) for offer in members)
+        shares = tuple(merge_member_of(offer) for offer in members)
         return Commit(
             self.fragment, record.version, shares, dropped, record.digests, record.reason,
             record.absent,

@@ -16,11 +16,11 @@ import msgspec
 from mend.consensus.log import offers_of
 from mend.consensus.records import (
     Ballot,
+    CheckpointRecord,
     Commit,
     Drop,
     Genesis,
     Lineage,
-    Mark,
     Mitigation,
     Record,
     Roster,
@@ -257,7 +257,7 @@ def _listen_to_copies(event: ev.Event, recital: Recital) -> None:
             recital.gave.add((to, step, digest))
         case ev.StateCopied(donor, step, digest, ""):
             recital.pulled = Taken(donor, step, digest)
-        case ev.Progress(step, 0) if recital.pulled is not None and step == recital.pulled.step:
+        case ev.StepReached(step, 0) if recital.pulled is not None and step == recital.pulled.step:
             # `Trainer` reports it once it has loaded the state.
             recital.copied = recital.copied or recital.pulled
         case ev.RackStateLoaded(owner, step, digest):
@@ -516,7 +516,7 @@ class _Cut:
         }
         self.records, self._why = [], ""
         for record in self._log:
-            if isinstance(record, Ballot | Roster | Mark | Mitigation):
+            if isinstance(record, Ballot | Roster | CheckpointRecord | Mitigation):
                 continue
             if not isinstance(record, Commit | Drop):
                 self._why = f"a {type(record).__name__} record came then"

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from mend.coordination.events import Discarded, Event, Leaving
-from mend.coordination.machines import Machines, Parts, machines_of
+from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import POLL_NS, Requests, Wait
@@ -118,7 +118,7 @@ class ReplayFactory(RankFactory):
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
         return NoCheckpoints(*args, **options)
 
-    def machines(self, parts: Parts) -> Machines:
+    def machines(self, parts: ProcessSpec) -> Machines:
         """The leader of rack 0 decides the records of the script again, and no process takes over.
         Raises ReplayDiffers."""
         if parts.leader is not None:

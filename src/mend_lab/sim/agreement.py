@@ -19,10 +19,10 @@ from mend.consensus.records import (
     Ended,
     Genesis,
     Lineage,
+    MergeMember,
     Mitigation,
     Record,
     Roster,
-    Share,
     Snapshot,
 )
 from mend.types import WITNESS, Member
@@ -115,7 +115,7 @@ class Agreement:
         self.replicas: dict[int, tuple[Process, list[Replica]]] = {}
         self.beyond = False
         """Another job began when nobody who knew this one was left: nothing is promised."""
-        self.merged: dict[tuple[Member, int, int], Share] = {}
+        self.merged: dict[tuple[Member, int, int], MergeMember] = {}
         """(member, fragment, version) -> the member's share of that merge."""
         self.ended: dict[tuple[Member, int, int], int] = {}
         """(member, fragment, seq) -> the version that merged or dropped it."""
@@ -354,7 +354,7 @@ class Agreement:
         fragment, version = commit.fragment, commit.version
         for share in commit.members:
             self.merged[(share.member, fragment, version)] = share
-        ends: list[Share | Ended] = [*commit.members, *commit.dropped]
+        ends: list[MergeMember | Ended] = [*commit.members, *commit.dropped]
         for each in ends:
             name = (each.member, fragment, each.seq)
             if name in self.ended:

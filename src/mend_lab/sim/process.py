@@ -10,10 +10,10 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mend.consensus.records import Mark, Record, Snapshot
+from mend.consensus.records import CheckpointRecord, Record, Snapshot
 from mend.coordination.events import Effect, Event
 from mend.coordination.ladder import taken_of
-from mend.coordination.machines import Parts
+from mend.coordination.machines import ProcessSpec
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.checkpoint_barrier import CheckpointBarrier
@@ -53,7 +53,7 @@ CUT_NS = 20 * SECOND
 class MemoryTape:
     """The tape of a process as encoded records, so that reading it parses them."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ProcessSpec) -> None:
         self.parts = parts
         self.records: list[bytes] = []
 
@@ -476,7 +476,7 @@ class Training:
         except CheckpointError:
             return
 
-    def _write(self, mark: Mark) -> Requests:
+    def _write(self, mark: CheckpointRecord) -> Requests:
         offers = [track.offer for track in self.trainer.tracks if track.offer is not None]
         yield from self._barrier.await_encoded(mark, offers, CUT_NS)
         if self.scenario.cut_writes_ns:

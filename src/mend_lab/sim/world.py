@@ -24,7 +24,13 @@ from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.events import Event
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts, machines_of
+from mend.coordination.machines import (
+    CoordinatorSpec,
+    LeaderSpec,
+    ProcessSpec,
+    RankSpec,
+    machines_of,
+)
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -218,11 +224,11 @@ class World(Writer):
 
     # -------------------------------------------------------------- building
 
-    def _coordinates(self, me: Peer) -> CoordinatorParts:
+    def _coordinates(self, me: Peer) -> CoordinatorSpec:
         options = CoordinatorOptions(
             self.scenario.racks, HEARTBEAT_MS * MS, DETECT_NS, first=me == self._founder
         )
-        return CoordinatorParts("sim", options)
+        return CoordinatorSpec("sim", options)
 
     def _begin_life(self, number: int) -> None:
         """A new life of a target; where the key is replaced, it reads its key file."""
@@ -235,7 +241,7 @@ class World(Writer):
         member, me = Member(WITNESS, self.rng.getrandbits(62)), Peer(WITNESS, 0)
         self.witness = Process(me, member, self.network, self.loop, self.rng)
         kept = self.scenario.records_kept
-        made_of = Parts(me, member, coordinator=self._coordinates(me), records_kept=kept)
+        made_of = ProcessSpec(me, member, coordinator=self._coordinates(me), records_kept=kept)
         tape = self._tape(self.witness, made_of)
         self.witness.on_note = self.checkers.check_note
         self.witness.start(build_witness(made_of, self.witness, lambda line: None, tape))
@@ -255,8 +261,8 @@ class World(Writer):
         policy = self._policy(len(digests[0]))
         for process, (parameters, tracks), own in zip(processes, models, digests, strict=True):
             resume = self._resume(tracks)
-            rank_machine = RankParts(self._rank_options(), own, resume.versions if resume else ())
-            made_of = Parts(process.me, member, rank_machine)
+            rank_machine = RankSpec(self._rank_options(), own, resume.versions if resume else ())
+            made_of = ProcessSpec(process.me, member, rank_machine)
             if process.me.rank == 0:
                 seat = Seat(member, process.address, tuple(p.lane for p in processes))
                 by_fragment = tuple(zip(*digests, strict=True))
@@ -264,16 +270,16 @@ class World(Writer):
                     seat, policy, (("model", "sim"),), by_fragment, resume=resume, part_lost=True
                 )
                 detect = LeaderOptions(HEARTBEAT_MS * MS, DETECT_NS, START_NS, self._leaders(rack))
-                leader = LeaderParts(hello, self._founder, detect, process.now_ns())
+                leader = LeaderSpec(hello, self._founder, detect, process.now_ns())
                 coordinates, kept = self._coordinates(process.me), scenario.records_kept
-                made_of = Parts(process.me, member, rank_machine, leader, coordinates, kept)
+                made_of = ProcessSpec(process.me, member, rank_machine, leader, coordinates, kept)
             self._connect(process, processes)
             self._start(process, made_of, parameters, tracks, policy, collective)
 
     def _start(
         self,
         process: Process,
-        made_of: Parts,
+        made_of: ProcessSpec,
         parameters: list[nn.Parameter],
         tracks: list[FragmentState],
         policy: Policy,
@@ -325,7 +331,7 @@ class World(Writer):
         process.start(rank)
         self.checkers.enter_process(process)
 
-    def _tape(self, process: Process, made_of: Parts) -> MemoryTape | None:
+    def _tape(self, process: Process, made_of: ProcessSpec) -> MemoryTape | None:
         process.tape = MemoryTape(made_of) if self.record else None
         return process.tape
 

@@ -23,10 +23,10 @@ from mend.consensus.records import (
     SMALLER,
     Absent,
     Ballot,
+    CheckpointRecord,
     Commit,
     Drop,
     Ended,
-    Mark,
     Mitigation,
     Offer,
     Record,
@@ -263,15 +263,15 @@ def test_snapshot_says_whether_every_voter_is_needed_until_a_roster_ends_that() 
 
 
 def test_a_snapshot_says_where_the_newest_checkpoint_lies_and_who_has_written_it() -> None:
-    first = Mark(1, "one", "ab" * 32, (0, 1))
-    written = Mark(1, "one", "ab" * 32, (0,), written=True)
+    first = CheckpointRecord(1, "one", "ab" * 32, (0, 1))
+    written = CheckpointRecord(1, "one", "ab" * 32, (0,), written=True)
     log = log_of(*commits(1), first, commit(2, [offer(0, 2)]), written)
     log.decide(log.last - 1)
-    assert (log.snapshot().mark, log.snapshot().mark_versions) == (first, (1,))
+    assert (log.snapshot().checkpoint, log.snapshot().checkpoint_versions) == (first, (1,))
     log.decide(log.last)
-    assert (log.snapshot().mark, log.snapshot().mark_versions) == (written, (1,))
+    assert (log.snapshot().checkpoint, log.snapshot().checkpoint_versions) == (written, (1,))
     assert log_state_of(log.snapshot()) == log.committed
-    assert log.committed.marks == 1
+    assert log.committed.checkpoint_number == 1
 
 
 def test_rounds_wait_for_a_slow_rack_or_not_until_it_loses_its_seat() -> None:

@@ -13,12 +13,12 @@ from mend.consensus.records import (
     Ended,
     Genesis,
     Lineage,
+    MergeMember,
     Offer,
     Policy,
     Record,
     Roster,
     Seat,
-    Share,
     checksums_of,
 )
 from mend.consensus.weights import WHOLE
@@ -112,8 +112,8 @@ def offer_id(of: Offer) -> OfferId:
     return OfferId(of.member, of.fragment, of.seq)
 
 
-def share(of: Offer) -> Share:
-    return Share(of.member, of.seq, of.base, of.capture_step, of.tokens, of.steps)
+def share(of: Offer) -> MergeMember:
+    return MergeMember(of.member, of.seq, of.base, of.capture_step, of.tokens, of.steps)
 
 
 def genesis(racks: int = 2, ranks: int = 1, fragments: int = 1, witness: bool = False) -> Genesis:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from mend.consensus.ballots import ballot_of, count_of
 from mend.consensus.records import TEXT_MAX, Commit, Drop, Ended, Genesis, Roster, Seat
 from mend.coordination.admission import VISITOR
-from mend.coordination.ending import FAREWELL_NS, TOLD_NS
+from mend.coordination.ending import END_REPEATED_NS, FAREWELL_NS
 from mend.coordination.events import Connect, Finished
 from mend.coordination.flow import batch_ns
 from mend.coordination.membership import SILENT_DETECTS
@@ -637,7 +637,7 @@ def test_a_witness_tells_a_rack_that_comes_too_late_that_the_job_is_over() -> No
     (refusal,) = sent(job.hello(1, life=1), Peer(1, VISITOR))
     assert isinstance(refusal, Refusal)
     assert (refusal.kind, "is over: all its racks have left" in refusal.detail) == ("over", True)
-    assert Finished() not in job.tick(TOLD_NS - FAREWELL_NS - 1)
+    assert Finished() not in job.tick(END_REPEATED_NS - FAREWELL_NS - 1)
     assert Finished() in job.tick(1)
 
 

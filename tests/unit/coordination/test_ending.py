@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mend.consensus.log import LogState
-from mend.coordination.ending import FAREWELL_NS, TOLD_NS, Ending, missing
+from mend.coordination.ending import END_REPEATED_NS, FAREWELL_NS, Ending, missing
 from mend.types import SECOND, WITNESS
 from tests.unit.coordination.nouns import genesis, log_of, roster
 
@@ -18,7 +18,7 @@ WITHOUT_1 = log_of(genesis(witness=True), roster(1, [], non_voters=[1], witness=
     [
         (WITNESS, ALL, True, 0),
         (WITNESS, ALL, False, FAREWELL_NS),
-        (WITNESS, WITHOUT_1, True, TOLD_NS),
+        (WITNESS, WITHOUT_1, True, END_REPEATED_NS),
         (0, WITHOUT_1, True, 0),
         (0, WITHOUT_1, False, FAREWELL_NS),
     ],

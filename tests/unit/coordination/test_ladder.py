@@ -109,7 +109,7 @@ def test_it_is_waited_for_again_when_it_has_been_well_for_a_while() -> None:
     assert due(ladder, of, SLOW, now_ns=3) is None
     assert due(ladder, of, now_ns=4) is None
     assert due(ladder, of, now_ns=4 + calm_ns - 1) is None
-    assert due(ladder, of, now_ns=4 + calm_ns) == Mitigation(1, AWAITED, "it is slow no more")
+    assert due(ladder, of, now_ns=4 + calm_ns) == Mitigation(1, AWAITED, "it is no longer slow")
 
 
 def test_a_coordinator_that_has_heard_nothing_of_it_leaves_it_as_it_is() -> None:
@@ -206,7 +206,7 @@ def test_micro_batches_come_back_by_as_much_as_it_has_recovered_and_not_at_once(
     of.take(move)
     assert due(ladder, of, batch=8, now_ns=2 + calm_ns) is None
     over = due(ladder, of, batch=8, now_ns=2 + 2 * calm_ns)
-    assert over == Mitigation(1, AWAITED, "it is slow no more")
+    assert over == Mitigation(1, AWAITED, "it is no longer slow")
 
 
 @pytest.mark.parametrize(("before", "after"), [(SMALLER, AWAITED), (NOT_AWAITED, NOT_AWAITED)])
@@ -351,7 +351,7 @@ def test_a_rack_is_evicted_once_it_has_lost_what_starting_it_again_costs() -> No
     assert move is not None
     assert (move.rack, move.stage) == (1, EVICTED)
     assert "rack 1 is slow by the compute of rank 0" in move.reason
-    assert "that has cost it 2001 ms, to start it again costs 2000 ms" in move.reason
+    assert "this has cost it 2001 ms, a restart costs 2000 ms" in move.reason
     of.take(move)
     lost(ladder, 60 * SECOND, BY_COMPUTE)
     assert ladder.next(of, [BY_COMPUTE], started(), ALL, 0, DETECT_NS) is None, "it is told once"
@@ -426,12 +426,12 @@ def test_an_eviction_is_taken_back_where_the_rack_is_needed_or_well_again() -> N
     for now_ns in (0, calm_ns):
         assert ladder.next(of, judged, started(), ALL, now_ns, DETECT_NS) is None, "half a mend"
     move = ladder.next(of, judged, started(), ALL - {2}, 0, DETECT_NS)
-    assert move == Mitigation(1, SMALLER, "it is needed: rack 2 is not there", 50)
+    assert move == Mitigation(1, SMALLER, "it is needed: rack 2 is absent", 50)
     leaving = started(leaving=True)
     assert ladder.next(of, [], leaving, ALL - {2}, 0, DETECT_NS) is None, "it is on its way"
     assert ladder.next(of, [], started(), ALL, 0, DETECT_NS) is None
     well = ladder.next(of, [], started(), ALL, calm_ns, DETECT_NS)
-    assert well == Mitigation(1, AWAITED, "it is slow no more")
+    assert well == Mitigation(1, AWAITED, "it is no longer slow")
 
 
 def test_an_eviction_that_failed_is_taken_back_and_not_tried_again() -> None:

@@ -18,6 +18,7 @@ from mend.coordination.leader import PROGRESS_NS, Leader, LeaderOptions
 from mend.coordination.messages import (
     LIVES_MAX,
     Bad,
+    CapturePart,
     Challenge,
     Held,
     Hello,
@@ -25,7 +26,6 @@ from mend.coordination.messages import (
     Message,
     OfferId,
     Orders,
-    Part,
     Partial,
     Prepare,
     RankOrders,
@@ -144,8 +144,8 @@ class Rack:
         return body
 
 
-def part(rank: int = 0, seq: int = 1, **changes: Any) -> Part:
-    return replace(Part(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
+def part(rank: int = 0, seq: int = 1, **changes: Any) -> CapturePart:
+    return replace(CapturePart(0, seq, 0, 4, 10, 2, digest(rank)[-32:], 0, ""), **changes)
 
 
 # -------------------------------------------------------------- getting in
@@ -187,7 +187,7 @@ def test_a_rack_that_is_asked_and_not_led_says_what_the_job_waits_for() -> None:
     rack.hear(COORDINATOR, COORDINATOR_LIFE, Challenge(member(RACK).incarnation, 5))
     (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
     assert str(told["for"]).startswith("the witness knows this job")
-    assert "every rack that is silent has to be started again, or retired" in str(told["for"])
+    assert "restart every silent rack, or retire it" in str(told["for"])
     rack.hear(Peer(2, 0), 5, Challenge(member(RACK).incarnation, 6))
     (told,) = notes(rack.tick(PROGRESS_NS), "waiting")
     assert str(told["for"]).startswith("rack 2 knows this job")

@@ -233,7 +233,7 @@ def test_silence_costs_the_seat_after_evict_ns() -> None:
     change = house.next()
     assert seats_of(change) == [member(0), member(1)]
     assert change is not None
-    assert change.reason == "rack 2 was not there for too long"
+    assert change.reason == "rack 2 was absent for too long"
 
 
 def test_nobody_is_put_out_where_eviction_is_off() -> None:
@@ -419,7 +419,7 @@ def test_racks_of_a_lineage_decide_with_a_quorum_once_each_quorum_holds_everythi
     change = house.next()
     assert change is not None
     assert (seats_of(change), change.non_voters) == ([member(0), member(1)], ())
-    assert change.reason == "every quorum holds what is decided"
+    assert change.reason == "every quorum holds all decided versions"
 
 
 def test_elsewhere_it_keeps_its_vote_for_a_while() -> None:

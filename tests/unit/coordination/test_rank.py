@@ -8,7 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.ballots import ballot_of
-from mend.consensus.records import Absent, Ballot, Drop, Ended, Mark, Offer, Record, Snapshot
+from mend.consensus.records import (
+    Absent,
+    Ballot,
+    CheckpointRecord,
+    Drop,
+    Ended,
+    Offer,
+    Record,
+    Snapshot,
+)
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.events import Effect, Event
@@ -615,9 +624,9 @@ def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() 
 def at_a_checkpoint() -> Rack:
     """It lies behind version 1, and this rank has not come to it yet; others train on."""
     rack = Rack().begun()
-    rack(ev.Cutting("one"))
+    rack(ev.BarrierChanged("one"))
     rack.version(1)
-    rack.told(Mark(1, "one", "ab" * 32, (MINE, OTHER, THIRD)))
+    rack.told(CheckpointRecord(1, "one", "ab" * 32, (MINE, OTHER, THIRD)))
     effects = [e for version in (2, 3, 4) for e in rack.version(version)]
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 2)]
     return rack
@@ -630,7 +639,7 @@ def test_the_version_of_a_checkpoint_is_kept_until_this_rank_has_come_to_it() ->
 
 
 def test_the_version_of_a_checkpoint_that_is_given_up_is_forgotten() -> None:
-    assert of(ev.DropAnchor, at_a_checkpoint()(ev.Cutting(""))) == [ev.DropAnchor(0, 1)]
+    assert of(ev.DropAnchor, at_a_checkpoint()(ev.BarrierChanged(""))) == [ev.DropAnchor(0, 1)]
 
 
 def test_a_rank_that_is_always_behind_keeps_no_more_than_others() -> None:
@@ -707,7 +716,7 @@ def test_a_report_is_sent_at_once_when_it_changes_else_each_heartbeat() -> None:
     (again,) = sent(rack.tick(1))
     assert isinstance(again, RankReport)
     assert again == replace(first, serial=first.serial + 1)
-    (changed,) = sent(rack(ev.Progress(7, 50)))
+    (changed,) = sent(rack(ev.StepReached(7, 50)))
     assert isinstance(changed, RankReport)
     assert (changed.step, changed.step_ns, changed.serial) == (7, 50, first.serial + 2)
 

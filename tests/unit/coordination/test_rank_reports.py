@@ -7,7 +7,15 @@ import random
 from msgspec.structs import replace
 
 from mend.consensus.records import checksums_of
-from mend.coordination.messages import Bad, Cut, Held, OfferId, Part, RankReport, Sliced
+from mend.coordination.messages import (
+    Bad,
+    BarrierState,
+    CapturePart,
+    Held,
+    OfferId,
+    RankReport,
+    Sliced,
+)
 from mend.coordination.rank_reports import RankReports, aggregate
 from tests.unit.coordination.nouns import digest, member, rank_report
 
@@ -24,7 +32,7 @@ def drawn(chance: random.Random, known: RankReport, rank: int) -> RankReport:
         checksum = chance.choice(["", digest(rank)[-32:]])
         declined = chance.choice(["", "", "nan"]) if not checksum else ""
         # As by protocol: of one capture only `applied` changes behind the checksum.
-        parts[fragment] = Part(
+        parts[fragment] = CapturePart(
             fragment, few(2), 0, 4, 10 * few(2), 2, checksum, applied, declined,
         )  # fmt: skip
     changes = {
@@ -38,7 +46,14 @@ def drawn(chance: random.Random, known: RankReport, rank: int) -> RankReport:
         "hurry": few(2) == 1,
         "idle": few(2) == 1,
         "bad": tuple(Bad(each, chance.choice("ab")) for each in offers[:1]),
-        "cut": chance.choice([None, Cut(1, "a", False), Cut(1, "a", True), Cut(1, "b", False)]),
+        "barrier": chance.choice(
+            [
+                None,
+                BarrierState(1, "a", False),
+                BarrierState(1, "a", True),
+                BarrierState(1, "b", False),
+            ]
+        ),
         "step_ns": few(5),
         "slices": tuple(
             Sliced(p, 1, 1 + few(2), few(3), few(3) == 0) for p in range(few(FRAGMENTS + 1))
@@ -72,7 +87,7 @@ def test_what_all_but_the_first_and_the_last_rank_say_costs_no_look_at_the_other
         reports.take(rank, report, 0)
     before = reports.news
     for rank, report in enumerate(known):
-        part = Part(0, 1, 0, 4, 10, 2, digest(rank)[-32:], 0, "")
+        part = CapturePart(0, 1, 0, 4, 10, 2, digest(rank)[-32:], 0, "")
         reports.take(rank, replace(report, serial=2, parts=(part,), step=9), 1)
     assert reports.news - before == 2, "when the first has a part, and when all have it"
     assert len(reports.aggregate.offers) == 1

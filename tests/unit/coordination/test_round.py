@@ -100,7 +100,7 @@ def test_an_offer_that_nobody_else_holds_yet_is_told_apart_from_one_that_was_not
     round_ = new_round()
     round_.advance(inputs(offer(0), arrived=()), 0)
     assert round_.why == (
-        "0 of 1 offers have arrived, too few racks hold what there is of rack 0, "
+        "0 of 1 offers have arrived, too few racks hold the payload of rack 0, "
         "waiting for racks 1,2"
     )
 

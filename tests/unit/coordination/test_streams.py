@@ -205,7 +205,7 @@ def test_who_cannot_read_a_patch_is_sent_a_whole_state() -> None:
     ends = Ends()
     ends.settle(orders(1, ()))
     ends.right = Streams(member(1))  # has forgotten everything, in the same life
-    with pytest.raises(WireError, match="a patch of state 1, which did not come here"):
+    with pytest.raises(WireError, match="a patch of state 1, which this process does not have"):
         ends.right.read(wire.decode(ends.to_right(orders(2, ()))))
     ends.left.read(wire.decode(ends.to_left(report(1))))
     assert isinstance(wire.decode(ends.to_right(orders(3, ()))).body, Orders)
@@ -296,9 +296,9 @@ def test_a_negative_place_is_refused() -> None:
 
 
 def test_a_numbered_message_that_is_no_state_is_refused() -> None:
-    with pytest.raises(WireError, match="which is no state"):
+    with pytest.raises(WireError, match="which is not a state"):
         Streams(member(1)).read(Envelope("job", 0, 0, 7, hello(0), 3))
-    with pytest.raises(WireError, match="which is no state"):
+    with pytest.raises(WireError, match="which is not a state"):
         Streams(member(1)).read(Envelope("job", 0, 0, 7, Patch(10, 1, {}), 3))
 
 

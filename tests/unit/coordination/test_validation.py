@@ -18,7 +18,15 @@ from mend.consensus.records import (
     Record,
     Snapshot,
 )
-from mend.coordination.messages import Declined, Held, Hello, MergeProposal, Orders, Part, Resume
+from mend.coordination.messages import (
+    CapturePart,
+    Declined,
+    Held,
+    Hello,
+    MergeProposal,
+    Orders,
+    Resume,
+)
 from mend.coordination.validation import (
     NAMED_MAX,
     describe,
@@ -90,7 +98,7 @@ def test_reports_of_another_plan() -> None:
 
 
 def test_reports_of_a_rank_of_another_plan() -> None:
-    part = Part(0, 1, 0, 4, 10, 2, digest(1)[-32:], 0, "")
+    part = CapturePart(0, 1, 0, 4, 10, 2, digest(1)[-32:], 0, "")
     for changes, said in (
         ({"parts": (part,), "held": (Held(2, 1, 1, (digest(1),)),)}, ""),
         ({"versions": (0, 0)}, "2 versions for 3 fragments"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mend.codec import CLOSING, CODECS
 from mend.codec.on_device import DeviceEncoder
-from mend.consensus.records import Commit, Ended, Share
+from mend.consensus.records import Commit, Ended, MergeMember
 from mend.coordination.events import Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint_barrier import CheckpointBarrier
@@ -189,10 +189,11 @@ class Hand:
         track, panel = self.trainer.tracks[fragment], self.published.panels[fragment]
         version, mine = panel.decided + 1, track.offer
         assert mine is not None or not (names or drops)
-        members = [Share(THEIRS, version, version - 1, 4, TOKENS, 1)]
+        members = [MergeMember(THEIRS, version, version - 1, 4, TOKENS, 1)]
         if names and mine is not None:
             members.insert(
-                0, Share(MINE, mine.seq, mine.anchor.version, mine.capture_step, mine.tokens, 1)
+                0,
+                MergeMember(MINE, mine.seq, mine.anchor.version, mine.capture_step, mine.tokens, 1),
             )
         dropped = (Ended(MINE, mine.seq),) if drops and mine is not None else ()
         numel = track.owned.numel

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mend.consensus.records import Mark
+from mend.consensus.records import CheckpointRecord
 from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
 from mend.engine.rack import RackGroup
 from mend.errors import CheckpointError, GaveUp
@@ -130,11 +130,11 @@ def test_a_checkpoint_that_moves_the_weights_says_so_unless_it_saves_them(saves:
     the checkpoint could never be resumed, which only the next start noticed."""
     hand, notes = Hand(), list[str]()
 
-    def applies(doing: Any) -> Mark:
+    def applies(doing: Any) -> CheckpointRecord:
         doing.close()
         track = hand.trainer.tracks[0]
         track.anchor = dataclasses.replace(track.anchor, version=1)
-        return Mark(1, "step-1", "ab" * 32, (0,))
+        return CheckpointRecord(1, "step-1", "ab" * 32, (0,))
 
     writer = CheckpointWriter(
         RackGroup(None, 1.0), 0, (), hand.trainer, live=applies, post=hand.events.append,

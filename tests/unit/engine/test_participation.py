@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from mend.consensus.records import share_of
+from mend.consensus.records import merge_member_of
 from mend.engine.participation import (
     ALONE_LEAST,
     ROUNDS_LEAST,
@@ -110,7 +110,7 @@ class Log:
                 for rack in racks
             ]
             merged = commit(self.versions[fragment], offers, fragment=fragment)
-            shares = tuple(share_of(each) for each in offers)
+            shares = tuple(merge_member_of(each) for each in offers)
             self.rounds.add(replace(merged, members=shares))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mend.consensus.records import Drop, Mark
+from mend.consensus.records import CheckpointRecord, Drop
 from mend.engine.numerics import Anchor
 from mend.engine.participation import ROUNDS_RECENT, SHORT_NS
 from mend.engine.published_state import PublishedState
@@ -162,8 +162,8 @@ def test_what_the_coordinator_said_last_is_shown() -> None:
 def test_a_snapshot_shows_the_checkpoint_that_was_made_before_it() -> None:
     """A rank that was brought up to date by one waited until its time was over, and called a
     complete checkpoint incomplete."""
-    first = Mark(1, "one", "ab" * 32, (0, 1))
-    written = Mark(1, "one", "ab" * 32, (0, 1), written=True)
+    first = CheckpointRecord(1, "one", "ab" * 32, (0, 1))
+    written = CheckpointRecord(1, "one", "ab" * 32, (0, 1), written=True)
     log = log_of(genesis(), commit(1, [offer(0)]), first, commit(2, [offer(0, 2)]), written)
     log.decide(log.last - 1)
     published = PublishedState(1)

@@ -279,7 +279,7 @@ def test_what_is_kept_of_a_rack_that_a_person_has_retired_is_freed() -> None:
     story = Mirrors()
     story.merge((0, 1))
     story.keep(bytes_(1))
-    story.told(replace(roster(1, (1, 2), ranks=2), reason="rack 0 was not there for too long"))
+    story.told(replace(roster(1, (1, 2), ranks=2), reason="rack 0 was absent for too long"))
     assert story.published.mirror_bytes == 5
     story.told(replace(roster(2, (1, 2), ranks=2), retired=(0,)))
     assert story.published.mirror_bytes == 0

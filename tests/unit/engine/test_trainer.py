@@ -16,10 +16,18 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from mend.consensus.log import Log
-from mend.consensus.records import Commit, Genesis, Mark, Record, Roster, Seat, Share
+from mend.consensus.records import (
+    CheckpointRecord,
+    Commit,
+    Genesis,
+    MergeMember,
+    Record,
+    Roster,
+    Seat,
+)
 from mend.coordination.events import (
+    BarrierChanged,
     Captured,
-    Cutting,
     Idle,
     Leaving,
     RackStateLoaded,
@@ -740,7 +748,7 @@ def test_local_weights_are_a_copy_and_can_be_put_back() -> None:
 
 # -------------------------------------------------------------- a checkpoint behind a snapshot
 
-OURS = Mark(1, "one", "ab" * 32, (0, 1))
+OURS = CheckpointRecord(1, "one", "ab" * 32, (0, 1))
 
 
 def snapshot(hand: Hand, *records: Record) -> Callable[[], None]:
@@ -757,7 +765,9 @@ def snapshot(hand: Hand, *records: Record) -> Callable[[], None]:
 
 
 def merged(version: int) -> Commit:
-    return Commit(0, version, (Share(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "test")
+    return Commit(
+        0, version, (MergeMember(THEIRS, version, version - 1, 4, 10, 1),), (), ("",), "test"
+    )
 
 
 def run_with(hand: Hand, doing: Requests, *comes: Callable[[], None]) -> None:
@@ -771,7 +781,7 @@ def test_a_snapshot_says_at_once_that_a_checkpoint_was_made_without_this_rack() 
     hand = Hand()
     begin(hand)
     began_ns = hand.now_ns
-    alone = Mark(1, "one", "ab" * 32, (1,))
+    alone = CheckpointRecord(1, "one", "ab" * 32, (1,))
     for found in (alone, replace(alone, written=True)):
         with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
             run_with(hand, hand.barrier.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
@@ -803,7 +813,7 @@ def test_a_rack_whose_snapshot_is_of_behind_a_checkpoint_gives_that_up_at_once()
     ):
         run_with(hand, hand.barrier.cut("one", 60 * SECOND), come)
     assert hand.now_ns == began_ns
-    assert hand.posted(Cutting)[-1] == Cutting(""), "the others need not wait for it"
+    assert hand.posted(BarrierChanged)[-1] == BarrierChanged(""), "the others need not wait for it"
 
 
 def test_a_snapshot_says_that_all_have_written() -> None:
@@ -824,7 +834,7 @@ def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_comp
 ) -> None:
     hand = Hand()
     begin(hand)
-    began_ns, second = hand.now_ns, Mark(2, "two", "ab" * 32, (1,))
+    began_ns, second = hand.now_ns, CheckpointRecord(2, "two", "ab" * 32, (1,))
     come = snapshot(hand, OURS, second) if by == "snapshot" else lambda: hand.published.told(second)
     with pytest.raises(CheckpointError, match="may be incomplete: the next one was begun"):
         run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), come)

@@ -18,7 +18,7 @@ from mend.coordination.events import (
     BatchSet,
     Captured,
     Discarded,
-    Progress,
+    StepReached,
     StillOpen,
     Timed,
 )
@@ -95,7 +95,7 @@ def test_progress_is_told_without_the_time_that_was_waited() -> None:
     for _ in range(2):
         hand.now_ns += SECOND
         hand.step()
-    assert hand.posted(Progress) == [Progress(step, SECOND) for step in (4, 6)]
+    assert hand.posted(StepReached) == [StepReached(step, SECOND) for step in (4, 6)]
 
 
 def test_what_is_untimed_is_no_part_of_a_step() -> None:
@@ -107,7 +107,7 @@ def test_what_is_untimed_is_no_part_of_a_step() -> None:
         if step == 2:
             with hand.trainer.clock.untimed():
                 hand.now_ns += 60 * SECOND
-    assert {progress.step_ns for progress in hand.posted(Progress)} == {SECOND}
+    assert {progress.step_ns for progress in hand.posted(StepReached)} == {SECOND}
     assert {timed.ns for timed in hand.posted(Timed)} == {SECOND}
 
 
@@ -130,7 +130,7 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     assert hand.noted("local-batch") == [
         ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
     ]
-    hand.published.told(Mitigation(mine, AWAITED, "it is slow no more"))
+    hand.published.told(Mitigation(mine, AWAITED, "it is no longer slow"))
     hand.step(4)
     assert hand.posted(BatchSet)[1:] == [BatchSet(6, 100)]
 
@@ -705,7 +705,7 @@ def test_a_rack_joins_a_round_that_another_has_opened() -> None:
     hand.opened(0)
     hand.step()
     assert captured(hand) == [(3, 0, 0)]
-    assert hand.posted(Progress) == [Progress(3, 0)], "a tape tells what the capture cost"
+    assert hand.posted(StepReached) == [StepReached(3, 0)], "a tape tells what the capture cost"
     hand.decide(0.75, names=True)
     hand.opened(-1)
     hand.step(8)

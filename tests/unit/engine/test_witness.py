@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from mend.consensus.records import Mitigation
 from mend.coordination.coordinator import CoordinatorOptions
-from mend.coordination.ending import TOLD_NS
+from mend.coordination.ending import END_REPEATED_NS
 from mend.coordination.ladder import event_of
-from mend.coordination.machines import CoordinatorParts, Parts
+from mend.coordination.machines import CoordinatorSpec, ProcessSpec
 from mend.coordination.messages import Refusal
 from mend.engine.witness import Witness, build_witness
 from mend.events.base import log_text
@@ -42,7 +42,7 @@ class Outside:
 
 def following(outside: Any) -> Witness:
     options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
     return build_witness(parts, outside, lambda line: None)
 
 
@@ -70,8 +70,8 @@ def test_a_witness_that_followed_stays_for_racks_that_come_too_late_and_says_so(
     witness.heard(Peer(1, 0), member(1, 1).incarnation, hello(1, life=1))
     (refusal,) = [each for each in outside.sent if isinstance(each, Refusal)]
     assert (refusal.kind, refusal.incarnation) == ("over", member(1, 1).incarnation)
-    assert witness.deadline_ns() == outside.time_ns + TOLD_NS
-    outside.time_ns += TOLD_NS
+    assert witness.deadline_ns() == outside.time_ns + END_REPEATED_NS
+    outside.time_ns += END_REPEATED_NS
     witness.tick()
     assert outside.ends == 1
 
@@ -79,7 +79,7 @@ def test_a_witness_that_followed_stays_for_racks_that_come_too_late_and_says_so(
 def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_over() -> None:
     """Whoever coordinated died before it gave the new life its seat, and the next one ended the job
     at once: what is said to the former life is all that will be said."""
-    for lost, stays_ns in (((), 0), ((1,), TOLD_NS)):
+    for lost, stays_ns in (((), 0), ((1,), END_REPEATED_NS)):
         outside = Outside()
         witness = following(outside)
         last = [genesis(witness=True), roster(2, [], non_voters=lost, witness=True)]
@@ -105,7 +105,7 @@ def test_a_witness_that_was_started_again_leaves_when_it_hears_that_its_job_is_o
 def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
     printed = list[str]()
     options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
     host: Any = Outside()
     witness = build_witness(parts, host, printed.append)
     events = [
@@ -122,7 +122,7 @@ def test_a_witness_prints_every_move_of_a_slow_rack() -> None:
 def test_witness_prints_no_event_of_every_round() -> None:
     printed = list[str]()
     options = CoordinatorOptions(2, 100 * MS, 2 * SECOND)
-    parts = Parts(Peer(WITNESS, 0), ME, coordinator=CoordinatorParts("job", options))
+    parts = ProcessSpec(Peer(WITNESS, 0), ME, coordinator=CoordinatorSpec("job", options))
     host: Any = Outside()
     witness = build_witness(parts, host, printed.append)
     for event in (RoundDecided(0, 1), JobFounded((0, 1))):

@@ -43,12 +43,12 @@ def test_fragments_of_moments_are_numbered_behind_those_of_the_weights() -> None
     adam = torch.optim.AdamW(model.parameters())
     plan = plan_of(model, optimizers=[adam], moment_periods={FIRST: 4, SECOND: 8})
     assert [layout.fragment for layout in plan.layouts] == list(range(6))
-    assert [bool(cut.moments) for cut in plan.cuts] == [False] * 2 + [True] * 4
+    assert [bool(cut.moments) for cut in plan.planned] == [False] * 2 + [True] * 4
     assert [layout.numel for layout in plan.layouts] == [
         plan.layouts[p % 2].numel for p in range(6)
     ]
-    assert [plan.names_in(cut) for cut in plan.cuts] == [
-        plan.names_in(plan.cuts[p % 2]) for p in range(6)
+    assert [plan.names_in(cut) for cut in plan.planned] == [
+        plan.names_in(plan.planned[p % 2]) for p in range(6)
     ]
     assert plan.layouts[3].slots[0].name == "exp_avg:body.0.weight"
     with golden.raises(ConfigError):
@@ -60,7 +60,7 @@ def test_fragments_of_moments_are_numbered_behind_those_of_the_weights() -> None
 def test_a_view_reads_what_is_trained_and_says_when_it_is_trained_no_more() -> None:
     model = nn.Linear(3, 2)
     plan = plan_of(model, 1)
-    (cut,) = plan.cuts
+    (cut,) = plan.planned
     view, out = plan.view_of(cut), torch.empty(8)
     owned = Owned(tuple(Span(0, slot.numel) for slot in cut.layout.slots), 8)
     view.read(owned, out)

@@ -8,7 +8,7 @@ import pytest
 
 from mend.consensus.records import Ballot, Drop, Ended, Record
 from mend.coordination import events as ev
-from mend.coordination.machines import RANK_MACHINE, Parts
+from mend.coordination.machines import RANK_MACHINE, ProcessSpec
 from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, Header, answer_of
 from mend.types import Peer
@@ -52,7 +52,7 @@ def tape(
 ) -> Recital:
     """Of a rack that heard of `log` first, and whose training thread then did `events`."""
     header = Header(
-        job=job, rack=rack, rank=rank, parts=Parts(Peer(rack, rank), member(rack, life))
+        job=job, rack=rack, rank=rank, parts=ProcessSpec(Peer(rack, rank), member(rack, life))
     )
     heard = entry(ev.Tick(), *(ev.RecordCommitted(record) for record in log))
     return recite(header, whole, [heard, *(entry(event) for event in events)])
@@ -164,7 +164,7 @@ BACK = roster(1, [0, 1], lives={1: 1})
 STATE = "5" * 32
 AGAIN: list[ev.Event] = [
     ev.Applied(0, 1, 0), ev.StateCopied(member(0), 12, STATE), ev.Wanting(False),
-    ev.Progress(12, 0), *captured(24, 1), ev.Applied(0, 3, 1, 26), ev.Leaving(),
+    ev.StepReached(12, 0), *captured(24, 1), ev.Applied(0, 3, 1, 26), ev.Leaving(),
 ]  # fmt: skip
 """Of the new life: it begins with version 1, and goes on from rack 0's step 12."""
 
@@ -218,7 +218,7 @@ def test_a_later_life_whose_former_one_is_not_replayed_so_far_is_left_out() -> N
 
 def test_a_later_life_that_began_with_nothing_of_a_donor() -> None:
     """It pulled a copy, and its ranks could not agree on it."""
-    fresh = [*AGAIN[:3], ev.Progress(12, 7_000_000), *AGAIN[4:]]
+    fresh = [*AGAIN[:3], ev.StepReached(12, 7_000_000), *AGAIN[4:]]
     script = rejoined(again=fresh)
     assert script.given == ()
     assert len(script.parts) == 3
@@ -256,7 +256,7 @@ def test_a_log_that_begins_with_a_snapshot_is_put_in_its_place() -> None:
     """Of a life that joined late: the records before it are on other tapes only."""
     log = log_of(*LATER[:3])
     log.decide(log.last)
-    header = Header(job="job", rack=1, rank=0, parts=Parts(Peer(1, 0), member(1, 1)))
+    header = Header(job="job", rack=1, rank=0, parts=ProcessSpec(Peer(1, 0), member(1, 1)))
     behind = [ev.Restored(log.snapshot()), *map(ev.RecordCommitted, LATER[3:])]
     mine = tape(0, [*MINE[:5], GAVE, *MINE[5:]], LATER)
     first = tape(1, THEIRS[:3], LATER[:3], whole=False)
@@ -317,7 +317,7 @@ def test_digests_of_tensors_are_kept_where_they_are_of_the_decided_bits() -> Non
 
 
 def test_what_is_behind_a_gap_is_not_believed() -> None:
-    header = Header(job="job", rack=0, rank=0, parts=Parts(Peer(0, 0), member(0)))
+    header = Header(job="job", rack=0, rank=0, parts=ProcessSpec(Peer(0, 0), member(0)))
     entries: list[Entry | Gap] = [entry(MINE[0]), Gap(3, "slow"), entry(MINE[3])]
     found = recite(header, True, entries)
     assert len(found.acts) == 1

@@ -14,7 +14,7 @@ from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.events import Applied, Captured, Discarded, Leaving
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
-from mend.coordination.machines import CoordinatorParts, LeaderParts, Parts, RankParts
+from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.engine.digest import digest_of_state
 from mend.engine.training_state import Received, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
@@ -382,13 +382,13 @@ def test_the_leader_of_rack_0_decides_the_script_again_and_no_other_process_coor
     for rack in (0, 1):
         part = msgspec.structs.replace(script.parts[0], rack=rack)
         both = msgspec.structs.replace(script, parts=(script.parts[0], part))
-        parts = Parts(
-            Peer(rack, 0), member(rack), RankParts(RankOptions(HEARTBEAT_NS), (digest(0),)),
-            LeaderParts(
+        parts = ProcessSpec(
+            Peer(rack, 0), member(rack), RankSpec(RankOptions(HEARTBEAT_NS), (digest(0),)),
+            LeaderSpec(
                 msgspec.structs.replace(hello(rack), facts=facts), Peer(0, 0),
                 LeaderOptions(HEARTBEAT_NS, DETECT_NS, DETECT_NS), 0,
             ),
-            CoordinatorParts("job", CoordinatorOptions(2, HEARTBEAT_NS, DETECT_NS, rack == 0)),
+            CoordinatorSpec("job", CoordinatorOptions(2, HEARTBEAT_NS, DETECT_NS, rack == 0)),
         )  # fmt: skip
         machines = ReplayFactory(both, tmp_path, Peer(rack, 0), []).machines(parts)
         assert machines.leader is not None

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from mend.coordination.events import Captured, Effect, Event, Merged, Progress, Send, Tick
+from mend.coordination.events import Captured, Effect, Event, Merged, Send, StepReached, Tick
 from mend.coordination.fragment_replica import RankOptions
-from mend.coordination.machines import RANK_MACHINE, Parts, RankParts, machines_of
+from mend.coordination.machines import RANK_MACHINE, ProcessSpec, RankSpec, machines_of
 from mend.coordination.messages import RankReport
 from mend.errors import TapeError
 from mend.trace.format import Entry, Gap, answer_of, read_record, record_of_entry
@@ -18,14 +18,14 @@ from mend.trace.replay import Replayed, first_difference, replay
 from mend.types import MS, Peer
 from tests.unit.coordination.nouns import digest, member
 
-PARTS = Parts(Peer(0, 1), member(0), RankParts(RankOptions(100 * MS, ranks=2), (digest(1),)))
+PARTS = ProcessSpec(Peer(0, 1), member(0), RankSpec(RankOptions(100 * MS, ranks=2), (digest(1),)))
 
 
 def recorded() -> list[Entry]:
     """A learner that captures, and reports."""
     rank_machine = machines_of(PARTS).rank_machine
     assert rank_machine is not None
-    events: list[Event] = [Tick(), Progress(8, MS), Captured(0, 1, 0, 8, 64, 8), Tick()]
+    events: list[Event] = [Tick(), StepReached(8, MS), Captured(0, 1, 0, 8, 64, 8), Tick()]
     found = []
     for number, event in enumerate(events, start=1):
         effects = rank_machine.handle(event, number * 60 * MS)

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from mend.coordination.coordinator import CoordinatorOptions
-from mend.coordination.events import Machine, Progress, Tick
+from mend.coordination.events import Machine, StepReached, Tick
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import (
     COORDINATOR,
     LEADER,
-    CoordinatorParts,
-    Parts,
-    RankParts,
+    CoordinatorSpec,
+    ProcessSpec,
+    RankSpec,
     machines_of,
 )
 from mend.coordination.machines import RANK_MACHINE as RANK
@@ -26,10 +26,10 @@ from mend.trace.state import _enum, _struct, decode_state, encode_state
 from mend.types import MS, WITNESS, Peer
 from tests.unit.coordination.nouns import digest, member
 
-PARTS = Parts(Peer(0, 1), member(0), RankParts(RankOptions(100 * MS, ranks=2), (digest(1),)))
+PARTS = ProcessSpec(Peer(0, 1), member(0), RankSpec(RankOptions(100 * MS, ranks=2), (digest(1),)))
 OPTIONS = CoordinatorOptions(2, 100 * MS, 2000 * MS)
-WITNESS_PARTS = Parts(
-    Peer(WITNESS, 0), member(WITNESS), coordinator=CoordinatorParts("job", OPTIONS)
+WITNESS_PARTS = ProcessSpec(
+    Peer(WITNESS, 0), member(WITNESS), coordinator=CoordinatorSpec("job", OPTIONS)
 )
 
 
@@ -75,7 +75,7 @@ def test_what_two_share_is_shared_again() -> None:
 
 def test_a_machine_goes_on_where_it_was() -> None:
     machines = keeping()
-    machines[RANK].handle(Progress(8, MS), 60 * MS)
+    machines[RANK].handle(StepReached(8, MS), 60 * MS)
     again = decode_state(encode_state(machines))
     assert again[RANK].handle(Tick(), 200 * MS) == machines[RANK].handle(Tick(), 200 * MS) != []
     assert encode_state(again) == encode_state(machines)
@@ -91,7 +91,7 @@ def test_equal_states_are_equal_bytes_whatever_the_order_of_a_set() -> None:
 
 @pytest.mark.parametrize("strange", [lambda: 1, pytest, MS.bit_length, 1j])
 def test_what_is_no_plain_value_is_refused_by_name(strange: object) -> None:
-    with pytest.raises(TypeError, match="is no part of a machine's state"):
+    with pytest.raises(TypeError, match="is not part of a machine's state"):
         encode_state(keeping(strange=strange))
 
 
@@ -120,9 +120,9 @@ def test_what_is_no_state_is_a_tape_error(written: object) -> None:
 
 def test_class_is_not_found_where_it_is_only_imported() -> None:
     """Whatever a machine's module imports would be open to a file."""
-    with pytest.raises(TapeError, match="no class of this mend"):
+    with pytest.raises(TapeError, match="not a class of this version of mend"):
         _struct("mend.coordination.messages:Struct", b"")
-    with pytest.raises(TapeError, match="no class of this mend"):
+    with pytest.raises(TapeError, match="not a class of this version of mend"):
         _enum("mend.consensus.quorum:quorum", "x")
 
 
@@ -134,7 +134,7 @@ def test_everything_on_a_tape_is_a_machine() -> None:
 
 def test_class_of_another_kind_on_a_tape_is_a_tape_error() -> None:
     """They were asserts, which `python -O` leaves out: a file then chose what is called."""
-    with pytest.raises(TapeError, match="no enumeration"):
+    with pytest.raises(TapeError, match="not an enumeration"):
         _enum("mend.types:Peer", "rack")
-    with pytest.raises(TapeError, match="no record"):
+    with pytest.raises(TapeError, match="not a record"):
         _struct("mend.types:Peer", b"")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mend.coordination.events import Effect, Encoded, Event, Note, Progress, StateTaken, Tick
+from mend.coordination.events import Effect, Encoded, Event, Note, StateTaken, StepReached, Tick
 from mend.coordination.fragment_replica import RankOptions
-from mend.coordination.machines import RANK_MACHINE, Parts, RankParts, machines_of
+from mend.coordination.machines import RANK_MACHINE, ProcessSpec, RankSpec, machines_of
 from mend.errors import TapeError
 from mend.events.base import LoggedEvent
 from mend.events.kinds import ProtocolFault
@@ -27,7 +27,7 @@ from mend.types import MB, MS, Member, Peer
 from tests.noted import pair
 from tests.process.racks import until
 
-PARTS = Parts(Peer(1, 0), Member(1, 7))
+PARTS = ProcessSpec(Peer(1, 0), Member(1, 7))
 
 
 class Notes:
@@ -51,13 +51,13 @@ def writer(folder: Path, notes: Notes | None = None, bytes_max: int = 100 * MB) 
 
 def put(tape: TapeWriter, *numbers: int, text: str = "") -> None:
     for number in numbers:
-        tape.put(RANK_MACHINE, number, Progress(number, 1), [Note(ProtocolFault(text))])
+        tape.put(RANK_MACHINE, number, StepReached(number, 1), [Note(ProtocolFault(text))])
 
 
 def steps(path: Path) -> list[object]:
     """The numbers that were put; a gap is its count in words."""
     return [
-        entry.event.step if isinstance(entry, Entry) and isinstance(entry.event, Progress)
+        entry.event.step if isinstance(entry, Entry) and isinstance(entry.event, StepReached)
         else f"gap {entry.count}" if isinstance(entry, Gap) else entry
         for entry in read_tape(path).entries()
     ]  # fmt: skip
@@ -188,7 +188,9 @@ def test_a_life_takes_no_name_of_an_earlier_one_whose_first_files_are_gone(
 def long_tape(folder: Path, monkeypatch: pytest.MonkeyPatch, **kept: object) -> Notes:
     """Of a machine that trains for long, with room for its end only. It keeps these as well."""
     monkeypatch.setattr(tape_module, "SEGMENT_BYTES", 400)
-    parts = Parts(Peer(1, 0), Member(1, 7), RankParts(RankOptions(100 * MS, ranks=2), ("0" * 64,)))
+    parts = ProcessSpec(
+        Peer(1, 0), Member(1, 7), RankSpec(RankOptions(100 * MS, ranks=2), ("0" * 64,))
+    )
     notes, machines = Notes(), machines_of(parts).named()
     vars(machines[RANK_MACHINE]).update(kept)
     tape = TapeWriter(folder, header_of("job", parts), 20_000, notes)
@@ -196,7 +198,7 @@ def long_tape(folder: Path, monkeypatch: pytest.MonkeyPatch, **kept: object) -> 
     written = 0
     while len(list(folder.glob("*"))) < 2 or (folder / "tape-rack1-rank0.mend").exists():
         written += 1
-        handled(tape, RANK_MACHINE, machines[RANK_MACHINE], Progress(written, MS), written * MS)
+        handled(tape, RANK_MACHINE, machines[RANK_MACHINE], StepReached(written, MS), written * MS)
         tape._wake.set()  # at once, in place of four times a second
         until(lambda: not tape._waiting, "what waits is written")
     tape.close()
@@ -227,7 +229,7 @@ def test_without_a_state_a_tape_goes_on_says_so_and_is_read(
 ) -> None:
     notes = long_tape(tmp_path, monkeypatch, strange=pytest)
     assert set(notes.kinds) == {"tape-no-base"}
-    assert "is no part of a machine's state" in str(notes.said[0][1]["reason"])
+    assert "is not part of a machine's state" in str(notes.said[0][1]["reason"])
     (first,) = tapes_in([tmp_path])
     tape = read_tape(first)
     assert len(list(tape.entries())) > 10

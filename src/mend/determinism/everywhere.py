@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mend.determinism import chains, chance, gemm, reach
+from mend.determinism import chains, chance, gemm, kernels, reach
 from mend.determinism.coverage import unwatched
 from mend.determinism.digests import same_bits
 from mend.errors import NotDeterministic
@@ -66,6 +67,19 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
     return chains.apply(name, grad, x)
 
 
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """aten::_log_softmax."""
+    away = x - x.amax(dim, True)
+    return away.sub_(kernels.sums_along(away.exp(), dim).log_())
+
+
+def log_softmax_backward(
+    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """aten::_log_softmax_backward_data."""
+    return grad - output.exp().mul_(kernels.sums_along(grad, dim))
+
+
 def div_on_gpu(x: Tensor, other: Tensor) -> Tensor:
     """aten::div.Tensor. torch multiplies by the reciprocal of a number from the CPU."""
     return torch.div(*_on_one_device(x, other), out=torch.empty(0, **_result_of(x, other)))
@@ -94,6 +108,8 @@ BELOW: dict[str, Callable[..., Any]] = {
     **{name: _elementary(own) for name, own in ELEMENTARY.items()},
     **{f"{name}_": _in_place(own) for name, own in ELEMENTARY.items()},
     **{name: _of_gradient(name) for name in ("sigmoid_backward", "tanh_backward", "silu_backward")},
+    "_log_softmax": log_softmax,
+    "_log_softmax_backward_data": log_softmax_backward,
     "gelu": gelu,
     "gelu_backward": gelu_backward,
     "uniform_": chance.uniform_,
@@ -124,7 +140,7 @@ def put_in_place() -> tuple[Callable[[], None], dict[str, str]]:
     _refuse_cpu()
     settings = {"kernels": "of mend.determinism; chains of fused multiply-adds"}
     if torch.cuda.is_available():
-        _refuse_gpu()
+        _refuse_gpu(torch.cuda.current_device())
         settings["kernels on CUDA"] = "the same, compiled by NVRTC"
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     devices = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
@@ -167,11 +183,11 @@ def _refuse_cpu() -> None:
         )
 
 
-def _refuse_gpu() -> None:
+@cache
+def _refuse_gpu(index: int) -> None:
     """Compares the GPU's bits with the CPU's: of functions, sums, products and torch's own
     operators."""
-    generator = torch.Generator().manual_seed(33)
-    device = torch.device("cuda", torch.cuda.current_device())
+    generator, device = torch.Generator().manual_seed(33), torch.device("cuda", index)
     if broken := [*_broken_functions(generator, device), *_broken_sums(generator, device)]:
         raise NotDeterministic(
             f"this GPU gives other bits than the CPU in {', '.join(broken)}",

@@ -35,6 +35,8 @@ SIDE_MIN = 16
 ELEMENTS_MAX = 1 << 23
 """Most elements of leaves' products at once; larger products are made in pieces."""
 
+ELEMENTS_MAX_ON_GPU = 1 << 28
+
 SHAPES_MAX = 4096
 """Shapes whose check is remembered."""
 
@@ -145,7 +147,8 @@ def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
     if not batch or not tokens:
         return a_BTN.new_zeros(rows, columns, dtype=torch.float32)
     group = 1
-    while group < batch and 2 * group * rows * columns <= ELEMENTS_MAX:
+    most = ELEMENTS_MAX_ON_GPU if a_BTN.is_cuda else ELEMENTS_MAX
+    while group < batch and 2 * group * rows * columns <= most:
         group *= 2
     stack = Stack()
     for first in range(0, batch, group):

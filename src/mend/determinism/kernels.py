@@ -222,17 +222,18 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_softmax."""
     wide = widen(x)
     powers = (wide - wide.amax(dim, True)).exp_()
-    return powers.div_(_sums_along(powers, dim)).to(x.dtype)
+    return powers.div_(sums_along(powers, dim)).to(x.dtype)
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """aten::_softmax_backward_data."""
     out = widen(output)
     scaled = widen(grad) * out
-    return scaled.sub_(out * _sums_along(scaled, dim)).to(input_dtype)
+    return scaled.sub_(out * sums_along(scaled, dim)).to(input_dtype)
 
 
-def _sums_along(x: Tensor, dim: int) -> Tensor:
+def sums_along(x: Tensor, dim: int) -> Tensor:
+    """row_sums() of another dimension, which stays with size 1."""
     return row_sums(x.movedim(dim, -1)).movedim(-1, dim)
 
 

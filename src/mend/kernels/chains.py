@@ -15,15 +15,18 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import binding
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
 
-from mend.kernels import compiled, elementary, part
-from mend.kernels.elementary import fma
+from mend.kernels import compiled, elementary
 
 LANES = 32
 
-_COLUMNS = 256
-"""Of a tile, whose sums stay in the cache closest to the core."""
+ROWS, COLUMNS = 6, 16
+"""Of a tile, whose sums stay in registers."""
+
+_WORD = ir.IntType(32)
 
 
 def has_fma() -> bool:
@@ -32,46 +35,106 @@ def has_fma() -> bool:
     return bool(features.get("fma", False)) or not binding.get_process_triple().startswith("x86")
 
 
-@part
-def _eight(a_8: Any, b_8N: Any, c_N: Any) -> None:
-    """Eight links of the chain of every column."""
-    a0, a1, a2, a3, a4, a5, a6, a7 = a_8
-    for n in range(c_N.shape[0]):
-        s = fma(a1, b_8N[1, n], fma(a0, b_8N[0, n], c_N[n]))
-        s = fma(a3, b_8N[3, n], fma(a2, b_8N[2, n], s))
-        s = fma(a5, b_8N[5, n], fma(a4, b_8N[4, n], s))
-        c_N[n] = fma(a7, b_8N[7, n], fma(a6, b_8N[6, n], s))
+def _tile_of(rows: int) -> Any:
+    """A function of (address of a, bytes of its row, address of b, address of c, K): c (rows,
+    COLUMNS) = a @ b, b being (K, COLUMNS) without gaps. Vectors by hand: numba keeps the sums in
+    memory."""
+    single, word = ir.FloatType(), ir.IntType(64)
+    vector, places = ir.VectorType(single, COLUMNS), ir.VectorType(ir.IntType(32), COLUMNS)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        a, a_bytes, b, c, pairs = arguments
+        fused = _vector_fma(builder.module, vector)
+
+        def address(start: Any, number: Any, size: int) -> Any:
+            return builder.add(start, builder.mul(number, ir.Constant(word, size)))
+
+        def at(place: Any, kind: Any) -> Any:
+            return builder.inttoptr(place, kind.as_pointer())
+
+        starts = [address(a, ir.Constant(word, 0), 0)]
+        while len(starts) < rows:
+            starts.append(builder.add(starts[-1], a_bytes))
+        entry = builder.block
+        head, loop, end = (builder.append_basic_block(name) for name in ("head", "loop", "end"))
+        builder.branch(head)
+        builder.position_at_end(head)
+        k, sums = builder.phi(word), [builder.phi(vector) for _ in range(rows)]
+        builder.cbranch(builder.icmp_signed("<", k, pairs), loop, end)
+        builder.position_at_end(loop)
+        right = builder.load(at(address(b, k, 4 * COLUMNS), vector), align=4)
+        then = []
+        for start, total in zip(starts, sums, strict=True):
+            one = builder.load(at(address(start, k, 4), single), align=4)
+            first = builder.insert_element(ir.Constant(vector, ir.Undefined), one, _WORD(0))
+            left = builder.shuffle_vector(first, first, ir.Constant(places, [0] * COLUMNS))
+            then.append(builder.call(fused, (left, right, total)))
+        following = builder.add(k, ir.Constant(word, 1))
+        builder.branch(head)
+        nothing = ir.Constant(vector, [0.0] * COLUMNS)
+        for phi, after, before in (
+            (k, following, ir.Constant(word, 0)),
+            *((phi, after, nothing) for phi, after in zip(sums, then, strict=True)),
+        ):
+            phi.add_incoming(before, entry)
+            phi.add_incoming(after, loop)
+        builder.position_at_end(end)
+        for row, total in enumerate(sums):
+            place = builder.add(c, ir.Constant(word, 4 * COLUMNS * row))
+            builder.store(builder.fadd(total, nothing), at(place, vector), align=4)
+        return context.get_dummy_value()
+
+    signature = types.void(types.uintp, types.intp, types.uintp, types.uintp, types.intp)
+    return intrinsic(lambda typing, a, a_bytes, b, c, pairs: (signature, code))
+
+
+def _vector_fma(module: Any, vector: Any) -> Any:
+    name = f"llvm.fma.v{COLUMNS}f32"
+    kind = ir.FunctionType(vector, [vector] * 3)
+    return module.globals.get(name) or ir.Function(module, kind, name)
+
+
+_tile, _row = _tile_of(ROWS), _tile_of(1)
 
 
 def product(a_ZMK: Any, b_ZKN: Any, c_ZMN: Any) -> None:
     """c = a @ b; c is written."""
     batch, rows, pairs = a_ZMK.shape
     columns = b_ZKN.shape[2]
-    whole = pairs - pairs % 8
+    panel = np.zeros((max(pairs, 1), COLUMNS), np.float32)
+    sums = np.empty((ROWS, COLUMNS), np.float32)
+    bytes_of_row = 4 * pairs
     for z in range(batch):
-        for first in range(0, columns, _COLUMNS):
-            last = min(first + _COLUMNS, columns)
-            for m in range(rows):
-                a, c = a_ZMK[z, m], c_ZMN[z, m, first:last]
-                c[:] = np.float32(0)
-                for k in range(0, whole, 8):
-                    eight = (
-                        a[k],
-                        a[k + 1],
-                        a[k + 2],
-                        a[k + 3],
-                        a[k + 4],
-                        a[k + 5],
-                        a[k + 6],
-                        a[k + 7],
+        for first in range(0, columns, COLUMNS):
+            width = min(COLUMNS, columns - first)
+            for k in range(pairs):
+                for n in range(width):
+                    panel[k, n] = b_ZKN[z, k, first + n]
+            m = 0
+            while m < rows:
+                if rows < ROWS:
+                    count = 1
+                    _row(
+                        a_ZMK[z, m:].ctypes.data,
+                        bytes_of_row,
+                        panel.ctypes.data,
+                        sums.ctypes.data,
+                        pairs,
                     )
-                    _eight(eight, b_ZKN[z, k : k + 8, first:last], c)
-                for k in range(whole, pairs):
-                    b = b_ZKN[z, k, first:last]
-                    for n in range(c.shape[0]):
-                        c[n] = fma(a[k], b[n], c[n])
-                for n in range(c.shape[0]):
-                    c[n] = c[n] + np.float32(0)
+                else:
+                    count = ROWS
+                    m = min(m, rows - ROWS)  # the last tile makes some rows again
+                    _tile(
+                        a_ZMK[z, m:].ctypes.data,
+                        bytes_of_row,
+                        panel.ctypes.data,
+                        sums.ctypes.data,
+                        pairs,
+                    )
+                for row in range(count):
+                    for n in range(width):
+                        c_ZMN[z, m + row, first + n] = sums[row, n]
+                m += count
 
 
 def row_sums(x_ND: Any, out_N: Any) -> None:

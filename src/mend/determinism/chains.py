@@ -1,8 +1,9 @@
-"""Products, sums of rows and elementary functions of level everywhere, on the device of the tensors:
-by numba on a CPU, by NVRTC on a GPU, with equal bits."""
+"""Products, sums of rows and elementary functions of level everywhere, on the device of the
+tensors: by numba on a CPU, by NVRTC on a GPU, with equal bits."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ def product(a_ZMK: Tensor, b_ZKN: Tensor) -> Tensor:
     refuse_other_types("a matrix product", a_ZMK, b_ZKN)
     if a_ZMK.is_cuda:
         return cuda_kernels.product(a_ZMK, b_ZKN)
-    out = torch.empty(*a_ZMK.shape[:2], b_ZKN.shape[2])
+    out = _empty(*a_ZMK.shape[:2], b_ZKN.shape[2])
     chain_kernel("product")(_array(a_ZMK), _array(b_ZKN), out.numpy())
     return out
 
@@ -26,7 +27,7 @@ def row_sums(x_ND: Tensor) -> Tensor:
     refuse_other_types("a sum", x_ND)
     if x_ND.is_cuda:
         return cuda_kernels.row_sums(x_ND.contiguous())
-    out = torch.empty(x_ND.shape[0])
+    out = _empty(x_ND.shape[0])
     chain_kernel("row_sums")(_array(x_ND), out.numpy())
     return out
 
@@ -36,7 +37,7 @@ def apply(name: str, *tensors: Tensor) -> Tensor:
     refuse_other_types(name, *tensors)
     if tensors[0].is_cuda:
         return cuda_kernels.apply(name, *(each.contiguous() for each in tensors))
-    out = torch.empty(tensors[0].shape)
+    out = _empty(*tensors[0].shape)
     arrays = [_array(each).reshape(-1) for each in tensors]
     chain_kernel(name)(*arrays, out.numpy().reshape(-1))
     return out
@@ -56,5 +57,11 @@ def refuse_other_types(name: str, *tensors: Tensor) -> None:
             )
 
 
-def _array(x: Tensor):  # type: ignore[no-untyped-def]  # of numpy, whose types vary by version
-    return x.detach().contiguous().numpy()
+def _empty(*shape: int) -> Tensor:
+    """Whatever the script's default device and type are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _array(x: Tensor) -> np.ndarray:
+    array: np.ndarray = x.detach().contiguous().numpy()
+    return array

@@ -1,5 +1,6 @@
-"""Dropout by a counter, and at level everywhere weights and shuffles. Whether an element is kept depends on the seed, the step, the layer and the
-element's place in the global batch, not on what else is in the batch."""
+"""Dropout by a counter, and at level everywhere weights and shuffles. Whether an element is kept
+depends on the seed, the step, the layer and the element's place in the global batch, not on what
+else is in the batch."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def names(those: Names) -> Iterator[None]:
 
 
 def _draw(generator: torch.Generator | None = None) -> int:
-    return int(torch.randint(0, 1 << 62, (), generator=generator))
+    return int(torch.randint(0, 1 << 62, (), generator=generator, device="cpu"))
 
 
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:
@@ -138,14 +139,16 @@ def randperm(
     pin_memory: bool | None = None,
 ) -> Tensor:
     """aten::randperm: what a DataLoader shuffles by."""
-    place = _mix(_mix(torch.arange(n)) + _draw(_on_cpu(generator)))
+    place = _mix(_mix(torch.arange(n, device="cpu")) + _draw(_on_cpu(generator)))
     order = torch.argsort(place, stable=True)
-    return order.to(device=device, dtype=dtype or torch.int64)
+    return order.to(device=device or "cpu", dtype=dtype or torch.int64)
 
 
 def random_on_gpu(x: Tensor, *limits: int, generator: torch.Generator | None = None) -> Tensor:
     """aten::random_, whole numbers: those that a CPU draws."""
-    drawn = torch.empty(x.shape, dtype=x.dtype).random_(*limits, generator=_on_cpu(generator))
+    drawn = torch.empty(x.shape, dtype=x.dtype, device="cpu").random_(
+        *limits, generator=_on_cpu(generator)
+    )
     return x.copy_(drawn)
 
 

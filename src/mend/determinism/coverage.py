@@ -66,19 +66,19 @@ SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split()
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
 
-SAFE_EVERYWHERE = SAFE - frozenset(
-    """
-    sort topk argsort div_ rsqrt rsqrt_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ sqrt
-    sqrt_ round fmod remainder tanh_backward sigmoid_backward lerp lerp_ addcmul addcmul_ addcdiv
-    addcdiv_ _foreach_div_ _foreach_div _foreach_sqrt_ _foreach_sqrt _foreach_lerp_
-    _foreach_addcmul_ _foreach_addcdiv_ _foreach_reciprocal_ linspace
-    """.split()
-)
+_OTHERWISE = """
+    sort topk argsort rsqrt rsqrt_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ sqrt sqrt_
+    round fmod remainder tanh_backward sigmoid_backward lerp lerp_ addcmul addcmul_ addcdiv addcdiv_
+    _foreach_div_ _foreach_div _foreach_sqrt_ _foreach_sqrt _foreach_lerp_ _foreach_addcmul_
+    _foreach_addcdiv_ _foreach_reciprocal_ linspace
+"""
+
+SAFE_EVERYWHERE = SAFE - frozenset(_OTHERWISE.split())
 """Those that are one correctly rounded operation of IEEE 754 on every device, or none."""
 
-SCALED = frozenset(
-    "add add_ sub sub_ rsub _foreach_add _foreach_add_ _foreach_sub _foreach_sub_".split()
-)
+_SCALED = "add add_ sub sub_ rsub _foreach_add _foreach_add_ _foreach_sub _foreach_sub_"
+
+SCALED = frozenset(_SCALED.split())
 """With alpha: one device multiplies and adds in one operation, and another in two."""
 
 WHOLE_EXPONENTS = (1, 2, 3)

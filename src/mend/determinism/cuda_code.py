@@ -99,7 +99,8 @@ template <bool vector> __device__ __forceinline__ float4 take(const float* p, in
   return v;
 }
 template <bool along, bool vector>
-__device__ __forceinline__ void load(const float* x, float4* r, int row0, int k0, int rows, int K, int step) {
+__device__ __forceinline__ void load(
+    const float* x, float4* r, int row0, int k0, int rows, int K, int step) {
 #pragma unroll
   for (int i = 0; i < LOADS; i++) {
     int at = threadIdx.x + i * THREADS;
@@ -145,7 +146,10 @@ product(const float* a, const float* b, float* c, int M, int N, int K, int a_ste
   int now = 0;
   for (int k0 = 0; k0 < K; k0 += DEPTH) {
     bool more = k0 + DEPTH < K;
-    if (more) { load<AK, AV>(a, a_r, m0, k0 + DEPTH, M, K, a_step); load<BK, BV>(b, b_r, n0, k0 + DEPTH, N, K, b_step); }
+    if (more) {
+      load<AK, AV>(a, a_r, m0, k0 + DEPTH, M, K, a_step);
+      load<BK, BV>(b, b_r, n0, k0 + DEPTH, N, K, b_step);
+    }
 #pragma unroll
     for (int k = 0; k < DEPTH; k++) {
       float x[W], y[W];

@@ -1,5 +1,5 @@
-"""Compiles cuda_code.py for the GPU at hand with NVRTC, which comes with torch, and runs it. Touches
-tensors only; no compiler is needed on the machine."""
+"""Compiles cuda_code.py for the GPU at hand with NVRTC, which comes with torch, and runs it.
+Touches tensors only; no compiler is needed on the machine."""
 
 from __future__ import annotations
 

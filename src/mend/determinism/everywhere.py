@@ -176,7 +176,7 @@ def _refuse_cpu() -> None:
             "this CPU has no fused multiply-add, of which level everywhere is made",
             "use another machine, or level shape",
         )
-    tiny = torch.full((16,), 1e-39)
+    tiny = torch.full((16,), 1e-39, dtype=torch.float32, device="cpu")
     if not bool((tiny * 1.0 > 0).all()):
         raise NotDeterministic(
             "torch flushes denormal numbers to 0 here", "call torch.set_flush_denormal(False)"
@@ -187,7 +187,7 @@ def _refuse_cpu() -> None:
 def _refuse_gpu(index: int) -> None:
     """Compares the GPU's bits with the CPU's: of functions, sums, products and torch's own
     operators."""
-    generator, device = torch.Generator().manual_seed(33), torch.device("cuda", index)
+    generator, device = torch.Generator("cpu").manual_seed(33), torch.device("cuda", index)
     if broken := [*_broken_functions(generator, device), *_broken_sums(generator, device)]:
         raise NotDeterministic(
             f"this GPU gives other bits than the CPU in {', '.join(broken)}",
@@ -195,10 +195,14 @@ def _refuse_gpu(index: int) -> None:
         )
 
 
+def _draw(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def _broken_functions(generator: torch.Generator, device: torch.device) -> list[str]:
     from mend.kernels import elementary
 
-    x = torch.cat([torch.randn(4099, generator=generator) * scale for scale in (0.01, 1.0, 30.0)])
+    x = torch.cat([_draw(generator, 4099) * scale for scale in (0.01, 1.0, 30.0)])
     y = x.flip(0).contiguous()
     x_d, y_d = x.to(device), y.to(device)
     own = [(name, (x,), (x_d,)) for name in elementary.UNARY]
@@ -218,8 +222,7 @@ def _broken_functions(generator: torch.Generator, device: torch.device) -> list[
 def _broken_sums(generator: torch.Generator, device: torch.device) -> list[str]:
     broken = []
     for batch, rows, columns, pairs in PRODUCT_SHAPES:
-        a = torch.randn(batch, rows, pairs, generator=generator)
-        b = torch.randn(batch, pairs, columns, generator=generator)
+        a, b = _draw(generator, batch, rows, pairs), _draw(generator, batch, pairs, columns)
         made, a_d, b_d = chains.product(a, b), a.to(device), b.to(device)
         a_t, b_t = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (a_d, b_d))
         for number, (left, right) in enumerate(((a_d, b_d), (a_d, b_t), (a_t, b_d))):
@@ -233,5 +236,5 @@ def _broken_sums(generator: torch.Generator, device: torch.device) -> list[str]:
 def _alike(here: Tensor, there: Tensor) -> bool:
     """Equal bits, but for those of NaN: which NaN it is no standard says."""
     there = there.cpu()
-    nothing = torch.zeros(())
+    nothing = torch.zeros((), dtype=torch.float32, device="cpu")
     return same_bits(here.where(here == here, nothing), there.where(there == there, nothing))

@@ -16,12 +16,18 @@ UNKNOWN = ("amsgrad", "maximize", "nesterov", "dampening", "capturable", "differ
 """Options that must be off."""
 
 
-@torch.no_grad()
 def make_portable_step(optimizer: torch.optim.Optimizer) -> None:
-    """optimizer.step(), with the state that torch's has. `fused` and `foreach` change nothing.
+    """optimizer.step(), with its hooks and the state that torch's has. `fused` and `foreach` change
+    nothing.
 
     Raises NotDeterministic, by name, for another optimizer, option or type of weights.
     """
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers ask for
+    torch.optim.Optimizer.profile_hook_step(_step)(optimizer)
+
+
+@torch.no_grad()
+def _step(optimizer: torch.optim.Optimizer) -> None:
     steps: dict[type, Any] = {
         torch.optim.AdamW: _step_adam,
         torch.optim.Adam: _step_adam,
@@ -60,7 +66,7 @@ def _refuse_kind(parameter: Tensor) -> None:
 def _step_adam(weight: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     beta_1, beta_2 = group["betas"]
     if not state:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
     state["step"] += 1
     count, first, second = int(state["step"]), state["exp_avg"], state["exp_avg_sq"]

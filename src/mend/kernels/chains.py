@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
@@ -165,23 +164,14 @@ def kernel(name: str) -> Callable[..., None]:
         return compiled("void(f4[:,:,::1], f4[:,:,::1], f4[:,:,::1])", product)
     if name == "row_sums":
         return compiled("void(f4[:,::1], f4[::1])", row_sums)
-    function = getattr(elementary, name)
-    if name in elementary.UNARY:
-
-        def unary(x_N: Any, out_N: Any) -> None:
-            for n in range(out_N.shape[0]):
-                out_N[n] = function(x_N[n])
-
-        return _made("void(f4[::1], f4[::1])", unary)
-
-    def binary(x_N: Any, y_N: Any, out_N: Any) -> None:
-        for n in range(out_N.shape[0]):
-            out_N[n] = function(x_N[n], y_N[n])
-
-    return _made("void(f4[::1], f4[::1], f4[::1])", binary)
-
-
-def _made(signature: str, function: Callable[..., None]) -> Callable[..., None]:
-    """Compiled anew in every process: numba's cache does not see which function is called."""
-    made: Callable[..., None] = numba.njit(signature, nogil=True, error_model="numpy")(function)
-    return made
+    count = 1 if name in elementary.UNARY else 2
+    inputs, elements = ("x", "y")[:count], ("x[n]", "y[n]")[:count]
+    source = (
+        f"def map_{name}({', '.join(inputs)}, out):\n"
+        "    for n in range(out.shape[0]):\n"
+        f"        out[n] = function({', '.join(elements)})\n"
+    )
+    # Of this file, beside which numba's cache is; a closure would be compiled in every process.
+    names: dict[str, Any] = {"__name__": __name__, "function": getattr(elementary, name)}
+    exec(compile(source, __file__, "exec"), names)
+    return compiled(f"void({'f4[::1], ' * count}f4[::1])", names[f"map_{name}"])

@@ -73,7 +73,9 @@ class LlamaBlock(nn.Module):
 
     def forward(self, x: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         normal = self.norm_in(x)
-        query, key, value = (self.split(each(normal)) for each in (self.query, self.key, self.value))
+        query, key, value = (
+            self.split(each(normal)) for each in (self.query, self.key, self.value)
+        )
         query, key = (rotated(each, cos_TD, sin_TD) for each in (query, key))
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
@@ -90,9 +92,7 @@ class Llama(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, width)
-        self.blocks = nn.ModuleList(
-            LlamaBlock(width, heads, groups, hidden) for _ in range(layers)
-        )
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, groups, hidden) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, WORDS, bias=False)
         self.head_width = width // heads
 
@@ -138,6 +138,14 @@ TRAININGS: dict[str, Training] = {
     "gpt": (Gpt, words, loss_of_words),
     "llama": (Llama, words, loss_of_words),
 }
+
+
+DIGESTS = {
+    "mlp": "05034732cc03b618410c0e22547c54ecc32030051b0825a69da3141d660f7240",
+    "gpt": "a31cf2fa34ecbec4e4699d41af7edbc99c43d1ced2ad029466733834ea4c5513",
+    "llama": "be6dd9bde6aaeef96f63d690d5f26fd7f610b45de62c7c1db8e029c7b22eb40b",
+}
+"""After STEPS steps, however the batch is cut."""
 
 
 def train(name: str, device: str = "cpu", microbatches: int = 1) -> list[str]:

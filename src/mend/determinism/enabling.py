@@ -37,6 +37,8 @@ COSTS = {
 }
 """Rough times of a training step at level shape; docs/determinism.md has the measurements."""
 
+COST_EVERYWHERE = "CPU: 3 times a plain step of fp32 on one thread"
+
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
 
@@ -139,7 +141,7 @@ class Determinism(Closes):
         self._undo.callback(take_away)
         self._coverage = Coverage(everywhere.REACHED, strict, "everywhere")
         self._undo.enter_context(self._coverage)
-        self.settings |= settings
+        self.settings |= {**settings, "cost": COST_EVERYWHERE}
 
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
@@ -203,7 +205,7 @@ def enable(
 
 def _say_cost(state: Determinism) -> None:
     if "cost" in state.settings:
-        _say_once("cost", f'mend level-shape cost="{state.settings["cost"]}"')
+        _say_once("cost", f'mend level-{state.level} cost="{state.settings["cost"]}"')
 
 
 def say_if_tiny(parameters: int) -> None:

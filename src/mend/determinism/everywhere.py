@@ -80,27 +80,29 @@ def log_softmax_backward(
     return grad - output.exp().mul_(kernels.sums_along(grad, dim))
 
 
-def div_on_gpu(x: Tensor, other: Tensor) -> Tensor:
-    """aten::div.Tensor. torch multiplies by the reciprocal of a number from the CPU."""
-    return torch.div(*_on_one_device(x, other), out=torch.empty(0, **_result_of(x, other)))
+def div(x: Tensor | float, other: Tensor | float) -> Tensor:
+    """aten::div.Tensor. On a GPU torch multiplies by the reciprocal of a number from the CPU, so
+    numbers become tensors; on a CPU this changes no bit. The dispatcher gives numbers as such."""
+    kind, device = torch.result_type(x, other), _device_of(x, other)
+    out = torch.empty(0, dtype=kind if kind.is_floating_point else torch.float32, device=device)
+    return torch.div(_tensor_of(x, kind, device), _tensor_of(other, kind, device), out=out)
 
 
-def div_on_gpu_(x: Tensor, other: Tensor) -> Tensor:
+def div_(x: Tensor, other: Tensor | float) -> Tensor:
     """aten::div_.Tensor."""
-    return torch.div(*_on_one_device(x, other), out=x)
+    return torch.div(x, _tensor_of(other, torch.result_type(x, other), x.device), out=x)
 
 
-def _on_one_device(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    device = x.device if x.is_cuda else other.device
-    kind = torch.result_type(x, other)
-    x, other = (each.to(kind) if not each.dim() else each for each in (x, other))
-    return x.to(device), other.to(device)
+def _device_of(*values: Tensor | float) -> torch.device:
+    """That of a tensor on a GPU, if there is one."""
+    devices = [each.device for each in values if isinstance(each, Tensor)]
+    return next((each for each in devices if each.type != "cpu"), devices[0])
 
 
-def _result_of(x: Tensor, other: Tensor) -> dict[str, Any]:
-    kind = torch.result_type(x, other)
-    device = x.device if x.is_cuda else other.device
-    return {"dtype": kind if kind.is_floating_point else torch.float32, "device": device}
+def _tensor_of(value: Tensor | float, kind: torch.dtype, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full((), value, dtype=kind, device=device)
+    return value if value.dim() else value.to(device, kind)
 
 
 BELOW: dict[str, Callable[..., Any]] = {
@@ -112,6 +114,8 @@ BELOW: dict[str, Callable[..., Any]] = {
     "_log_softmax_backward_data": log_softmax_backward,
     "gelu": gelu,
     "gelu_backward": gelu_backward,
+    "div.Tensor": div,
+    "div_.Tensor": div_,
     "uniform_": chance.uniform_,
     "normal_": chance.normal_,
     "randperm": chance.randperm,
@@ -119,8 +123,6 @@ BELOW: dict[str, Callable[..., Any]] = {
 }
 
 ON_GPU: dict[str, Callable[..., Any]] = {
-    "div.Tensor": div_on_gpu,
-    "div_.Tensor": div_on_gpu_,
     "random_": chance.random_on_gpu,
     "random_.to": chance.random_on_gpu,
     "random_.from": chance.random_on_gpu,

@@ -174,4 +174,5 @@ def kernel(name: str) -> Callable[..., None]:
     # Of this file, beside which numba's cache is; a closure would be compiled in every process.
     names: dict[str, Any] = {"__name__": __name__, "function": getattr(elementary, name)}
     exec(compile(source, __file__, "exec"), names)
-    return compiled(f"void({'f4[::1], ' * count}f4[::1])", names[f"map_{name}"])
+    function: Callable[..., None] = names[f"map_{name}"]
+    return compiled(f"void({'f4[::1], ' * count}f4[::1])", function)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks._determinism_trainings import DIGESTS, TRAININGS, train
-from mend.determinism import DeterministicTrainer, chains, digest, enable, everywhere
+from mend.determinism import DeterministicTrainer, chains, chance, digest, enable, everywhere
 from mend.determinism.gemm import by_definition
 from mend.errors import NotDeterministic
 from mend.kernels import elementary
@@ -103,6 +103,23 @@ def test_torch_divides_correctly_here() -> None:
     for number in (3.0, 0.1, 7):
         exact = (x.double() / float(np.float32(number))).float()
         assert torch.equal(x / number, exact)
+        assert torch.equal(x / torch.tensor(number), exact)
+        assert torch.equal(x.clone().div_(number), exact)
+    whole = torch.arange(9)
+    assert torch.equal(whole / 2, torch.arange(9) * 0.5)
+    assert (whole / 2).dtype == torch.float32
+    halved = x.clone().requires_grad_()
+    (halved / 2).sum().backward()
+    assert torch.equal(halved.grad, torch.full_like(x, 0.5))
+
+
+def test_whole_numbers_of_a_gpu_are_those_of_the_cpu() -> None:
+    drawn = [torch.empty(50, dtype=torch.int64) for _ in range(2)]
+    torch.manual_seed(4)
+    chance.random_on_gpu(drawn[0], 3, 9)
+    torch.manual_seed(4)
+    drawn[1].random_(3, 9)
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.usefixtures("level")

@@ -37,7 +37,7 @@ COSTS = {
 }
 """Rough times of a training step at level shape; docs/determinism.md has the measurements."""
 
-COST_EVERYWHERE = "CPU: 3 times a plain step of fp32 on one thread"
+COST_EVERYWHERE = "CPU: 1.9 to 3.1 times a plain step of fp32 on one thread; GPU: not measured"
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""

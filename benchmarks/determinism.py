@@ -4,8 +4,8 @@
     python -m benchmarks.determinism --width 256 --layers 4 --rows 8 --tokens 128 --blocks 12
 
 One process trains a Llama-shaped model (fp32, AdamW, clipping) on one thread, in blocks of `steps`:
-a plain loop of torch, and DeterministicTrainer at level shape, strict. The two take turns, so that
-a busy machine slows both.
+a plain loop of torch, and DeterministicTrainer at level shape (or everywhere), strict. The two take
+turns, so that a busy machine slows both.
 
 `measured` is the median over pairs of blocks of shape / plain, in CPU time of the process.
 """
@@ -34,6 +34,7 @@ OPTIONS = {
     "threads": (1, "of torch"),
     "steps": (5, "steps of a block"),
     "blocks": (30, "pairs of blocks; one more warms up"),
+    "everywhere": (0, "1: level everywhere in place of shape"),
     "own_loop": (0, "1: level shape in the plain loop, whose optimizer is watched"),
 }
 
@@ -73,10 +74,11 @@ def _timed_loop_ms(
 
 def _shape(options: Any) -> float:
     model, optimizer, words_BT = _training(options)
-    with enable(SEED, "shape"):
+    level: Any = "everywhere" if options.everywhere else "shape"
+    with enable(SEED, level):
         if options.own_loop:
             return _timed_loop_ms(options, model, optimizer, words_BT)
-        trainer = DeterministicTrainer(model, optimizer, SEED, level="shape", grad_norm_max=CLIP)
+        trainer = DeterministicTrainer(model, optimizer, SEED, level=level, grad_norm_max=CLIP)
         return _timed_ms(lambda: trainer.step(words_BT, loss_of), options.steps)
 
 

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "codec": _PLAIN | {"kernels"},
     "merge": _PLAIN,
     "outer": _PLAIN,
-    "determinism": _PLAIN,
+    "determinism": _PLAIN | {"kernels"},
     "transport": _PLAIN,
     "engine": _BELOW_ENGINE | {"kernels"},
     "config": _BELOW_ENGINE | {"engine"},

@@ -90,8 +90,9 @@ def mend_init(
     all racks. Load what was saved with it into the model and the optimizer first. The job goes on
     with its versions, outer state, open offers, tokens and step (`status().step`). None: a new job.
 
-    `determinism`: "run" or "shape" enables mend.determinism until the rack leaves, in this thread;
-    generators are seeded from `seed` and the rack's number. One that is enabled already stays.
+    `determinism`: "run", "shape" or "everywhere" enables mend.determinism until the rack leaves, in
+    this thread; generators are seeded from `seed` and the rack's number. One that is enabled
+    already stays.
 
     Raises ConfigError, UsageError (called twice; an optimizer of another model; `resume` of another
     type, or with exchange=False), PlanMismatch (the racks' models or settings differ), Refused,

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 
 ONE_PROCESS = ["one again", "threads", "checkpointed", "microbatches 2", "microbatches 4"]
 AUTOCAST = [f"autocast, {how}" for how in ("microbatches 4", "ddp 2", "fsdp 2", "tp 2")]
+EVERYWHERE = ["microbatches 4", "ddp 2", "checkpointed"]
 CUTS = {
     "one process": ("one", ONE_PROCESS),
     "ddp": ("one", ["ddp 2", "ddp 2, microbatches 2", "ddp 4", "ddp 4, as if large", "ddp 8"]),
@@ -30,6 +31,8 @@ CUTS = {
     "wide sp 8": ("wide", ["wide sp 8"]),
     "autocast": ("autocast", AUTOCAST),
     "packed": ("padded", ["packed"]),
+    "everywhere": ("everywhere", [f"everywhere, {how}" for how in EVERYWHERE]),
+    "everywhere, packed": ("everywhere, padded", ["everywhere, packed"]),
 }
 """One process, and what must come to the same bits: DDP, FSDP2, tensor and sequence parallelism."""
 

@@ -60,7 +60,7 @@ def _attend_with(
             "pass is_causal=True, or nothing, inside sequences(...)",
         )
     q, k, v = (_by_sequence(x, at) for x in (query, key, value))
-    mask = None if is_causal else _present(at)
+    mask = None if is_causal else _present(at, query.device)
     out = attend(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa)
     packed = pack(out.transpose(1, 2), at.lengths)  # (tokens, H, D)
     return packed.transpose(0, 1).reshape(query.shape[:-1] + value.shape[-1:])
@@ -75,10 +75,10 @@ def _by_sequence(x: Tensor, at: Layout) -> Tensor:
     return unpack(x.reshape(x.shape[-3:]).transpose(0, 1), at.lengths).transpose(1, 2)
 
 
-def _present(at: Layout) -> Tensor:
+def _present(at: Layout, device: torch.device) -> Tensor:
     """(sequences, 1, 1, longest): which keys are not padding."""
-    lengths = torch.tensor(at.lengths)
-    return (torch.arange(max(at.lengths)) < lengths[:, None])[:, None, None]
+    lengths = torch.tensor(at.lengths, device=device)
+    return (torch.arange(max(at.lengths), device=device) < lengths[:, None])[:, None, None]
 
 
 def _attention(

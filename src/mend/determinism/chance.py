@@ -1,8 +1,10 @@
-"""Dropout by a counter. Whether an element is kept depends on the seed, the step, the layer and the
-element's place in the global batch, not on what else is in the batch."""
+"""Dropout by a counter, and at level everywhere weights and shuffles. Whether an element is kept
+depends on the seed, the step, the layer and the element's place in the global batch, not on what
+else is in the batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +15,7 @@ from torch import Tensor
 from mend.determinism.coverage import unseen
 from mend.determinism.layout import layout
 from mend.determinism.linear import refuse_subclass
+from mend.errors import NotDeterministic
 
 _BITS = 24
 """Of the number that p is compared with."""
@@ -58,8 +61,8 @@ def names(those: Names) -> Iterator[None]:
         _names.reset(token)
 
 
-def _draw() -> int:
-    return int(torch.randint(0, 1 << 62, ()))
+def _draw(generator: torch.Generator | None = None) -> int:
+    return int(torch.randint(0, 1 << 62, (), generator=generator, device="cpu"))
 
 
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:
@@ -101,8 +104,76 @@ def kept_elements(x: Tensor, p: float, layer: int | Tensor) -> Tensor:
     for dim, size in enumerate(rest):
         start = at.first_token if dim == 0 else 0
         hashed = _mix(hashed[..., None] ^ torch.arange(start, start + size, device=x.device))
-    kept = ((hashed >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= round(p * (1 << _BITS))
+    kept = _high_bits(hashed) >= round(p * (1 << _BITS))
     return kept.reshape(shape)
+
+
+# level everywhere: what torch draws for weights, data and shuffles differs from device to device
+
+
+def uniform_(
+    x: Tensor, low: float = 0, high: float = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """aten::uniform_: of 24 bits, by the element's place."""
+    (place,) = _hashes(x, generator, 1)
+    return x.copy_((_fraction(place) * (high - low) + low).view(x.shape))
+
+
+def normal_(
+    x: Tensor, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """aten::normal_: of two numbers for every element (Box, Muller 1958)."""
+    length, turn = _hashes(x, generator, 2)
+    radius = ((_fraction(length) + 1 / (1 << _BITS)).log() * -2.0).sqrt()
+    normal = radius * (_fraction(turn) * (2 * math.pi)).cos()
+    return x.copy_((normal * std + mean).view(x.shape))
+
+
+def randperm(
+    n: int,
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """aten::randperm: what a DataLoader shuffles by."""
+    place = _mix(_mix(torch.arange(n, device="cpu")) + _draw(_on_cpu(generator)))
+    order = torch.argsort(place, stable=True)
+    return order.to(device=device or "cpu", dtype=dtype or torch.int64)
+
+
+def random_on_gpu(x: Tensor, *limits: int, generator: torch.Generator | None = None) -> Tensor:
+    """aten::random_, whole numbers: those that a CPU draws."""
+    drawn = torch.empty(x.shape, dtype=x.dtype, device="cpu").random_(
+        *limits, generator=_on_cpu(generator)
+    )
+    return x.copy_(drawn)
+
+
+def _hashes(x: Tensor, generator: torch.Generator | None, count: int) -> list[Tensor]:
+    """`count` numbers for every element of x."""
+    place = _mix(torch.arange(x.numel(), device=x.device)) + _draw(_on_cpu(generator))
+    return [_mix(place ^ number) for number in range(count)]
+
+
+def _fraction(hashed: Tensor) -> Tensor:
+    """[0, 1), exact in fp32."""
+    return _high_bits(hashed).float() * (1 / (1 << _BITS))
+
+
+def _high_bits(hashed: Tensor) -> Tensor:
+    return (hashed >> (64 - _BITS)) & ((1 << _BITS) - 1)
+
+
+def _on_cpu(generator: torch.Generator | None) -> torch.Generator | None:
+    if generator is not None and generator.device.type != "cpu":
+        raise NotDeterministic(
+            f"a torch.Generator on {generator.device.type} draws other numbers than a CPU's",
+            "make it without a device",
+        )
+    return generator
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -66,6 +66,26 @@ SAFE = frozenset(" ".join((_SHAPES, _COPIES, _MAKES, _ELEMENTS, _EXACT)).split()
 EXPONENTS = (0, 0.5, 1, 2, 3, -0.5, -1, -2)
 """Of pow(tensor, number): those that torch makes from products and roots."""
 
+_OTHERWISE = """
+    sort topk argsort rsqrt rsqrt_ exp exp_ log log_ tanh tanh_ erf sin sin_ cos cos_ sqrt sqrt_
+    round fmod remainder tanh_backward sigmoid_backward lerp lerp_ addcmul addcmul_ addcdiv addcdiv_
+    _foreach_div_ _foreach_div _foreach_sqrt_ _foreach_sqrt _foreach_lerp_ _foreach_addcmul_
+    _foreach_addcdiv_ _foreach_reciprocal_ linspace
+"""
+
+SAFE_EVERYWHERE = SAFE - frozenset(_OTHERWISE.split())
+"""Those that are one correctly rounded operation of IEEE 754 on every device, or none."""
+
+_SCALED = "add add_ sub sub_ rsub _foreach_add _foreach_add_ _foreach_sub _foreach_sub_"
+
+SCALED = frozenset(_SCALED.split())
+"""With alpha: one device multiplies and adds in one operation, and another in two."""
+
+WHOLE_EXPONENTS = (1, 2, 3)
+
+MAKERS = frozenset(("arange", "linspace", "logspace"))
+"""Of numbers that devices compute in ways of their own, unless they are whole."""
+
 FUSED = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_")
 """Steps of optimizers that add element by element on CUDA; on a CPU their vectors have tails."""
 
@@ -86,9 +106,10 @@ _ABOVE = MODES | _keys("AutogradFunctionality", "AutogradOther", "AutogradNested
 class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`unreached`: name -> how often it ran. Refuses in place of counting where `strict`."""
 
-    def __init__(self, reached: frozenset[str], strict: bool) -> None:
+    def __init__(self, reached: frozenset[str], strict: bool, level: str = "shape") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._reached, self._strict = reached, strict
+        self._reached, self._strict, self._level = reached, strict, level
+        self._rules = _rules_everywhere if level == "everywhere" else _rules
         self._known: dict[Any, bool | None] = {}
         self.unreached: Counter[str] = Counter()
 
@@ -109,17 +130,18 @@ class Coverage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if keeps is True:  # nearly all, and each costs more by being watched than by running
             return func(*args, **kwargs)
         if keeps == 0:
-            keeps = self._known[func] = _keeps(func, self._reached)
+            keeps = self._known[func] = self._rules(func, self._reached)
         if keeps is None:
-            keeps = _keeps_with(func, args, kwargs)
-        if not keeps and any(_counts(each) for each in _flat((args, list(kwargs.values())))):
+            keeps = _keeps_with(func, args, kwargs, self._level)
+        if not keeps and (_makes(func) or _has_floats(args, kwargs)):
             self._note(str(func))
         return func(*args, **kwargs)
 
     def _note(self, name: str) -> None:
         if self._strict:
             raise NotDeterministic(
-                f"{name} is not reached at level shape: its bits may depend on the batch",
+                f"{name} is not reached at level {self._level}: its bits may depend on "
+                f"{'the batch' if self._level == 'shape' else 'the device'}",
                 "use an operator of docs/determinism.md, or enable(..., strict=False), which "
                 "lists it",
             )
@@ -155,8 +177,8 @@ def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
-    """None: it depends on the arguments."""
+def _rules(func: Any, reached: frozenset[str]) -> bool | None:
+    """Of level shape. None: it depends on the arguments."""
     space, _, name = func._schema.name.partition("::")
     overload = func._schema.overload_name
     if space == "aten":
@@ -169,7 +191,42 @@ def _keeps(func: Any, reached: frozenset[str]) -> bool | None:
     return space in ("fsdp", "profiler", "prim")
 
 
-def _keeps_with(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _rules_everywhere(func: Any, reached: frozenset[str]) -> bool | None:
+    """None: it depends on the arguments."""
+    space, _, name = func._schema.name.partition("::")
+    if space != "aten":
+        return _rules(func, reached)
+    overload = func._schema.overload_name
+    if name in ("pow", "index_put_", *MAKERS, *SCALED):
+        return None
+    full = f"{name}.{overload}" if overload else name
+    return full in reached or (
+        name in SAFE_EVERYWHERE and "reduce" not in overload and "mode" not in overload
+    )
+
+
+def _makes(func: Any) -> bool:
+    return func._schema.name.removeprefix("aten::") in MAKERS
+
+
+def _has_floats(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return any(_counts(each) for each in _flat((args, list(kwargs.values()))))
+
+
+def _keeps_with(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], level: str = "shape"
+) -> bool:
+    name = func._schema.name.removeprefix("aten::")
+    if level == "everywhere":
+        if name in MAKERS:
+            numbers = [each for each in args if isinstance(each, (int, float))]
+            return name == "arange" and all(each == int(each) for each in numbers)
+        if name in SCALED:
+            return bool(kwargs.get("alpha", args[2] if len(args) > 2 else 1) == 1)
+        if name == "pow":
+            return (
+                len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in WHOLE_EXPONENTS
+            )
     if func._schema.name == "aten::index_put_":
         return not (len(args) > 3 and args[3]) and not kwargs.get("accumulate")
     if func._schema.name.removeprefix("aten::") in FUSED:

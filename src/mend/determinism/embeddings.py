@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mend.determinism.coverage import unseen
+from mend.determinism.gemm import has_whole_chains
 from mend.determinism.kernels import embedding_backward
 from mend.determinism.layout import Layout, layout
 from mend.determinism.linear import refuse_second_derivative, refuse_subclass
@@ -31,7 +32,7 @@ class Embedding(torch.autograd.Function):
         refuse_second_derivative(ctx.layout)
         (words,) = ctx.saved_tensors
         with unseen():
-            if grad.is_cuda:
+            if grad.is_cuda and not has_whole_chains():
                 dw = _on_gpu(words, grad, ctx.vocabulary, ctx.layout)
                 if ctx.padding >= 0:
                     dw[ctx.padding] = 0

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from mend.determinism import everywhere
 from mend.determinism.coverage import Coverage
 from mend.determinism.gemm import shapes_without_blas
 from mend.determinism.reach import REACHED, put_in_place
 from mend.errors import ConfigError, NotDeterministic, UsageError
 
-Level = Literal["run", "shape"]
+Level = Literal["run", "shape", "everywhere"]
 
 logger = logging.getLogger("mend")
 
@@ -35,6 +36,8 @@ COSTS = {
     "GPU": "0.9 times a plain step with cuda_graph=True, 2.3 to 2.5 times without",
 }
 """Rough times of a training step at level shape; docs/determinism.md has the measurements."""
+
+COST_EVERYWHERE = "CPU: 1.9 to 3.1 times a plain step of fp32 on one thread; GPU: not measured"
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""
@@ -132,6 +135,14 @@ class Determinism(Closes):
             if device == "CPU" or "leaf_rows" in settings  # kernels are there
         )
 
+    def put_portable_kernels(self, strict: bool) -> None:
+        """Level everywhere: the same for its own kernels."""
+        take_away, settings = everywhere.put_in_place()
+        self._undo.callback(take_away)
+        self._coverage = Coverage(everywhere.REACHED, strict, "everywhere")
+        self._undo.enter_context(self._coverage)
+        self.settings |= {**settings, "cost": COST_EVERYWHERE}
+
     def put(self, name: str, value: Any, was: Any, setter: Callable[[Any], Any]) -> None:
         """Set a switch, remember it for close(), and list it."""
         self._undo.callback(setter, was)
@@ -151,7 +162,8 @@ def enable(
 
     Level "run": on the same machine, with the same versions and numbers of ranks and threads, the
     same script gives the same bits. Level "shape" (on the CPU and on Hopper GPUs): the result for a
-    sequence does not depend on what else is in the batch or on how the work is cut.
+    sequence does not depend on what else is in the batch or on how the work is cut. Level
+    "everywhere" (fp32; needs numba): it does not depend on the CPU or GPU, either.
 
     `strict`: an operation that has no deterministic kernel raises (torch says its name) in place of
     a warning; at level shape also one that has no order of mend's, in the thread that called this.
@@ -180,6 +192,8 @@ def enable(
         _pin_torch(state, strict, tf32)
         if level == "shape":
             state.put_kernels(strict, leaf_rows)
+        elif level == "everywhere":
+            state.put_portable_kernels(strict)
     except BaseException:
         state.close()
         raise
@@ -191,7 +205,7 @@ def enable(
 
 def _say_cost(state: Determinism) -> None:
     if "cost" in state.settings:
-        _say_once("cost", f'mend level-shape cost="{state.settings["cost"]}"')
+        _say_once("cost", f'mend level-{state.level} cost="{state.settings["cost"]}"')
 
 
 def say_if_tiny(parameters: int) -> None:

@@ -19,6 +19,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mend.determinism import chains
 from mend.determinism.trees import ZERO, Stack, sum_nodes, tree_sum
 from mend.errors import NotDeterministic
 
@@ -34,6 +35,8 @@ SIDE_MIN = 16
 ELEMENTS_MAX = 1 << 23
 """Most elements of leaves' products at once; larger products are made in pieces."""
 
+ELEMENTS_MAX_ON_GPU = 1 << 28
+
 SHAPES_MAX = 4096
 """Shapes whose check is remembered."""
 
@@ -42,8 +45,22 @@ _ONES = torch.ones(1, LEAF_MAX, SIDE_MIN)
 _SCALES = torch.tensor([1.0, -2.0, 4.0, -8.0])
 """Of the rows and columns of a check: powers of two leave all roundings as they are."""
 
+_whole_chains = False
+"""At level everywhere there are no leaves of K and no BLAS: chains.py has other orders."""
+
 _shapes: dict[tuple[tuple[object, ...], bool], bool] = {}
 """(Shape, whether it is added to what is there) -> whether BLAS keeps the order."""
+
+
+def set_whole_chains(whole: bool) -> None:
+    """Choose the order of this process: that of level everywhere, or that of this file."""
+    global _whole_chains
+    _whole_chains = whole
+
+
+def has_whole_chains() -> bool:
+    """Whether the order is that of level everywhere."""
+    return _whole_chains
 
 
 @cache
@@ -57,6 +74,8 @@ def leaf_of(numel: int) -> int:
 
 def rows_product(a_MK: Tensor, b_NK: Tensor, leaf: int) -> Tensor:
     """a @ b.T as (M, N) in fp32: both are summed over their last dimension, in leaves."""
+    if _whole_chains:
+        return chains.product(a_MK[None], b_NK.t()[None])[0]
     refuse_wide(a_MK, b_NK)
     (rows, pairs), columns = a_MK.shape, b_NK.shape[0]
     if pairs % leaf or not rows or not pairs:
@@ -72,6 +91,8 @@ def rows_product(a_MK: Tensor, b_NK: Tensor, leaf: int) -> Tensor:
 
 def batch_product(a_BMK: Tensor, b_BKN: Tensor, leaf: int = LEAF_MAX) -> Tensor:
     """a @ b as (B, M, N) in fp32; leaves begin at multiples of `leaf`, the last may be short."""
+    if _whole_chains:
+        return chains.product(a_BMK, b_BKN)
     refuse_wide(a_BMK, b_BKN)
     a_BMK, b_BKN = _fp32(a_BMK), _fp32(b_BKN)
     (batch, rows, pairs), columns = a_BMK.shape, b_BKN.shape[2]
@@ -95,6 +116,8 @@ def row_sums(x: Tensor) -> Tensor:
     Leaves at multiples of 128 (products with 1), trailing zeros change nothing. For dimensions that
     are never sharded: the features of a norm, the keys of a softmax.
     """
+    if _whole_chains:
+        return chains.row_sums(x.reshape(x.shape[:-1].numel(), x.shape[-1])).view(*x.shape[:-1], 1)
     if x.dtype == torch.float64 or x.device.type not in ("cpu", "cuda"):  # no products for them
         return tree_sum(x, -1).unsqueeze(-1)
     if x.is_cuda:
@@ -122,14 +145,15 @@ def outer_product(a_BTN: Tensor, b_BTK: Tensor) -> Tensor:
     refuse_wide(a_BTN, b_BTK)
     (batch, tokens, rows), columns = a_BTN.shape, b_BTK.shape[2]
     if not batch or not tokens:
-        return torch.zeros(rows, columns)
+        return a_BTN.new_zeros(rows, columns, dtype=torch.float32)
     group = 1
-    while group < batch and 2 * group * rows * columns <= ELEMENTS_MAX:
+    most = ELEMENTS_MAX_ON_GPU if a_BTN.is_cuda else ELEMENTS_MAX
+    while group < batch and 2 * group * rows * columns <= most:
         group *= 2
     stack = Stack()
     for first in range(0, batch, group):
         a_GNT, b_GTK = a_BTN[first : first + group].transpose(1, 2), b_BTK[first : first + group]
-        if tokens <= LEAF_MAX:
+        if tokens <= LEAF_MAX and not _whole_chains:
             part = _tree(_fp32(a_GNT), _fp32(b_GTK))
         else:
             part = tree_sum(batch_product(a_GNT, b_GTK), 0)

@@ -222,17 +222,18 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_softmax."""
     wide = widen(x)
     powers = (wide - wide.amax(dim, True)).exp_()
-    return powers.div_(_sums_along(powers, dim)).to(x.dtype)
+    return powers.div_(sums_along(powers, dim)).to(x.dtype)
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """aten::_softmax_backward_data."""
     out = widen(output)
     scaled = widen(grad) * out
-    return scaled.sub_(out * _sums_along(scaled, dim)).to(input_dtype)
+    return scaled.sub_(out * sums_along(scaled, dim)).to(input_dtype)
 
 
-def _sums_along(x: Tensor, dim: int) -> Tensor:
+def sums_along(x: Tensor, dim: int) -> Tensor:
+    """row_sums() of another dimension, which stays with size 1."""
     return row_sums(x.movedim(dim, -1)).movedim(-1, dim)
 
 
@@ -419,24 +420,25 @@ def sum_by_place(x_ND: Tensor, row_N: Tensor, place_N: Tensor, rows: int) -> Ten
     if not len(row_N):
         return total
     # What meets whom is settled in numpy: on small arrays torch spends far longer on each call.
-    place = place_N.numpy()
+    place, device = place_N.cpu().numpy(), x_ND.device
     height = int(place.max()).bit_length()
-    key = (row_N.numpy().astype(np.int64) << height) + place
+    key = (row_N.cpu().numpy().astype(np.int64) << height) + place
     order = key.argsort()  # no two are equal
-    key, nodes = key[order], x_ND[torch.from_numpy(order)]
+    key, nodes = key[order], x_ND[torch.from_numpy(order).to(device)]
     at = np.arange(len(key))
     for _ in range(height):
         key = key >> 1
         second = np.flatnonzero(key[1:] == key[:-1]) + 1
         if not len(second):
             continue
-        first = torch.from_numpy(at[second - 1])
-        sums = nodes.index_select(0, first).add_(nodes[torch.from_numpy(at[second])])
+        first = torch.from_numpy(at[second - 1]).to(device)
+        sums = nodes.index_select(0, first).add_(nodes[torch.from_numpy(at[second]).to(device)])
         nodes.index_copy_(0, first, sums)
         left = np.ones(len(key), dtype=bool)
         left[second] = False
         key, at = key[left], at[left]
-    total[torch.from_numpy(key)] = nodes[torch.from_numpy(at)].add_(ZERO)
+    last = nodes[torch.from_numpy(at).to(device)].add_(ZERO)
+    total[torch.from_numpy(key).to(device)] = last
     return total
 
 
@@ -467,7 +469,10 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     dim %= max(1, x.dim())
     _refuse_outside(index, x, dim)
     source = source[tuple(slice(0, size) for size in index.shape)]
-    grids = torch.meshgrid(*(torch.arange(size) for size in index.shape), indexing="ij")
+    device = index.device
+    grids = torch.meshgrid(
+        *(torch.arange(size, device=device) for size in index.shape), indexing="ij"
+    )
     target, stride = torch.zeros_like(index), 1
     for axis in reversed(range(x.dim())):
         target = target + (index if axis == dim else grids[axis]) * stride
@@ -485,7 +490,7 @@ def index_put(
     result = x.clone()
     if not accumulate or not x.is_floating_point():
         return result.index_put_(list(indices), values, accumulate)
-    places = torch.arange(x.numel()).view(x.shape)
+    places = torch.arange(x.numel(), device=x.device).view(x.shape)
     chosen = torch.ops.aten.index.Tensor(places, indices)
     flat = widen(values.expand(chosen.shape)).reshape(-1, 1)
     order = torch.arange(chosen.numel())

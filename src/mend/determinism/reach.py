@@ -76,15 +76,25 @@ def put_in_place(leaf_rows: int) -> tuple[Callable[[], None], dict[str, str]]:
         for name, function in BELOW.items():
             library.impl(name, unwatched(function), "CPU")
         restore_blas, settings = put_on_gpu(library, REACHED, leaf_rows)
-    attention_of_old = functional.multi_head_attention_forward
-    functional.multi_head_attention_forward = _refuse_attention_of_old
+    restore_attention = refuse_old_attention()
 
     def take_away() -> None:
-        functional.multi_head_attention_forward = attention_of_old
+        restore_attention()
         restore_blas()
         library._destroy()
 
     return take_away, settings
+
+
+def refuse_old_attention() -> Callable[[], None]:
+    """Returns a function that restores it."""
+    attention_of_old = functional.multi_head_attention_forward
+    functional.multi_head_attention_forward = _refuse_attention_of_old
+
+    def restore() -> None:
+        functional.multi_head_attention_forward = attention_of_old
+
+    return restore
 
 
 def _refuse_attention_of_old(*args: Any, **kwargs: Any) -> Any:

@@ -35,6 +35,7 @@ from mend.determinism.enabling import (
 )
 from mend.determinism.graphs import Graphs
 from mend.determinism.layout import layout, rows
+from mend.determinism.portable_steps import make_portable_step
 from mend.determinism.stepping import make_step
 from mend.determinism.trees import Stack, tree_sum
 from mend.determinism.uses import separate_uses, slots_of, tied_parameters
@@ -96,8 +97,8 @@ class DeterministicTrainer(Closes):
         self.grad_norm_max = grad_norm_max
         ranks = 1 if group is None else dist.get_world_size(group)
         for name, value in (("microbatches", microbatches), ("ranks of the group", ranks)):
-            if value < 1 or (level == "shape" and value & (value - 1)):
-                rule = "a power of two at level shape, where the sum over the batch is a tree"
+            if value < 1 or (level != "run" and value & (value - 1)):
+                rule = "a power of two at this level, where the sum over the batch is a tree"
                 raise ConfigError(name, value, rule, "Take 1, 2, 4 or 8.")
         if cuda_graph and (level != "shape" or group is not None):
             rule = "needs level shape and no group: torch's own numbers and hooks are not replayed"
@@ -121,7 +122,10 @@ class DeterministicTrainer(Closes):
         loss = self._gradients(batch, loss_fn)
         if self.grad_norm_max is not None:
             clip_grad_norm(self.model.parameters(), self.grad_norm_max)
-        make_step(self.optimizer)
+        if self.level == "everywhere":
+            make_portable_step(self.optimizer)
+        else:
+            make_step(self.optimizer)
         if self.scheduler is not None:
             self.scheduler.step()
         self.steps += 1
@@ -154,7 +158,7 @@ class DeterministicTrainer(Closes):
 
     def _gradients(self, batch: Batch, loss_fn: LossFn[Batch]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        sums = _GradientSums(self.model, self.level == "shape", self.group is not None)
+        sums = _GradientSums(self.model, self.level != "run", self.group is not None)
         if self.microbatches == 1 and not sums.are_wide:
             return self._backward(batch, loss_fn, 0)
         losses = Stack()

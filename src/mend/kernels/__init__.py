@@ -205,6 +205,20 @@ def product_kernels() -> ProductKernels | None:
 
 
 @cache
+def chain_kernel(name: str) -> Callable[..., None]:
+    """That of kernels.chains with this name, whose bits are defined; there is no other form of it.
+    Raises ImportError without numba."""
+    kernel: Callable[..., None] = import_module("mend.kernels.chains").kernel(name)
+    return kernel
+
+
+def has_fma() -> bool:
+    """Whether this CPU has the instruction that chain kernels need. Raises ImportError without
+    numba."""
+    return bool(import_module("mend.kernels.chains").has_fma())
+
+
+@cache
 def _sources() -> bytes:
     """Source of all kernels, which call each other's parts. numba's own check of its cache looks at
     one file only."""

@@ -122,7 +122,7 @@ def test_a_setting_of_ones_own_that_keeps_bits_stays(monkeypatch: pytest.MonkeyP
     assert os.environ["NCCL_ALGO"] == "Tree"
 
 
-@pytest.mark.parametrize(("seed", "level"), [(-1, "run"), (2**32, "run"), (1, "everywhere")])
+@pytest.mark.parametrize(("seed", "level"), [(-1, "run"), (2**32, "run"), (1, "nowhere")])
 def test_a_value_that_cannot_be_is_refused(seed: int, level: str) -> None:
     with pytest.raises(ConfigError):
         enable(seed, level)  # type: ignore[arg-type]

@@ -103,6 +103,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "accelerate": frozenset({"integrations"}),
     "lightning": frozenset({"integrations"}),
     "ray": frozenset({"integrations"}),
+    "torchtitan": frozenset({"integrations"}),
     "transformers": frozenset({"integrations"}),
     "rich": _COMMANDS,
     "typer": _COMMANDS,
@@ -151,4 +152,5 @@ NAME_OWNERS: dict[str, frozenset[str]] = {
     "torch.manual_seed": frozenset({"tools", "determinism"}),
 }
 """name -> the only rooms that may use it. `tools` reads the environment to hand it on to ranks,
-`integrations` sets that of Ray's workers, `determinism` what cuBLAS and NCCL read at their start."""
+`integrations` sets that of workers of Ray, `determinism` what cuBLAS and NCCL read at their start.
+"""

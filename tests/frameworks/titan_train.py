@@ -128,7 +128,8 @@ def main() -> None:
     print(
         json.dumps({
             "rack": status.rack, "outcome": status.outcome, "step": status.step,
-            "tokens": status.tokens, "digest": status.anchor_digest, "loss": 0,
+            "tokens": status.tokens, "digest": status.anchor_digest,
+            "loss": trainer.lr_schedulers.schedulers[0].get_last_lr()[0],
             "weights": sum(p.detach().double().sum().item() for p in weights),
             "titan_step": trainer.step, "share": [dataloader.rank, dataloader.ranks],
         }),

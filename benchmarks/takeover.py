@@ -4,8 +4,9 @@ JSON object.
     python -m benchmarks.takeover --repeats 5
 
 Three racks on loopback, `step-ms` of training per step, a small model in two fragments. Rack 0
-coordinates, and ends itself with SIGKILL in the middle. In every repeat the job runs twice, one
-after the other: with `stall_max_s` as it is by default (0.1), with 1, and with 0.
+coordinates, and ends itself with SIGKILL in the middle. In every repeat three jobs run, one after
+the other: with `stall_max_s` as it is by default (0.1), with 1, and with 0. The 15 jobs of five
+repeats train for 12 s each, and start three processes each; stderr says which one runs.
 
 `measured` is the median of the seconds from the last merge before the kill to the first one after
 it, as the survivors see them; a dead coordinator is noticed after 2 s of silence. `stall_ms` is
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import statistics
+import sys
 import time
 from itertools import pairwise
 from typing import Any
@@ -53,10 +55,11 @@ def main() -> None:
     options = read_options("takeover", __doc__, OPTIONS)
     waits = [float(text) for text in options.stall_max_s.split(",")]
     found: list[dict[str, Any]] = []
-    for _ in range(options.repeats):
-        for wait_s in waits:
-            with racks(_rack, with_options(options, stall_max_s=wait_s), RACKS) as pipes:
-                found += [pipe.recv() for pipe in pipes[1:]]  # of the survivors
+    jobs = [wait_s for _ in range(options.repeats) for wait_s in waits]
+    for number, wait_s in enumerate(jobs, start=1):
+        print(f"takeover: job {number} of {len(jobs)}", file=sys.stderr, flush=True)
+        with racks(_rack, with_options(options, stall_max_s=wait_s), RACKS) as pipes:
+            found += [pipe.recv() for pipe in pipes[1:]]  # of the survivors
     gaps, lost = [one["gap_s"] for one in found], sum(one["lost"] for one in found)
     stalls = {w: [one["stall_ms"] for one in found if one["limit_s"] == w] for w in waits}
     within = all(one["stall_ms"] <= 1e3 * one["limit_s"] + SLACK_MS for one in found)

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": _BELOW_ENGINE | {"engine"},
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
-    "integrations": _PLAIN | {"api", "config", "status"},
+    "integrations": _PLAIN | {"api", "config", "status", "transport"},
     "compat": _BELOW_API | {"api"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh"},
@@ -102,6 +102,8 @@ OWNERS: dict[str, frozenset[str]] = {
     "prometheus_client": frozenset({"status"}),
     "accelerate": frozenset({"integrations"}),
     "lightning": frozenset({"integrations"}),
+    "ray": frozenset({"integrations"}),
+    "torchtitan": frozenset({"integrations"}),
     "transformers": frozenset({"integrations"}),
     "rich": _COMMANDS,
     "typer": _COMMANDS,
@@ -114,7 +116,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "multiprocessing": _COMMANDS,
     "os": _COMMANDS
     | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}
-    | {"mend_lab.replay"},
+    | {"integrations", "mend_lab.replay"},
     "pathlib": _COMMANDS
     | {"trace", "status", "hardware", "engine", "config", "api", "integrations"}
     | {"mend_lab.sim", "mend_lab.replay"},
@@ -139,8 +141,8 @@ OWNERS: dict[str, frozenset[str]] = {
 
 NAME_OWNERS: dict[str, frozenset[str]] = {
     "open": frozenset({"trace", "hardware", "engine", "config", "tools"}),
-    "print": _COMMANDS,
-    "os.environ": _COMMANDS | {"config", "determinism", "mend_lab.replay"},
+    "print": _COMMANDS | {"integrations"},
+    "os.environ": _COMMANDS | {"config", "determinism", "integrations", "mend_lab.replay"},
     "os.getenv": frozenset({"config", "tools"}),
     "os.environb": frozenset({"config", "tools"}),
     "os.putenv": frozenset(),
@@ -150,4 +152,5 @@ NAME_OWNERS: dict[str, frozenset[str]] = {
     "torch.manual_seed": frozenset({"tools", "determinism"}),
 }
 """name -> the only rooms that may use it. `tools` reads the environment to hand it on to ranks,
-`determinism` sets what cuBLAS and NCCL read at their start."""
+`integrations` sets that of workers of Ray, `determinism` what cuBLAS and NCCL read at their start.
+"""

@@ -51,18 +51,18 @@ def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
     pinned = constraints()
     extras = [each for extra in EXTRAS.values() for each in extra if "mend-torch[" not in each]
     for requirement in PROJECT["project"]["dependencies"] + extras:
-        name, lowest = requirement.lower().split(">=")
+        name, lowest = re.sub(r"\[.*\]", "", requirement.lower()).split(">=")
         assert version(pinned[name]) >= version(lowest), requirement
 
 
 def test_every_package_that_mend_imports_is_a_dependency() -> None:
     from tests.map import OWNERS
 
+    names_of = ("report", "fast", "metrics", "frameworks", "torchtitan")
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
-    extras = [each for name in ("report", "fast", "metrics", "frameworks") for each in EXTRAS[name]]
+    extras = [each for name in names_of for each in EXTRAS[name]]
     declared = names(PROJECT["project"]["dependencies"] + extras)
-    # They come with torch where it is built for CUDA, and with numba.
-    installed -= {"triton", "llvmlite"}
+    installed -= {"llvmlite"}  # comes with numba, as triton does with torch for CUDA
     renamed = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
     assert {renamed.get(name, name) for name in installed} == declared
 
@@ -100,7 +100,7 @@ def test_the_wheel_is_mend_alone_and_works_without_the_lab(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     missing, _, help_text = done.stdout.partition("\n")
-    optional = {"triton", "accelerate", "lightning", "transformers"}
+    optional = {"triton", "accelerate", "lightning", "ray", "torchtitan", "transformers"}
     assert set(ast.literal_eval(missing)) <= optional, "what is missing on this machine is not ours"
     assert "launch" in help_text
     for command in ("simulate", "explore", "goodput"):

@@ -38,6 +38,29 @@ class Death(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Fault(TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 3:
+            raise RuntimeError("out of memory")
+
+
+def small_model() -> GPT2LMHeadModel:
+    shape = {"n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **shape))
+
+
+def small_trainer(folder: Any, callback: MendCallback) -> tuple[Trainer, Fault]:
+    """A trainer of eight steps, with a callback that ends it after three."""
+    fault = Fault()
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=8, per_device_train_batch_size=8, use_cpu=True,
+        report_to=[], disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    callbacks = [fault, callback]
+    trainer = Trainer(small_model(), arguments, train_dataset=rows(64, 0), callbacks=callbacks)
+    return trainer, fault
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", required=True)
@@ -50,8 +73,7 @@ def main() -> None:
 
     config = mend.MendConfig()
     torch.manual_seed(config.rack_number)
-    shape = {"n_positions": LENGTH, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **shape))
+    model = small_model()
     more: dict[str, Any] = {"save_strategy": "steps", "eval_strategy": "steps"}
     arguments = TrainingArguments(
         output_dir=given.folder, max_steps=given.steps, per_device_train_batch_size=8,

@@ -56,3 +56,47 @@ def test_fit_without_a_callback_joins_by_the_entry_point(tmp_path: Path) -> None
     done = launch(SCRIPT, "--folder", tmp_path, MEND_LIGHTNING="0")
     assert done.returncode != 0, "the script asks for the callback's status"
     assert "StopIteration" in done.stdout + done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's advice on loaders
+def test_fit_that_an_exception_ended_has_left_and_runs_again(tmp_path: Path) -> None:
+    import lightning.pytorch as pl
+    import torch
+
+    import mend
+    from mend.integrations.lightning import MendCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 1)
+            self.faulty = True
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            if self.faulty and index == 3:
+                raise RuntimeError("out of memory")
+            return self.inner(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters())
+
+    module, callback = Module(), MendCallback(mend.MendConfig(rack=0, racks=1))
+    rows = torch.utils.data.TensorDataset(torch.ones(32, 4))
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    options = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "max_epochs": 1,
+    }
+    for fault in (True, False):
+        module.faulty = fault
+        trainer = pl.Trainer(callbacks=[callback], default_root_dir=tmp_path, **options)
+        if fault:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                trainer.fit(module, loader)
+            assert callback.runtime is None
+        else:
+            trainer.fit(module, loader)
+    assert callback.status is not None
+    assert callback.status.step == 8

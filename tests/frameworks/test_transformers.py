@@ -70,3 +70,18 @@ def test_trainer_with_save_strategy_best_is_refused(tmp_path: Path) -> None:
     assert "each rack would save at steps of its own" in done.stdout + done.stderr
     alone = ["--no-checkpoints", "--folder", tmp_path, "--more", json.dumps(more)]
     assert len(ends(SCRIPT, *alone)) == 2
+
+
+def test_trainer_that_an_exception_ended_trains_again(tmp_path: Path) -> None:
+    import mend
+    from mend.integrations.transformers import MendCallback
+    from tests.frameworks.hf_train import small_trainer
+
+    callback = MendCallback(mend.MendConfig(rack=0, racks=1))
+    trainer, fault = small_trainer(tmp_path, callback)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    trainer.remove_callback(fault)
+    trainer.train()
+    assert callback.status is not None
+    assert callback.status.step == 8

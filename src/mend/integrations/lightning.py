@@ -117,6 +117,13 @@ class MendCallback(pl.Callback):
         if self._member is not None:
             self._member.end(pl_module)
 
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """`fit` ends without `on_train_end`, and may be called again."""
+        if self._member is not None:
+            self._member.abort()
+
 
 def _refuse_monitors(trainer: pl.Trainer) -> None:
     for each in trainer.checkpoint_callbacks:

@@ -73,6 +73,7 @@ class Membership:
                 stacklevel=3,
             )
             resume = None
+        self.abort()  # of a training that an exception has ended
         self.status = None
         self.runtime = mend_init(model, self.config, optimizers, resume=resume, **self.options)
         return self.runtime
@@ -94,6 +95,13 @@ class Membership:
         """Merge what is open and leave; the model then holds the merged weights. Idempotent."""
         if self.runtime is not None:
             self.runtime, self.status = None, mend_shutdown(model)
+
+    def abort(self) -> None:
+        """Leave at once; the model keeps its own weights. Idempotent."""
+        if self.runtime is not None:
+            runtime, self.runtime = self.runtime, None
+            runtime.abort()
+            self.status = runtime.status()
 
 
 def _write_nothing(folder: Path) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from mend.config.keyfile import read_secrets
 from mend.config.kinds import JOB
 from mend.config.settings import check_environment
-from mend.config.sources import INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
+from mend.config.sources import DIAGNOSTICS_DIR, INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
 from mend.engine.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError, require
@@ -234,6 +234,13 @@ def rack_environments(
     return environments
 
 
+def next_step(environ: Mapping[str, str]) -> str:
+    """What to do after a job that ended in order. `environ`: of its ranks."""
+    if folder := environ.get(DIAGNOSTICS_DIR, ""):
+        return f"mend report {folder}"
+    return f"--env {DIAGNOSTICS_DIR}=FOLDER records a run, and mend report FOLDER draws it"
+
+
 def metrics_variables(environ: Mapping[str, str], place: int) -> dict[str, str]:
     """The variable of a process of its own port for metrics: the given one and `place`, so that
     processes of one machine do not take each other's. Empty: none is given."""
@@ -328,7 +335,10 @@ class Launch:
         for rack, told in sorted(unmerged.items()):
             self._say(f'unmerged rack={rack} outcome={told.outcome} why="{told}"')
         witness = self.witness.process.returncode if self.witness is not None else None
-        return Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
+        outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
+        if not outcome.status:
+            self._say(f'next="{next_step(self._environments[0])}"')
+        return outcome
 
     def _find_unmerged(self) -> dict[int, Ended]:
         """Return by rack its first rank whose work was not merged, as its newest life told it."""

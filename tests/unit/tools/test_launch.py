@@ -301,3 +301,27 @@ def test_a_script_is_a_file_a_folder_that_runs_or_a_module(tmp_path: Path) -> No
         check_script(script)
     with pytest.raises(ConfigError, match="SCRIPT"):
         check_script(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("env", "code", "last"),
+    [
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 0, 'next="mend report runs/a"'),
+        ({}, 0, 'next="--env MEND_DIAGNOSTICS_DIR=FOLDER records a run, and '
+                'mend report FOLDER draws it"'),
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 3, "rack 0 ended exit=3"),
+    ],
+)  # fmt: skip
+def test_launch_that_ends_in_order_says_what_to_do_next(
+    tmp_path: Path, env: dict[str, str], code: int, last: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"raise SystemExit({code})")
+    job = Job(
+        command=(str(script),), racks=1, witness=False, torchrun=False, job_id="story", env=env
+    )
+    said: list[str] = []
+    outcome = Launch(job, lambda name, line: said.append(line)).run()
+    assert outcome.status == code
+    assert any(line == last for line in said[-2:]), said
+    assert code == 0 or not any("next=" in line for line in said)

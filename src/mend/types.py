@@ -162,6 +162,26 @@ def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
     return _KEY.pack(b"s", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
 
 
+def proof_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
+    """Pull key of the proof of that state's digest, for a reader of its values alone."""
+    return _KEY.pack(b"h", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
+
+
+def layout_key(rank: int) -> bytes:
+    """Pull key of where one rank's parts of the fragments lie in the model."""
+    return _KEY.pack(b"l", 0, 0, rank, 0, 0, 0, b"")
+
+
+def parsed_key(key: bytes) -> tuple[bytes, int, int, int]:
+    """Kind, rank, fragment and version of a key that a reader may pull."""
+    kind, _, _, rank, fragment, version, _, _ = _KEY.unpack(key)
+    return kind, rank, fragment, version
+
+
+READABLE = frozenset({b"s", b"h", b"l", b"d"})
+"""Kinds of keys that a reader of the merged model may pull."""
+
+
 def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: str) -> bytes:
     """Pull key of what one rank of a donor trains with, as it was copied for a rack that joins."""
     rest = bytes.fromhex(digest)[:16]

@@ -7,7 +7,6 @@ back as calls on the loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -33,6 +32,7 @@ from mend.errors import (
     OtherVersion,
     TransportError,
     WireError,
+    require,
 )
 from mend.events.base import LoggedEvent
 from mend.events.kinds import (
@@ -45,8 +45,10 @@ from mend.events.kinds import (
 )
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
+from mend.status.follow_messages import Follow, Followed
 from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
+from mend.transport.bulk_wire import lane_token
 from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
@@ -173,7 +175,7 @@ class IoLoop:
         as reached from inside it."""
         here = Whereabouts()
         found = {
-            _token(self.job, rank): lane
+            lane_token(self.job, rank): lane
             for rank, lane in enumerate(lanes)
             if rank != self.me.rank and not here.is_here(lane.host)
         }
@@ -226,12 +228,26 @@ class IoLoop:
         called on the loop, a few times a second at most."""
 
         def job() -> None:
-            if self.options.observe:
-                self._observed = StatusServer(
-                    self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
-                )
+            self._observed = StatusServer(
+                self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
+            )
 
-        self.call(job)
+        if self.options.observe:
+            self.call(job)
+
+    def follow(
+        self,
+        answer: Callable[[Follow], Followed] | None,
+        find: Callable[[bytes], bytes | None] | None = None,
+    ) -> None:
+        """Let followers read: `answer` their questions, on the loop; `find` the bytes of keys that
+        are not served, on any thread. Nothing with `observe` off."""
+        if not self.options.observe:
+            return
+        if find is not None:
+            self._lane.find_by(find)
+        if answer is not None:
+            self.call(lambda: require(self._observed, "observed first").follow_by(answer))
 
     def attach(self, host: Host) -> None:
         """Start to receive. Messages that arrived before are queued."""
@@ -369,8 +385,8 @@ class IoLoop:
         lane = (partial(DelayedLane, late) if late.mean_ns else BulkLane)(
             options.lane_host,
             options.ports,
-            token=_token(self.job, self.me.rank),
-            job=_token(self.job, 0),
+            token=lane_token(self.job, self.me.rank),
+            job=lane_token(self.job, 0),
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
             secrets=secrets,
@@ -555,10 +571,3 @@ def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
     if sender is not None and sender != (rack, rank):
         owner = f"rack {sender.rack} rank {sender.rank}"
         raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")
-
-
-def _token(job: str, rank: int) -> bytes:
-    """In the first bytes of a lane connection, between the same ranks of two racks. It keeps jobs
-    apart, and ranks that share a port; it is no protection."""
-    of_rank = b" rank %d" % rank if rank else b""
-    return hashlib.sha256(b"mend lane " + job.encode() + of_rank).digest()[:16]

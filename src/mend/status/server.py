@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from mend.errors import MendError, WireError
 from mend.events.base import Emit
 from mend.events.kinds import StatusUnanswered
-from mend.status.messages import JobStatus, decode_look, encode_view
+from mend.status.follow_messages import Follow, Followed, decode_asked, encode_followed
+from mend.status.messages import JobStatus, encode_view
 from mend.types import MS, SECOND
 
 VIEW_KEPT_NS = 100 * MS
@@ -45,9 +46,14 @@ class StatusServer:
         self._now_ns, self._refuse = now_ns, refuse
         self._frame, self._made_ns = b"", 0
         self._second_ns, self._answers = 0, 0
-        self._lookers: OrderedDict[bytes, int] = OrderedDict()
-        """Connection -> when it asked last; the longest silent first."""
+        self._lookers: OrderedDict[bytes, tuple[int, bool]] = OrderedDict()
+        """Connection -> when it asked last, and whether it follows; the longest silent first."""
         self._failed = False
+        self._followed: Callable[[Follow], Followed] | None = None
+
+    def follow_by(self, answer: Callable[[Follow], Followed]) -> None:
+        """Answer the questions of followers, too."""
+        self._followed = answer
 
     def take(self, route: bytes, frame: bytes) -> None:
         """Take one frame of a client. Never raises."""
@@ -58,33 +64,49 @@ class StatusServer:
             return
         self._answers += 1  # garbage counts as well: it costs as much
         try:
-            look = decode_look(frame)
+            look = decode_asked(frame)
             if look.job not in ("", self._job):
                 raise WireError(f"a look at job {look.job!r}, this is job {self._job!r}")
         except WireError as error:
             self._refuse(error)
             return
+        if isinstance(look, Follow):
+            if (answer := self._answer(look)) and self._reply(route, answer):
+                self._remember(route, now_ns, follows=True)
+            return
         if not self._frame or now_ns - self._made_ns >= VIEW_KEPT_NS:
             self._frame, self._made_ns = self._made(ended=False), now_ns
         if self._frame and self._reply(route, self._frame):
-            self._lookers[route] = now_ns
-            self._lookers.move_to_end(route)
-            if len(self._lookers) > LOOKERS_MAX:
-                self._lookers.popitem(last=False)
+            self._remember(route, now_ns, follows=False)
+
+    def _remember(self, route: bytes, now_ns: int, *, follows: bool) -> None:
+        self._lookers[route] = now_ns, follows
+        self._lookers.move_to_end(route)
+        if len(self._lookers) > LOOKERS_MAX:
+            self._lookers.popitem(last=False)
 
     def farewell(self) -> None:
         """Tell recent clients that the process ends, so that they do not take it for lost."""
         fresh_ns = self._now_ns() - LOOKER_NS
-        routes = [route for route, asked_ns in self._lookers.items() if asked_ns >= fresh_ns]
-        if routes and (frame := self._made(ended=True)):
-            for route in routes:
-                self._reply(route, frame)
+        recent = {route: f for route, (at_ns, f) in self._lookers.items() if at_ns >= fresh_ns}
+        frames = {False: self._made(ended=True), True: self._answer(Follow(""))} if recent else {}
+        for route, follows in recent.items():
+            if frames[follows]:
+                self._reply(route, frames[follows])
+
+    def _answer(self, follow: Follow) -> bytes:
+        answer = self._followed
+        return self._guarded(lambda: encode_followed(answer(follow))) if answer else b""
 
     def _made(self, *, ended: bool) -> bytes:
-        """The frame of a status; empty where it cannot be made. Border: a status client must never
-        stop training, so a bug here is logged, once, and nothing is sent."""
+        """The frame of a status; empty where it cannot be made."""
+        return self._guarded(lambda: encode_view(self._view(ended)))
+
+    def _guarded(self, make: Callable[[], bytes]) -> bytes:
+        """Border: a status client must never stop training, so a bug here is logged, once, and
+        nothing is sent."""
         try:
-            return encode_view(self._view(ended))
+            return make()
         except Exception as error:
             if not self._failed:
                 self._failed = True

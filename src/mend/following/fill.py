@@ -1,0 +1,54 @@
+"""Writes a version into a module of this process, all of it or nothing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from mend.errors import UsageError
+from mend.following.follower import Version
+from mend.fragment.plan import unwrap
+from mend.fragment.shards import as_dtensor
+
+
+def fill(
+    module: nn.Module, version: Version, lock: AbstractContextManager[object] | None = None
+) -> None:
+    """Copy the tensors of a version into the parameters and buffers of the same names. The module
+    keeps its memory, types and devices; what the job does not exchange stays as it is.
+
+    Everything is checked, converted and brought to the module's device first; only the last copy is
+    made under `lock`. Threads that read the module hold the lock meanwhile, and so never see half a
+    version. If the copy fails, the module gets its former values back.
+
+    Raises UsageError for a module that lacks a tensor, has it in another shape, or holds shards.
+    """
+    pairs = []
+    state = {**dict(unwrap(module).named_parameters()), **dict(unwrap(module).named_buffers())}
+    for name, tensor in version.tensors.items():
+        pairs.append((_target(state, name, tensor), tensor))
+    with torch.no_grad():
+        fresh = [(into, tensor.to(into.device, into.dtype)) for into, tensor in pairs]
+        with lock or nullcontext():
+            before = [into.clone() for into, _ in fresh]
+            try:
+                for into, tensor in fresh:
+                    into.copy_(tensor)
+            except BaseException:
+                for (into, _), old in zip(fresh, before, strict=True):
+                    into.copy_(old)
+                raise
+
+
+def _target(state: dict[str, Tensor], name: str, tensor: Tensor) -> Tensor:
+    into = state.get(name)
+    if into is None:
+        raise UsageError(f"the module has no {name}; make the model that the racks train")
+    if as_dtensor(into) is not None or into.is_meta:
+        kind = "on the meta device" if into.is_meta else "a shard"
+        raise UsageError(f"{name} is {kind}; fill a module that holds its tensors whole")
+    if into.shape != tensor.shape:
+        raise UsageError(f"{name} has shape {tuple(into.shape)}, the racks' {tuple(tensor.shape)}")
+    return into

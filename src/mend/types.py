@@ -18,6 +18,9 @@ WITNESS = 0xFFFF
 PERSON = 0xFFFD
 """Rack number of messages from people: `mend retire` and status clients."""
 
+READER_RACK = 0xFFFC
+"""Rack number of those who hold a reader's key; no message has it."""
+
 BUFFERS_MAX = 256
 """Most lines of a hello about buffers."""
 
@@ -172,10 +175,24 @@ def layout_key(rank: int) -> bytes:
     return _KEY.pack(b"l", 0, 0, rank, 0, 0, 0, b"")
 
 
-def parsed_key(key: bytes) -> tuple[bytes, int, int, int]:
-    """Kind, rank, fragment and version of a key that a reader may pull."""
-    kind, _, _, rank, fragment, version, _, _ = _KEY.unpack(key)
-    return kind, rank, fragment, version
+def difference_key(rank: int, fragment: int, version: int, base: int, digest: str) -> bytes:
+    """Pull key of what has changed in that state's values since version `base`."""
+    return _KEY.pack(b"d", 0, 0, rank, fragment, version, base, bytes.fromhex(digest)[:16])
+
+
+class ReadableKey(NamedTuple):
+    """A key that a reader may pull. `base`: of a difference."""
+
+    kind: bytes
+    rank: int
+    fragment: int
+    version: int
+    base: int
+
+
+def readable_key(key: bytes) -> ReadableKey:
+    kind, _, _, rank, fragment, version, base, _ = _KEY.unpack(key)
+    return ReadableKey(kind, rank, fragment, version, base)
 
 
 READABLE = frozenset({b"s", b"h", b"l", b"d"})

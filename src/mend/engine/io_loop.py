@@ -55,7 +55,7 @@ from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.whereabouts import Whereabouts, inside
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import MS, PERSON, SECOND, Address, Extent, Member, Meter, Peer
+from mend.types import MS, PERSON, READER_RACK, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -568,6 +568,8 @@ def _address_in(body: object) -> str | None:
 def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
     """With keys the connection names the sender, and a frame must name the same. Raises
     WireError."""
+    if sender is not None and sender.rack == READER_RACK:
+        raise WireError("a message with a reader's key, which only reads")
     if sender is not None and sender != (rack, rank):
         owner = f"rack {sender.rack} rank {sender.rank}"
         raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")

@@ -13,13 +13,14 @@ import torch
 import xxhash
 from torch import Tensor
 
+from mend.engine.difference import with_difference
 from mend.engine.digest import DIGEST_BLOCK_BYTES, blocks_in
-from mend.errors import ChecksumMismatch, PayloadGone, TransportError, WireError
+from mend.errors import ChecksumMismatch, PayloadGone, TransportError, WireError, require
 from mend.following.log_view import Decided
 from mend.following.puzzle import Puzzle
 from mend.status.follow_messages import LAYOUT_BYTES_MAX, RackLanes, decode_parts
 from mend.transport.lane_reader import LaneReader
-from mend.types import Address, layout_key, proof_key, state_key
+from mend.types import Address, difference_key, layout_key, proof_key, state_key
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ class _Part:
     version: int
     digest: str
     values_N: Tensor
+    base: tuple[int, Tensor] | None = None
+    """An older version that is here, and its values."""
     hashes: list[bytes] = field(default_factory=list)
     """Of its blocks, from the proof of its digest; empty: the proof is not here yet."""
     done: int = 0
@@ -47,6 +50,19 @@ class _Part:
         data = self.values_N.view(torch.uint8).numpy().data
         starts = range(0, len(data), DIGEST_BLOCK_BYTES)
         return [(start, data[start : start + DIGEST_BLOCK_BYTES]) for start in starts]
+
+    def change(self, data: bytes) -> bool:
+        """Take a difference to the base. Whether it gives this version: its base may be a version
+        of another lineage with the same number."""
+        if self.base is None:
+            return False
+        try:
+            self.values_N = with_difference(self.base[1], data)
+            for _, block in self.blocks():
+                self.verify(block)
+        except (WireError, ChecksumMismatch):
+            self.done = 0
+        return self.done == len(self.hashes)
 
     def verify(self, block: memoryview) -> None:
         """Take the next block. Raises ChecksumMismatch."""
@@ -64,8 +80,8 @@ class Puller:
     def __init__(self, reader: LaneReader) -> None:
         self._reader = reader
         self._streams = ThreadPoolExecutor(STREAMS, "mend-follow")
-        self._held: dict[tuple[int, int], tuple[str, Tensor]] = {}
-        """(fragment, rank) -> digest and values of the newest version that is here."""
+        self._held: dict[tuple[int, int], _Part] = {}
+        """By (fragment, rank), the newest version that is here."""
         self._puzzle: Puzzle | None = None
         self.racks: tuple[RackLanes, ...] = ()
         self.first = -1
@@ -100,20 +116,23 @@ class Puller:
             digest, version = decided.digests[fragment][rank], decided.versions[fragment]
             if puzzle.fragments[fragment] and not version:
                 continue  # running statistics, which are zeros before their first average
-            if self._held.get((fragment, rank), ("", None))[0] != digest:
+            held = self._held.get((fragment, rank))
+            if held is None or held.digest != digest:
                 changed.add(fragment)
                 values_N = torch.empty(numel, dtype=torch.float32, device="cpu")
-                part = _Part(rank, fragment, version, digest, values_N)
+                base = (held.version, held.values_N) if held is not None else None
+                part = _Part(rank, fragment, version, digest, values_N, base)
                 jobs.append(partial(self._pull_part, part))
         running = [self._streams.submit(job) for job in jobs]
         errors = [error for each in running if (error := each.exception()) is not None]
         if errors:
             raise errors[0]
-        return {p: {rank: self._held[p, rank][1] for rank in ranks} for p in sorted(changed)}
+        return {p: {rank: self._held[p, rank].values_N for rank in ranks} for p in sorted(changed)}
 
     def _pull_part(self, part: _Part) -> None:
         self._from_any(part.rank, partial(self._pull_from, part))
-        self._held[part.fragment, part.rank] = part.digest, part.values_N
+        part.base = None
+        self._held[part.fragment, part.rank] = part
 
     def _pull_from(self, part: _Part, holder: Address, rank: int) -> None:
         which = part.rank, part.fragment, part.version, part.digest
@@ -121,8 +140,22 @@ class Puller:
             proof = self._whole(holder, rank, proof_key(*which), PROOF_BYTES_MAX)
             numel = part.values_N.numel()
             part.hashes = blocks_in(proof, part.digest, numel, part.version)
+        if part.base is not None and not part.done and self._change(part, holder):
+            return
         left = part.blocks()[part.done :]
         self._reader.read(holder, rank, state_key(*which), left, part.verify)
+
+    def _change(self, part: _Part, holder: Address) -> bool:
+        """Whether a difference to the version that is here gives this one."""
+        base, limit = require(part.base, "no base")[0], 4 * part.values_N.numel()
+        key = difference_key(part.rank, part.fragment, part.version, base, part.digest)
+        try:
+            size = self._reader.size(holder, part.rank, key)
+            if size <= 1 or size > limit:
+                return False
+            return part.change(self._whole(holder, part.rank, key, limit))
+        except PayloadGone:
+            return False
 
     def _whole(self, holder: Address, rank: int, key: bytes, limit: int) -> bytes:
         size = self._reader.size(holder, rank, key)

@@ -60,13 +60,13 @@ def follow_command(
 
       mend follow tcp://10.0.0.1:21900 --once --to snapshot
     """
-    from mend.config.keyfile import read_secrets, secrets_in_force
+    from mend.config.keyfile import read_keys, secrets_in_force
     from mend.config.sources import socks_proxy_in_force
     from mend.following.files import VersionFiles
     from mend.following.follower import Follower, Version
     from mend.tools.top.run import addresses_in_force, sigterm_exits
 
-    keys = read_secrets(key_file) if key_file is not None else secrets_in_force()
+    keys = read_keys(key_file) if key_file is not None else secrets_in_force()
     given = list(dict.fromkeys(addresses or ())) or addresses_in_force()
     files = VersionFiles(to, keep)
     follower = Follower(given, keys, job_id, socks_proxy_in_force(), every=every, wait_s=wait)

@@ -17,7 +17,7 @@ from mend.transport.listeners import open_listener
 from mend.transport.relay import Relay
 from mend.transport.security import Secrets
 from mend.transport.shared_port import SIDEBAND, SharedPort, wanted_in
-from mend.types import KEY_BYTES, MS, SECOND, Address
+from mend.types import KEY_BYTES, MS, READABLE, SECOND, Address
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
@@ -314,6 +314,9 @@ class PayloadServer:
     def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
         """Send one reply. False: the range is not inside the payload, so close the connection."""
         view = self._served.get(key)
+        if connection.reads_only and key[:1] not in READABLE:
+            connection.refuse(GONE, 0, key, offset)
+            return True
         if view is None and (found := self._find(key)) is not None:
             view = memoryview(found)
         if view is None:

@@ -12,7 +12,7 @@ from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, Transpor
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import GONE, OK, lane_token, shut, tune
 from mend.transport.probe import host_and_port
-from mend.transport.security import Secrets
+from mend.transport.security import lane_secret_of
 from mend.transport.socks import connect_through
 from mend.types import Address
 
@@ -24,7 +24,7 @@ AHEAD = 2
 
 
 class LaneReader:
-    """Of one job. `secrets`: none where the job has no key. `stall_ns`: a holder that sends nothing
+    """Of one job. `secrets`: its keys or those of its readers; none where the job has no key. `stall_ns`: a holder that sends nothing
     for so long is given up. Close it; threads that read then end with TransportError."""
 
     def __init__(
@@ -32,7 +32,8 @@ class LaneReader:
     ) -> None:
         self._job, self._stall_ns = job, stall_ns
         self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
-        self._secrets = [Secrets(secrets, conceal=each) for each in (True, False) if secrets]
+        both = [(key, conceal) for key in secrets for conceal in (True, False)]
+        self._secrets = [lane_secret_of(key, conceal=conceal) for key, conceal in both]
         self._lock = threading.Lock()
         self._idle: dict[tuple[Address, int], list[ReaderEnd]] = {}
         self._open: set[socket.socket] = set()
@@ -102,7 +103,7 @@ class LaneReader:
     def _connect(self, holder: Address, rank: int) -> ReaderEnd:
         token = lane_token(self._job, rank)
         error: Exception = EOFError("closed")
-        for secret in [each.own for each in self._secrets] or [None]:
+        for secret in self._secrets or [None]:
             try:
                 sock = socket.create_connection(self._proxy or holder, timeout=CONNECT_S)
             except (OSError, UnicodeError) as refused:
@@ -119,7 +120,7 @@ class LaneReader:
                 stall_ns = self._stall_ns
                 tune(sock, receive_ns=stall_ns, send_ns=stall_ns, dead_ns=stall_ns)
                 return ReaderEnd(sock, token, secret)
-            except (OSError, EOFError) as refused:  # perhaps it wants the other of the two
+            except (OSError, EOFError) as refused:  # perhaps it takes the next one
                 self._forget(sock)
                 error = refused
         raise _unreachable(holder, error)

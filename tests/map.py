@@ -43,9 +43,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": _BELOW_ENGINE | {"engine"},
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
-    "integrations": _PLAIN | {"api", "config", "status"},
+    "integrations": _PLAIN | {"api", "config", "following", "status"},
     "compat": _BELOW_API | {"api"},
-    "following": _PLAIN | {"status", "transport", "engine"},
+    "following": _PLAIN | {"config", "engine", "fragment", "status", "transport"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh", "following"},
     "__main__": frozenset({"tools"}),
@@ -92,7 +92,8 @@ OWNERS: dict[str, frozenset[str]] = {
     "torch": _TENSORS,
     "numpy": _TENSORS,
     "msgspec": _DECIDING
-    | {"trace", "status", "engine", "config", "tools", "mend_lab.sim", "mend_lab.replay"},
+    | {"trace", "status", "engine", "config", "following", "tools"}
+    | {"mend_lab.sim", "mend_lab.replay"},
     "xxhash": _NUMERIC
     | {"determinism", "coordination", "trace", "transport", "engine", "following", "tools"},
     "zmq": frozenset({"transport"}),

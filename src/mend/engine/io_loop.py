@@ -32,7 +32,6 @@ from mend.errors import (
     OtherVersion,
     TransportError,
     WireError,
-    require,
 )
 from mend.events.base import LoggedEvent
 from mend.events.kinds import (
@@ -223,31 +222,26 @@ class IoLoop:
 
         self.call(rest)
 
-    def observe(self, view: Callable[[bool], status_messages.JobStatus]) -> None:
-        """Answer status queries with `view(ended)`, and send it once more at the end. `view` is
-        called on the loop, a few times a second at most."""
+    def observe(
+        self,
+        view: Callable[[bool], status_messages.JobStatus],
+        followed: Callable[[Follow], Followed],
+    ) -> None:
+        """Answer status queries with `view(ended)`, and send it once more at the end; and followers
+        of the merged model. Both are called on the loop, a few times a second at most."""
 
         def job() -> None:
             self._observed = StatusServer(
-                self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
+                self.job, view, followed, self._sideband.reply, self.now_ns, self._refuse, self.note
             )
 
         if self.options.observe:
             self.call(job)
 
-    def follow(
-        self,
-        answer: Callable[[Follow], Followed] | None,
-        find: Callable[[bytes], bytes | None] | None = None,
-    ) -> None:
-        """Let followers read: `answer` their questions, on the loop; `find` the bytes of keys that
-        are not served, on any thread. Nothing with `observe` off."""
-        if not self.options.observe:
-            return
-        if find is not None:
+    def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
+        """Give followers the bytes of keys that are not served; called on any thread."""
+        if self.options.observe:
             self._lane.find_by(find)
-        if answer is not None:
-            self.call(lambda: require(self._observed, "observed first").follow_by(answer))
 
     def attach(self, host: Host) -> None:
         """Start to receive. Messages that arrived before are queued."""

@@ -175,8 +175,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
     try:
-        io_loop.observe(witness.view)
-        io_loop.follow(witness.followed)
+        io_loop.observe(witness.view, witness.followed)
         if metrics.port:
             served.open(metrics, {"job_id": job_id, "rack": "witness"})
             publish = partial(served.publish, partial(witness.view, False))

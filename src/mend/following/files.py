@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from math import prod
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
-from mend.engine.safetensors import Entry, head_of
-from mend.errors import ConfigError, UsageError
+from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
+from mend.errors import CheckpointError, ConfigError, UsageError
 from mend.following.follower import Version
 
 PATTERN = "version-*.safetensors"
@@ -72,6 +73,39 @@ class VersionFiles:
             old.unlink(missing_ok=True)
 
 
+def newest_version(folder: Path) -> Path:
+    """The newest file of `VersionFiles` in a folder. Raises CheckpointError where there is none."""
+    found = [(path.stat().st_mtime_ns, path) for path in folder.glob(PATTERN)]
+    if not found:
+        raise CheckpointError(f"{folder} holds no version yet; run `mend follow --to {folder}`")
+    return max(found)[1]
+
+
+def read_version(path: Path) -> tuple[About, dict[str, Tensor]]:
+    """A file of `VersionFiles`. Raises CheckpointError for one that is damaged, or of something
+    else; OSError as the file system does."""
+    data = path.read_bytes()
+    try:
+        begin = LENGTH_BYTES + length_in(data)
+        text, entries = read_head(data[LENGTH_BYTES:begin])
+        about = msgspec.json.decode(text, type=About)
+        types = {name: kind for kind, name in _TYPES.items()}
+        tensors = dict[str, Tensor]()
+        for name, entry in entries.items():
+            dtype, numel = types[entry.dtype], prod(entry.shape)
+            first, last = entry.data_offsets
+            if (
+                last - first != numel * dtype.itemsize
+                or not 0 <= first <= last <= len(data) - begin
+            ):
+                raise ValueError(f"{name} does not lie in the file")
+            flat = _tensor(data[begin + first : begin + last], dtype)
+            tensors[name] = flat.view(entry.shape)
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is no version of mend follow: {error}") from error
+    return about, tensors
+
+
 def _write(path: Path, about: About, version: Version) -> None:
     entries, end = dict[str, Entry](), 0
     for name, tensor in version.tensors.items():
@@ -83,6 +117,12 @@ def _write(path: Path, about: About, version: Version) -> None:
             file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _tensor(data: bytes, dtype: torch.dtype) -> Tensor:
+    if not data:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=dtype)
 
 
 def _type(name: str, tensor: Tensor) -> str:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from mend.errors import UsageError
-from mend.following.follower import Version
 from mend.fragment.plan import unwrap
 from mend.fragment.shards import as_dtensor
 
 
 def fill(
-    module: nn.Module, version: Version, lock: AbstractContextManager[object] | None = None
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    lock: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Copy the tensors of a version into the parameters and buffers of the same names. The module
-    keeps its memory, types and devices; what the job does not exchange stays as it is.
-
-    Everything is checked, converted and brought to the module's device first; only the last copy is
-    made under `lock`. Threads that read the module hold the lock meanwhile, and so never see half a
-    version. If the copy fails, the module gets its former values back.
-
-    Raises UsageError for a module that lacks a tensor, has it in another shape, or holds shards.
-    """
-    pairs = []
-    state = {**dict(unwrap(module).named_parameters()), **dict(unwrap(module).named_buffers())}
-    for name, tensor in version.tensors.items():
-        pairs.append((_target(state, name, tensor), tensor))
+    """See `Version.fill`."""
+    inner = unwrap(module)
+    state: dict[str, Tensor] = {**dict(inner.named_parameters()), **dict(inner.named_buffers())}
+    pairs = [(_target(state, name, tensor), tensor) for name, tensor in tensors.items()]
     with torch.no_grad():
         fresh = [(into, tensor.to(into.device, into.dtype)) for into, tensor in pairs]
         with lock or nullcontext():

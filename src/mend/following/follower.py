@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mend.errors import ConfigError, GaveUp, TransportError, WireError, require
+from mend.following.fill import fill
 from mend.following.log_view import Decided, LogView
 from mend.following.pull import Puller
 from mend.status.follow_messages import (
@@ -66,9 +67,20 @@ class Version:
     """Versions before it that were committed and that this follower could not get: it was away, or
     slower than the job."""
 
+    def fill(self, module: nn.Module, lock: AbstractContextManager[object] | None = None) -> None:
+        """Copy the tensors into the parameters and buffers of the same names, all or none. The
+        module keeps its memory, types and devices; what the job does not exchange stays as it is.
+
+        Everything is checked and brought to the module's device first; only the last copy is made
+        under `lock`. Threads that hold it while they read the module never see half a version. If
+        the copy fails, the module gets its former values back. Raises UsageError for a module that
+        lacks a tensor, has it in another shape, or holds shards.
+        """
+        fill(module, self.tensors, lock)
+
 
 class Follower:
-    """See `follow`. Iterate once; close it, or leave its `with`."""
+    """See `mend.follow`. Iterate once, and close it."""
 
     def __init__(
         self, addresses: Sequence[str], secrets: tuple[bytes, ...], job: str, socks_proxy: str,
@@ -222,22 +234,3 @@ class Follower:
         self._client.close()
         if self._puller is not None:
             self._puller.close()
-
-
-def follow(
-    addresses: str | Sequence[str],
-    *,
-    keys: tuple[bytes, ...] = (),
-    job_id: str = "",
-    socks_proxy: str = "",
-    every: int = 1,
-    wait_s: float = math.inf,
-    stall_s: float = STALL_S,
-) -> Iterator[Version]:
-    """The committed versions of a job, from the present one to its end; see `mend.follow`."""
-    given = [addresses] if isinstance(addresses, str) else list(addresses)
-    follower = Follower(
-        given, keys, job_id, socks_proxy, every=every, wait_s=wait_s, stall_s=stall_s
-    )
-    with closing(follower):
-        yield from follower

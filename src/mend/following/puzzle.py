@@ -12,6 +12,9 @@ from torch import Tensor
 from mend.errors import WireError
 from mend.status.follow_messages import Part, Parts, Piece
 
+Shape = tuple[int, ...]
+_Box = tuple[Shape, Shape]
+
 
 class Puzzle:
     """Where the parts of all ranks lie. Raises WireError where they do not make up the model."""
@@ -39,7 +42,7 @@ class Puzzle:
     def _check(self, fragment: int) -> None:
         """Every element of every tensor is owned once."""
         for pieces in self._of_each_tensor(fragment).values():
-            first, boxes = pieces[0], defaultdict[tuple[object, ...], list[Piece]](list)
+            first, boxes = pieces[0], defaultdict[_Box, list[Piece]](list)
             for piece in pieces:
                 if (piece.shape, piece.dtype) != (first.shape, first.dtype) or not _fits(piece):
                     raise WireError(f"ranks differ in the place of {first.name}")
@@ -49,7 +52,7 @@ class Puzzle:
                 ends = [0, *(stop for _, stop in spans)]
                 if [start for start, _ in spans] != ends[:-1] or ends[-1] != prod(found[0].box):
                     raise WireError(f"a part of {first.name} is owned by no rank, or by several")
-            if sum(prod(box) for box, _ in boxes) != prod(first.shape):  # type: ignore[arg-type]
+            if sum(prod(box) for box, _ in boxes) != prod(first.shape):
                 raise WireError(f"the ranks of a rack do not hold all of {first.name}")
 
     def _of_each_tensor(self, fragment: int) -> dict[str, list[Piece]]:
@@ -65,7 +68,7 @@ class Puzzle:
     def tensors(self, fragment: int, vectors: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """The tensors of a fragment, in the types of the model, from the vectors (fp32) of its
         ranks. They share no memory with those."""
-        boxes: dict[tuple[str, object, object], Tensor] = {}
+        boxes: dict[tuple[str, Shape, Shape], Tensor] = {}
         kinds: dict[str, Piece] = {}
         for rank, vector_N in vectors.items():
             at = 0

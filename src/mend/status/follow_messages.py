@@ -135,9 +135,10 @@ def decode_asked(frame: bytes) -> Look | Follow:
     """What a client asks. Raises WireError and nothing else, whatever the bytes."""
     body = wire.body_of(frame, HEAD, LOOK_BYTES_MAX)
     try:
-        return _asked.decode(body)
+        found: Look | Follow = _asked.decode(body)
     except _ERRORS as error:
         raise WireError(f"not a word of observers: {error}") from error
+    return found
 
 
 def decode_followed(frame: bytes) -> Followed:

@@ -29,31 +29,28 @@ WINDOW = 6
 
 
 class StatusServer:
-    """`view(ended)` makes the status, `reply(route, frame)` sends it, `refuse` counts frames that
-    are no look at this job, `note` is the recorder's."""
+    """`view(ended)` makes the status, `followed(follow)` the answer to a follower of the merged
+    model, `reply(route, frame)` sends them, `refuse` counts frames that are no question about this
+    job, `note` is the recorder's."""
 
     def __init__(
         self,
         job: str,
         view: Callable[[bool], JobStatus],
+        followed: Callable[[Follow], Followed],
         reply: Callable[[bytes, bytes], bool],
         now_ns: Callable[[], int],
         refuse: Callable[[MendError], None],
         note: Emit,
     ) -> None:
         self._note = note
-        self._job, self._view, self._reply = job, view, reply
+        self._job, self._view, self._followed, self._reply = job, view, followed, reply
         self._now_ns, self._refuse = now_ns, refuse
         self._frame, self._made_ns = b"", 0
         self._second_ns, self._answers = 0, 0
         self._lookers: OrderedDict[bytes, tuple[int, bool]] = OrderedDict()
         """Connection -> when it asked last, and whether it follows; the longest silent first."""
         self._failed = False
-        self._followed: Callable[[Follow], Followed] | None = None
-
-    def follow_by(self, answer: Callable[[Follow], Followed]) -> None:
-        """Answer the questions of followers, too."""
-        self._followed = answer
 
     def take(self, route: bytes, frame: bytes) -> None:
         """Take one frame of a client. Never raises."""
@@ -95,8 +92,7 @@ class StatusServer:
                 self._reply(route, frames[follows])
 
     def _answer(self, follow: Follow) -> bytes:
-        answer = self._followed
-        return self._guarded(lambda: encode_followed(answer(follow))) if answer else b""
+        return self._guarded(lambda: encode_followed(self._followed(follow)))
 
     def _made(self, *, ended: bool) -> bytes:
         """The frame of a status; empty where it cannot be made."""

@@ -14,7 +14,7 @@ import typer
 from mend.errors import MendError
 from mend.tools.bench import PassedOn, bench_command
 from mend.tools.doctor.command import doctor_command
-from mend.tools.follow import follow_command
+from mend.tools.follow_command import follow_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command

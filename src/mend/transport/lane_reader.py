@@ -12,7 +12,7 @@ from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, Transpor
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import GONE, OK, lane_token, shut, tune
 from mend.transport.probe import host_and_port
-from mend.transport.security import lane_secret_of
+from mend.transport.security import Secret, lane_secret_of
 from mend.transport.socks import connect_through
 from mend.types import Address
 
@@ -24,8 +24,9 @@ AHEAD = 2
 
 
 class LaneReader:
-    """Of one job. `secrets`: its keys or those of its readers; none where the job has no key. `stall_ns`: a holder that sends nothing
-    for so long is given up. Close it; threads that read then end with TransportError."""
+    """Of one job. `secrets`: its keys or those of its readers; none where the job has no key.
+    `stall_ns`: a holder that sends nothing for so long is given up. Close it; threads that read
+    then end with TransportError."""
 
     def __init__(
         self, job: str, secrets: tuple[bytes, ...], socks_proxy: str, stall_ns: int
@@ -103,7 +104,8 @@ class LaneReader:
     def _connect(self, holder: Address, rank: int) -> ReaderEnd:
         token = lane_token(self._job, rank)
         error: Exception = EOFError("closed")
-        for secret in self._secrets or [None]:
+        secrets: list[Secret | None] = [*self._secrets] or [None]
+        for secret in secrets:
             try:
                 sock = socket.create_connection(self._proxy or holder, timeout=CONNECT_S)
             except (OSError, UnicodeError) as refused:

@@ -34,7 +34,7 @@ PERSON = Peer(PERSON_RACK, 0)
 """The peer of tools: `mend top`, `mend doctor`, `mend retire`, a launcher."""
 
 READER = Peer(READER_RACK, 0)
-"""The peer of those who hold a reader's key: their questions are answered, nothing else is heard."""
+"""The peer of those who hold a reader's key: they are answered, and not heard otherwise."""
 
 READER_BYTES = 2 * SECRET_BYTES
 """A reader's key: a secret that follows from the job's, and the public key of its sidebands."""

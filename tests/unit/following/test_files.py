@@ -1,4 +1,5 @@
-"""A file of a version is whole or not there; a module is filled or left alone; workers load files."""
+"""A file of a version is whole or not there; a module is filled or left alone; workers load
+files."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ def test_lock_is_held_for_the_copy_alone() -> None:
 
 
 class Worker:
-    """What vLLM's base class does: it calls the engine with parsed infos. Its model cuts tensors."""
+    """What a worker of vLLM does: it calls the engine with parsed infos."""
 
     class Served:
         def __init__(self) -> None:

@@ -20,7 +20,7 @@ _DECIDING = frozenset({"consensus", "coordination", "detector", "events"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
 _BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
-_BELOW_TOOLS = _BELOW_API | {"api", "mesh", DOOR}
+_BELOW_TOOLS = _BELOW_API | {"api", "mesh", "following", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -43,10 +43,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": _BELOW_ENGINE | {"engine"},
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
-    "integrations": _PLAIN | {"api", "config", "status", "transport"},
+    "integrations": _PLAIN | {"api", "config", "following", "status", "transport"},
     "compat": _BELOW_API | {"api"},
+    "following": _PLAIN | {"config", "engine", "fragment", "status", "transport"},
     "tools": _BELOW_TOOLS,
-    DOOR: _BELOW_API | {"api", "mesh"},
+    DOOR: _BELOW_API | {"api", "mesh", "following"},
     "__main__": frozenset({"tools"}),
     "mend_lab.reference": frozenset(),
     "mend_lab.sim": _BELOW_API,
@@ -71,11 +72,12 @@ _TENSORS = _NUMERIC | {
     "mend_lab.sim",
     "mesh",
     "api",
+    "following",
     "integrations",
     "tools",
 }
 
-TENSORS_OF_MEND = _NUMERIC | {"api", "engine", "hardware", "kernels", "mesh"}
+TENSORS_OF_MEND = _NUMERIC | {"api", "engine", "following", "hardware", "kernels", "mesh"}
 """Rooms that compute beside a script, whatever its default type and device are."""
 
 MAKERS = frozenset({"arange", "as_tensor", "empty", "full", "ones", "tensor", "zeros"})
@@ -90,8 +92,10 @@ OWNERS: dict[str, frozenset[str]] = {
     "torch": _TENSORS,
     "numpy": _TENSORS,
     "msgspec": _DECIDING
-    | {"trace", "status", "engine", "config", "tools", "mend_lab.sim", "mend_lab.replay"},
-    "xxhash": _NUMERIC | {"determinism", "coordination", "trace", "transport", "engine", "tools"},
+    | {"trace", "status", "engine", "config", "following", "tools"}
+    | {"mend_lab.sim", "mend_lab.replay"},
+    "xxhash": _NUMERIC
+    | {"determinism", "coordination", "trace", "transport", "engine", "following", "tools"},
     "zmq": frozenset({"transport"}),
     "cryptography": frozenset({"transport", "tools"}),
     "numba": frozenset({"kernels"}),
@@ -110,15 +114,15 @@ OWNERS: dict[str, frozenset[str]] = {
     # the standard library, where it touches the world
     "argparse": frozenset({"tools"}),
     "asyncio": frozenset({"transport", "engine", "tools"}),
-    "concurrent": _COMMANDS | {"transport", "engine", "mend_lab.replay"},
+    "concurrent": _COMMANDS | {"transport", "engine", "following", "mend_lab.replay"},
     "datetime": frozenset({"status", "engine", "tools"}),
     "logging": frozenset({"status", "hardware", "engine", "determinism"}),
     "multiprocessing": _COMMANDS,
     "os": _COMMANDS
     | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}
-    | {"integrations", "mend_lab.replay"},
+    | {"following", "integrations", "mend_lab.replay"},
     "pathlib": _COMMANDS
-    | {"trace", "status", "hardware", "engine", "config", "api", "integrations"}
+    | {"trace", "status", "hardware", "engine", "config", "api", "following", "integrations"}
     | {"mend_lab.sim", "mend_lab.replay"},
     "pickle": frozenset(),
     "queue": frozenset({"trace", "engine"}),
@@ -133,7 +137,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "subprocess": frozenset({"tools"}),
     "tempfile": _COMMANDS | {"engine"},
     "threading": _COMMANDS | {"transport", "trace", "status", "engine", "mend_lab.replay"},
-    "time": _COMMANDS | {"transport", "trace", "status", "engine"},
+    "time": _COMMANDS | {"transport", "trace", "status", "engine", "following"},
     "tomllib": frozenset({"config"}),
     "uuid": frozenset({"engine"}),
 }

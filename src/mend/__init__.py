@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mend.engine.checkpoint_writer import PendingCheckpoint
     from mend.engine.saved_state import SavedState
     from mend.errors import MendError
+    from mend.following import Version, follow
     from mend.mesh import rack_mesh
     from mend.status.status import SlowRack, Status, TokenLedger
 
@@ -29,7 +30,9 @@ __all__ = [
     "SlowRack",
     "Status",
     "TokenLedger",
+    "Version",
     "__version__",
+    "follow",
     "get_runtime",
     "mend_init",
     "mend_shutdown",
@@ -47,6 +50,8 @@ _HOME = {
     "Status": "mend.status.status",
     "SlowRack": "mend.status.status",
     "TokenLedger": "mend.status.status",
+    "Version": "mend.following",
+    "follow": "mend.following",
     "get_runtime": "mend.api",
     "mend_init": "mend.api",
     "mend_shutdown": "mend.api",

@@ -18,6 +18,9 @@ WITNESS = 0xFFFF
 PERSON = 0xFFFD
 """Rack number of messages from people: `mend retire` and status clients."""
 
+READER_RACK = 0xFFFC
+"""Rack number of those who hold a reader's key; no message has it."""
+
 BUFFERS_MAX = 256
 """Most lines of a hello about buffers."""
 
@@ -160,6 +163,40 @@ def slice_key(rank: int, fragment: int, version: int, attempt: int, position: in
 def state_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
     """Pull key of one rank's part of a fragment's state (anchor + outer state) at a version."""
     return _KEY.pack(b"s", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
+
+
+def proof_key(rank: int, fragment: int, version: int, digest: str) -> bytes:
+    """Pull key of the proof of that state's digest, for a reader of its values alone."""
+    return _KEY.pack(b"h", 0, 0, rank, fragment, version, 0, bytes.fromhex(digest)[:16])
+
+
+def layout_key(rank: int) -> bytes:
+    """Pull key of where one rank's parts of the fragments lie in the model."""
+    return _KEY.pack(b"l", 0, 0, rank, 0, 0, 0, b"")
+
+
+def difference_key(rank: int, fragment: int, version: int, base: int, digest: str) -> bytes:
+    """Pull key of what has changed in that state's values since version `base`."""
+    return _KEY.pack(b"d", 0, 0, rank, fragment, version, base, bytes.fromhex(digest)[:16])
+
+
+class ReadableKey(NamedTuple):
+    """A key that a reader may pull. `base`: of a difference."""
+
+    kind: bytes
+    rank: int
+    fragment: int
+    version: int
+    base: int
+
+
+def readable_key(key: bytes) -> ReadableKey:
+    kind, _, _, rank, fragment, version, base, _ = _KEY.unpack(key)
+    return ReadableKey(kind, rank, fragment, version, base)
+
+
+READABLE = frozenset({b"s", b"h", b"l", b"d"})
+"""Kinds of keys that a reader of the merged model may pull."""
 
 
 def training_state_key(donor: Member, rank: int, to: Member, step: int, digest: str) -> bytes:

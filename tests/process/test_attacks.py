@@ -46,7 +46,7 @@ from mend.types import PERSON, SECOND, Address, Member, Peer, offer_key
 from tests.process.conftest import Jobs
 from tests.process.racks import LIMIT_S, START_GATE, until
 from tests.unit.coordination.nouns import hello, report
-from tests.unit.status.seen import view
+from tests.unit.status.seen import followed, view
 
 JOB, OURS, THEIRS = "run7", b"1" * 32, b"2" * 32
 HERE, RACK_1 = Peer(0, 0), Member(1, 77)
@@ -114,7 +114,7 @@ def target() -> Iterator[Targets]:
         recorder = EventLog({"rack": me.rack, "rank": 0}, None)
         io_loop, ear = IoLoop(me, Member(me.rack, 5), JOB, options, recorder), Ear()
         made.append((io_loop, recorder))
-        io_loop.observe(lambda ended: view(me.rack))
+        io_loop.observe(lambda ended: view(me.rack), followed)
         io_loop.attach(ear)
         return Target(io_loop, ear)
 

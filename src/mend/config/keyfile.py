@@ -21,26 +21,41 @@ from mend.config.settings import MendConfig
 from mend.config.sources import KEY_FILE, named_key_file
 from mend.errors import ConfigError
 from mend.transport.probe import host_and_port, numbers_of
-from mend.transport.security import SECRET_BYTES, SECRETS_MAX
+from mend.transport.security import READER_BYTES, SECRET_BYTES, SECRETS_MAX
 
-WORD = "mend-key-1"
+WORD, READER_WORD = "mend-key-1", "mend-reader-1"
 FILE_BYTES_MAX = 16 << 10
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 HEAD = (
     "# A key of mend jobs. Whoever reads this file can take part in the job, and read and forge\n"
     "# all of its traffic. Copy it to every rack and the witness by a way that you trust.\n"
 )
+READER_HEAD = (
+    "# A reader's key of mend jobs. Whoever reads this file can read the status and the merged\n"
+    "# weights of the job, and take no part in it.\n"
+)
 MAKE_ONE = "Make one with `mend keys new FILE`."
 
 
 def line_of(secret: bytes) -> str:
-    """The line of a key in a file."""
-    return f"{WORD} {base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
+    """The line of a key in a file. `secret`: of a job, or a reader's key."""
+    word = READER_WORD if len(secret) == READER_BYTES else WORD
+    return f"{word} {base64.urlsafe_b64encode(secret).decode().rstrip('=')}"
 
 
 def read_secrets(path: Path) -> tuple[bytes, ...]:
     """Read all keys of a file, the one to use first. Raises ConfigError, which never has a key in
-    it: the file is not there, is empty or damaged, or others may read it."""
+    it: the file is not there, is empty or damaged, or others may read it, or it has a reader's
+    key."""
+    keys = read_keys(path)
+    if any(len(key) == READER_BYTES for key in keys):
+        rule = "has a reader's key, which cannot take part in a job"
+        raise ConfigError("key_file", str(path), rule, "Use the key of the job.")
+    return keys
+
+
+def read_keys(path: Path) -> tuple[bytes, ...]:
+    """As `read_secrets`, for tools that look at a job: they may have a reader's key."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -74,8 +89,9 @@ def too_open(status: os.stat_result, user: int) -> bool:
 def _secret(path: Path, number: int, line: list[bytes]) -> bytes:
     try:
         word, text = line
-        secret = base64.b64decode(text + b"=", altchars=b"-_", validate=True)
-        if word == WORD.encode() and len(secret) == SECRET_BYTES:
+        secret = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        sizes = {WORD.encode(): SECRET_BYTES, READER_WORD.encode(): READER_BYTES}
+        if len(secret) == sizes.get(word):
             return secret
     except (ValueError, binascii.Error):
         pass
@@ -131,4 +147,4 @@ def is_loopback(bind: str) -> bool:
 def secrets_in_force() -> tuple[bytes, ...]:
     """The keys of tools that look at a job, from MEND_KEY_FILE or the file of MEND_CONFIG."""
     path = named_key_file()
-    return read_secrets(path) if path is not None else ()
+    return read_keys(path) if path is not None else ()

@@ -12,13 +12,14 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.errors import ensure
+from mend.errors import ChecksumMismatch, ensure
 from mend.kernels import finish_hash
 
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQB")  # magic, version, numel, state vectors
 _ROUNDS = struct.Struct("!Q")
 _CODEC = struct.Struct("!5sQ")
+_HASH_BYTES = 16
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -115,9 +116,35 @@ class StateDigest:
         for hashes, those in zip(self._vectors, rest._vectors, strict=True):
             hashes.extend(those)
 
-    def hexdigest(self) -> str:
+    def proof(self) -> bytes:
+        """What the digest is the sha256 of: the header and the hash of every block. With it, who
+        reads the values alone can compare them with the digest."""
         hashes = (each.finish() for each in (*self._vectors, self._codec))
-        return hashlib.sha256(self._header + b"".join(hashes)).hexdigest()
+        return self._header + b"".join(hashes)
+
+    def hexdigest(self) -> str:
+        return digest_of_proof(self.proof())
+
+
+def digest_of_proof(proof: bytes) -> str:
+    return hashlib.sha256(proof).hexdigest()
+
+
+def blocks_in(proof: bytes, digest: str, numel: int, version: int) -> list[bytes]:
+    """The xxh3_128 of every DIGEST_BLOCK_BYTES of the N = numel values (fp32), from the proof of a
+    digest. Raises ChecksumMismatch for a proof of another digest, length or version."""
+    if digest_of_proof(proof) != digest:
+        raise ChecksumMismatch(f"a proof of {digest_of_proof(proof)}; the log has digest {digest}")
+    _, of, count, states = _HEADER.unpack_from(proof)
+    if (of, count) != (version, numel):
+        raise ChecksumMismatch(
+            f"version {of} of {count} elements has the digest of version {version}, of which the "
+            f"layout has {numel}"
+        )
+    at = _HEADER.size + (_ROUNDS.size if states else 0)
+    at += _CODEC.size if (len(proof) - at) % _HASH_BYTES else 0
+    blocks = -(-4 * numel // DIGEST_BLOCK_BYTES)
+    return [proof[i : i + _HASH_BYTES] for i in range(at, at + _HASH_BYTES * blocks, _HASH_BYTES)]
 
 
 def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
@@ -129,15 +156,23 @@ def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
 
 
 def digest_of(data: Tensor, numel: int, version: int, rounds: int = 0, codec_numel: int = 0) -> str:
-    """Digest of an anchor. `data`: fp32, N = numel values, N of each vector of outer state, then
-    `codec_numel` of the codec's. `rounds`: merged so far, in parts of `weights.WHOLE`."""
+    """Digest of an anchor, as in `proof_of`."""
+    return digest_of_proof(proof_of(data, numel, version, rounds, codec_numel))
+
+
+def proof_of(
+    data: Tensor, numel: int, version: int, rounds: int = 0, codec_numel: int = 0
+) -> bytes:
+    """Proof of the digest of an anchor. `data`: fp32, N = numel values, N of each vector of outer
+    state, then `codec_numel` of the codec's. `rounds`: merged so far, in parts of
+    `weights.WHOLE`."""
     end = data.numel() - codec_numel
     digest = StateDigest(numel, version, end // numel - 1 if numel else 0, rounds, codec_numel)
     if numel:
         values, *states = data[:end].view(-1, numel).unbind()
         digest.feed(values, states)
     digest.feed_codec(data[end:])
-    return digest.hexdigest()
+    return digest.proof()
 
 
 class StateHash:

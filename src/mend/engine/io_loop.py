@@ -7,7 +7,6 @@ back as calls on the loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -53,15 +52,17 @@ from mend.events.kinds import (
 )
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
+from mend.status.follow_messages import Follow, Followed
 from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
+from mend.transport.bulk_wire import lane_token
 from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.whereabouts import Whereabouts, inside
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import MS, PERSON, SECOND, Address, Extent, Member, Meter, Peer
+from mend.types import MS, PERSON, READER_RACK, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -181,7 +182,7 @@ class IoLoop:
         as reached from inside it."""
         here = Whereabouts()
         found = {
-            _token(self.job, rank): lane
+            lane_token(self.job, rank): lane
             for rank, lane in enumerate(lanes)
             if rank != self.me.rank and not here.is_here(lane.host)
         }
@@ -229,17 +230,26 @@ class IoLoop:
 
         self.call(rest)
 
-    def observe(self, view: Callable[[bool], status_messages.JobStatus]) -> None:
-        """Answer status queries with `view(ended)`, and send it once more at the end. `view` is
-        called on the loop, a few times a second at most."""
+    def observe(
+        self,
+        view: Callable[[bool], status_messages.JobStatus],
+        followed: Callable[[Follow], Followed],
+    ) -> None:
+        """Answer status queries with `view(ended)`, and send it once more at the end; and followers
+        of the merged model. Both are called on the loop, a few times a second at most."""
 
         def job() -> None:
-            if self.options.observe:
-                self._observed = StatusServer(
-                    self.job, view, self._sideband.reply, self.now_ns, self._refuse, self.note
-                )
+            self._observed = StatusServer(
+                self.job, view, followed, self._sideband.reply, self.now_ns, self._refuse, self.note
+            )
 
-        self.call(job)
+        if self.options.observe:
+            self.call(job)
+
+    def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
+        """Give followers the bytes of keys that are not served; called on any thread."""
+        if self.options.observe:
+            self._lane.find_by(find)
 
     def attach(self, host: Host) -> None:
         """Start to receive. Messages that arrived before are queued."""
@@ -377,8 +387,8 @@ class IoLoop:
         lane = (partial(DelayedLane, late) if late.mean_ns else BulkLane)(
             options.lane_host,
             options.ports,
-            token=_token(self.job, self.me.rank),
-            job=_token(self.job, 0),
+            token=lane_token(self.job, self.me.rank),
+            job=lane_token(self.job, 0),
             advertise=options.advertise_host,
             stall_ns=options.stall_ns,
             secrets=secrets,
@@ -560,13 +570,8 @@ def _address_in(body: object) -> str | None:
 def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
     """With keys the connection names the sender, and a frame must name the same. Raises
     WireError."""
+    if sender is not None and sender.rack == READER_RACK:
+        raise WireError("a message with a reader's key, which only reads")
     if sender is not None and sender != (rack, rank):
         owner = f"rack {sender.rack} rank {sender.rank}"
         raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")
-
-
-def _token(job: str, rank: int) -> bytes:
-    """In the first bytes of a lane connection, between the same ranks of two racks. It keeps jobs
-    apart, and ranks that share a port; it is no protection."""
-    of_rank = b" rank %d" % rank if rank else b""
-    return hashlib.sha256(b"mend lane " + job.encode() + of_rank).digest()[:16]

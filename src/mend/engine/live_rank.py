@@ -29,6 +29,8 @@ from mend.engine.checkpoint import (
 from mend.engine.checkpoint_writer import PendingCheckpoint, Save
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.eviction import startup_ns
+from mend.engine.followed import Readable
+from mend.engine.followed_log import followed_of
 from mend.engine.fragment_state import (
     AgreeMin,
     FragmentState,
@@ -222,6 +224,7 @@ class LiveRank:
             self._factory.tape(self.tape), self._moments,
             self._factory.mirrors if mirrored else None,
         )  # fmt: skip
+        self.io_loop.find_by(Readable(self.rank.store, model.parts(tracks)).find)
         return [rank.address for rank in ranks]
 
     def _introduced(self, digests: tuple[str, ...]) -> list[Introduction]:
@@ -366,7 +369,8 @@ class LiveRank:
 
         io_loop.every(NOTES_S, training.recent.note)
         io_loop.every(LOOK_S, self._tell_pulls)
-        io_loop.observe(view)
+        job, rack = self.settings.job, self.me.rack
+        io_loop.observe(view, lambda asked: followed_of(job, rack, leader.log, asked))
         if self.metrics.opened:
             publish = partial(self.metrics.publish, partial(view, False))
             io_loop.call(publish)

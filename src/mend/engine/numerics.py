@@ -34,7 +34,7 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
-from mend.engine.digest import StateDigest, bytes_of, digest_of
+from mend.engine.digest import StateDigest, bytes_of, digest_of_proof, proof_of
 from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
 from mend.engine.offers import Encoded, compile_kernels, make_offer
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
@@ -98,6 +98,8 @@ class Anchor:
     """Rounds merged so far, in parts of `weights.WHOLE`."""
     codecs: FragmentCodec | None = None
     """None: nothing is encoded against this anchor."""
+    proof: bytes = b""
+    """What `digest` is the sha256 of; see `StateDigest.proof`."""
 
     @property
     def values(self) -> Tensor:
@@ -138,7 +140,11 @@ class Anchor:
 
     def recomputed(self) -> str:
         """The digest of the current bits."""
-        return digest_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
+        return digest_of_proof(self.proven())
+
+    def proven(self) -> bytes:
+        """The proof of the digest of the current bits."""
+        return proof_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
 
     def view(self) -> memoryview:
         """The bytes that a donor serves."""
@@ -259,7 +265,8 @@ class Numerics:
         _check_buffer(data, self._data_numel(part))
         self.buffers.lock(data)
         anchor = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
-        return replace(anchor, digest=anchor.recomputed())
+        proof = anchor.proven()
+        return replace(anchor, digest=digest_of_proof(proof), proof=proof)
 
     def encode(
         self,
@@ -379,7 +386,8 @@ class Numerics:
         if state_numel:
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
             digests[0].feed_codec(state_S)
-        return Anchor(data, anchor.numel, version, digests[0].hexdigest(), after, codecs)
+        proof = digests[0].proof()
+        return Anchor(data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof)
 
     def cuts(self, part: Owned | int, count: int) -> list[int]:
         """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mend.engine.checkpoint import FROZEN_FACT, Cuttable, Facts
+from mend.engine.followed import parts_of
 from mend.engine.fragment_state import FragmentState, tracks_of
 from mend.engine.numerics import Numerics
 from mend.engine.rack import RackGroup
@@ -21,7 +22,8 @@ from mend.fragment.plan import (
     rank_facts,
     sharded_by_rows,
 )
-from mend.fragment.shards import Holding, holding, replicated
+from mend.fragment.shards import Holding, Shard, holding, replicated
+from mend.status.follow_messages import Parts
 
 
 class RackModel:
@@ -70,9 +72,17 @@ class RackModel:
         ranks = ("ranks per rack", str(len(inventories)))
         return (*self._settings.facts, ranks, *self._plan_facts, *rank_facts(inventories))
 
+    def parts(self, tracks: Sequence[FragmentState]) -> Parts:
+        """Where this rank's parts lie in the model, for its followers."""
+        return parts_of(self.plan, self._boxes, self._rank, tracks)
+
+    @property
+    def _boxes(self) -> list[dict[str, Shard]]:
+        return [{item.name: item.shard for item in items} for items in self._inventories]
+
     def tracks(self) -> list[FragmentState]:
         """The fragments at version 0. Raises ConfigError where shards do not make up a tensor."""
-        boxes = [{item.name: item.shard for item in items} for items in self._inventories]
+        boxes = self._boxes
 
         def held(cut: PlannedFragment) -> Holding:
             if cut.statistics:  # of FSDP2 and TP, too, every rank holds all of them

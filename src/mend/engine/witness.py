@@ -21,6 +21,7 @@ from mend.coordination.machines import (
 )
 from mend.coordination.messages import Message, Orders, Prepare
 from mend.engine.effects import EventQueue, Handlers
+from mend.engine.followed_log import followed_of
 from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.served_metrics import NOWHERE, PUBLISH_S, MetricsAddress, ServedMetrics
@@ -29,6 +30,7 @@ from mend.errors import MendError, OtherJob, OtherVersion, require
 from mend.events.base import LoggedEvent, Severity, log_text
 from mend.events.kinds import RackRefused
 from mend.status.event_log import EventLog
+from mend.status.follow_messages import Follow, Followed
 from mend.status.loudness import Loudness
 from mend.status.messages import JobStatus
 from mend.trace.writer import Tape, begin, header_of
@@ -104,6 +106,12 @@ class Witness:
         job, now_ns = self.coordinator.job, self.host.now_ns()
         return view_of_witness(job, self.coordinator, self.follower, now_ns, ended=ended)
 
+    def followed(self, asked: Follow) -> Followed:
+        """The decided log, as this process knows it, for a follower of the merged model."""
+        hosts = self.coordinator.proposer.leading
+        log = self.coordinator.log if hosts else self.coordinator.acceptor.log
+        return followed_of(self.coordinator.job, WITNESS, log, asked)
+
     def _handlers(self, _: Machine) -> Handlers:
         return {
             Send: self._send,
@@ -176,7 +184,7 @@ def run(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
     try:
-        io_loop.observe(witness.view)
+        io_loop.observe(witness.view, witness.followed)
         if metrics.port:
             served.open(metrics, {"job_id": job_id, "rack": "witness"})
             publish = partial(served.publish, partial(witness.view, False))

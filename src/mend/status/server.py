@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from mend.errors import MendError, WireError
 from mend.events.base import Emit
 from mend.events.kinds import StatusUnanswered
-from mend.status.messages import JobStatus, decode_look, encode_view
+from mend.status.follow_messages import Follow, Followed, decode_asked, encode_followed
+from mend.status.messages import JobStatus, encode_view
 from mend.types import MS, SECOND
 
 VIEW_KEPT_NS = 100 * MS
@@ -30,25 +31,27 @@ WINDOW = 6
 
 
 class StatusServer:
-    """`view(ended)` makes the status, `reply(route, frame)` sends it, `refuse` counts frames that
-    are not a valid request for this job, `note` is the recorder's."""
+    """`view(ended)` makes the status, `followed(follow)` the answer to a follower of the merged
+    model, `reply(route, frame)` sends them, `refuse` counts frames that are not a valid request for
+    this job, `note` is the recorder's."""
 
     def __init__(
         self,
         job: str,
         view: Callable[[bool], JobStatus],
+        followed: Callable[[Follow], Followed],
         reply: Callable[[bytes, bytes], bool],
         now_ns: Callable[[], int],
         refuse: Callable[[MendError], None],
         note: Emit,
     ) -> None:
         self._note = note
-        self._job, self._view, self._reply = job, view, reply
+        self._job, self._view, self._followed, self._reply = job, view, followed, reply
         self._now_ns, self._refuse = now_ns, refuse
         self._frame, self._made_ns = b"", 0
         self._second_ns, self._answers = 0, 0
-        self._lookers: OrderedDict[bytes, int] = OrderedDict()
-        """Connection -> time of its last request; least recent first."""
+        self._lookers: OrderedDict[bytes, tuple[int, bool]] = OrderedDict()
+        """Connection -> time of its last request, and whether it follows; least recent first."""
         self._failed = False
 
     def take(self, route: bytes, frame: bytes) -> None:
@@ -60,33 +63,48 @@ class StatusServer:
             return
         self._answers += 1  # malformed frames count as well: they cost as much
         try:
-            look = decode_look(frame)
+            look = decode_asked(frame)
             if look.job not in ("", self._job):
                 raise WireError(f"a look at job {look.job!r}, this is job {self._job!r}")
         except WireError as error:
             self._refuse(error)
             return
+        if isinstance(look, Follow):
+            if (answer := self._answer(look)) and self._reply(route, answer):
+                self._remember(route, now_ns, follows=True)
+            return
         if not self._frame or now_ns - self._made_ns >= VIEW_KEPT_NS:
             self._frame, self._made_ns = self._made(ended=False), now_ns
         if self._frame and self._reply(route, self._frame):
-            self._lookers[route] = now_ns
-            self._lookers.move_to_end(route)
-            if len(self._lookers) > LOOKERS_MAX:
-                self._lookers.popitem(last=False)
+            self._remember(route, now_ns, follows=False)
+
+    def _remember(self, route: bytes, now_ns: int, *, follows: bool) -> None:
+        self._lookers[route] = now_ns, follows
+        self._lookers.move_to_end(route)
+        if len(self._lookers) > LOOKERS_MAX:
+            self._lookers.popitem(last=False)
 
     def farewell(self) -> None:
         """Notify recent clients that the process ends, so that they do not take it for lost."""
         fresh_ns = self._now_ns() - LOOKER_NS
-        routes = [route for route, asked_ns in self._lookers.items() if asked_ns >= fresh_ns]
-        if routes and (frame := self._made(ended=True)):
-            for route in routes:
-                self._reply(route, frame)
+        recent = {route: f for route, (at_ns, f) in self._lookers.items() if at_ns >= fresh_ns}
+        frames = {False: self._made(ended=True), True: self._answer(Follow(""))} if recent else {}
+        for route, follows in recent.items():
+            if frames[follows]:
+                self._reply(route, frames[follows])
+
+    def _answer(self, follow: Follow) -> bytes:
+        return self._guarded(lambda: encode_followed(self._followed(follow)))
 
     def _made(self, *, ended: bool) -> bytes:
-        """The frame of a status; empty if it cannot be made. A status client must never stop
-        training, so any exception here is logged, once, and nothing is sent."""
+        """The frame of a status; empty if it cannot be made."""
+        return self._guarded(lambda: encode_view(self._view(ended)))
+
+    def _guarded(self, make: Callable[[], bytes]) -> bytes:
+        """What `make` returns; empty if it fails. A status client must never stop training, so any
+        exception here is logged, once, and nothing is sent."""
         try:
-            return encode_view(self._view(ended))
+            return make()
         except Exception as error:
             if not self._failed:
                 self._failed = True

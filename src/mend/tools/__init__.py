@@ -14,6 +14,7 @@ import typer
 from mend.errors import MendError
 from mend.tools.bench import PassedOn, bench_command
 from mend.tools.doctor.command import doctor_command
+from mend.tools.follow_command import follow_command
 from mend.tools.keys_command import keys_app
 from mend.tools.launch_command import PASS_ON, launch_command
 from mend.tools.plan_command import plan_command
@@ -176,6 +177,7 @@ app.command("explain")(explain_command)
 app.command("repro", cls=WithCommand, help=REPRO_HELP)(repro_command)
 app.command("report")(report_command)
 app.command("top")(top_command)
+app.command("follow")(follow_command)
 app.command("retire")(retire_command)
 app.add_typer(keys_app)
 app.command("bench", cls=PassedOn, rich_help_panel="For contributors, in a clone")(bench_command)

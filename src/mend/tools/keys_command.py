@@ -48,8 +48,35 @@ def new_command(
     typer.echo(f"{path} has a new key; on every rack and the witness: export MEND_KEY_FILE={path}")
 
 
-def create(path: Path, keys: tuple[bytes, ...]) -> None:
-    """Write a new key file, never over another file. Raises ConfigError."""
+@keys_app.command("reader")
+def reader_command(
+    job_key: Annotated[Path, typer.Argument(metavar="KEY_FILE", help="Key file of the job.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write; must not exist.")],
+) -> None:
+    """Make a key that can only read: for `mend follow` and `mend top`.
+
+    Give it to those who may have the merged model and take no part in the job: they can ask for its
+    status and pull merged versions. They cannot send a message that a rack acts on, or pull
+    anything else, and the job's key does not follow from theirs. All readers of a job have the same
+    key; it is replaced with the job's key.
+
+    Exit status 0: written; 2: a file cannot be read or written.
+
+    [bold]Example[/bold]
+
+      mend keys reader run7.key reader.key
+    """
+    from mend.config.keyfile import READER_HEAD, read_secrets
+    from mend.transport.security import Secret
+
+    keys = tuple(Secret(secret).reader_key() for secret in read_secrets(job_key))
+    create(path, keys, READER_HEAD)
+    typer.echo(f"{path} has a key that only reads")
+
+
+def create(path: Path, keys: tuple[bytes, ...], head: str = "") -> None:
+    """Write a new key file, never over another file. Raises ConfigError. `head`: comments of
+    another kind than that of a job's key."""
     from mend.config.keyfile import HEAD, line_of
     from mend.errors import ConfigError
 
@@ -60,7 +87,7 @@ def create(path: Path, keys: tuple[bytes, ...]) -> None:
         remedy = "Name a new file in a folder that exists."
         raise ConfigError("FILE", str(path), rule, remedy) from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(HEAD + "".join(f"{line_of(key)}\n" for key in keys))
+        file.write((head or HEAD) + "".join(f"{line_of(key)}\n" for key in keys))
         file.flush()
         os.fchmod(file.fileno(), _MODE)  # whatever the umask is
         os.fsync(file.fileno())

@@ -139,6 +139,10 @@ class BulkLane:
         """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile."""
         self._holder.serve(key, view)
 
+    def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
+        """See `PayloadServer.find_by`."""
+        self._holder.find_by(find)
+
     def drop(self, key: bytes) -> None:
         """Stop serving `key` at the next chunk."""
         self._holder.drop(key)

@@ -146,6 +146,8 @@ class HolderEnd:
     def __init__(self, sock: socket.socket, token: bytes, secrets: Secrets | None) -> None:
         self.sock = sock
         self.greeted = False
+        self.reads_only = False
+        """Whether it has a reader's key, with which only the merged model may be pulled."""
         self._token, self._secrets = token, secrets
         self._channels: tuple[Channel, Channel] | None = None
         self._conceal = True
@@ -165,9 +167,11 @@ class HolderEnd:
             return False
         rest = bytearray(NAME_BYTES + RANDOM_BYTES)
         read_within(self.sock, memoryview(rest), until_ns)
-        secret = self._secrets.named(bytes(rest[:NAME_BYTES]))
+        name = bytes(rest[:NAME_BYTES])
+        secret = self._secrets.named(name) or self._secrets.reading(name)
         if secret is None:
             return False
+        self.reads_only = self._secrets.named(name) is None
         random = os.urandom(RANDOM_BYTES)
         self._channels = secret.lane(self._token, bytes(rest[NAME_BYTES:]), random)
         self._conceal = secret.conceal

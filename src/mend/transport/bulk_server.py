@@ -17,7 +17,7 @@ from mend.transport.listeners import open_listener
 from mend.transport.relay import Relay
 from mend.transport.security import Secrets
 from mend.transport.shared_port import SIDEBAND, SharedPort, wanted_in
-from mend.types import KEY_BYTES, MS, SECOND, Address
+from mend.types import KEY_BYTES, MS, READABLE, SECOND, Address
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
@@ -115,6 +115,7 @@ class PayloadServer:
         self.rejected = 0
         self._next_ns = 0
         self._served: dict[bytes, memoryview] = {}
+        self._find: Callable[[bytes], bytes | None] = lambda _: None
         self._relay: Relay | None = None
         if self._shared is not None:
             self._relay = Relay(f"mend-lane-relay-{self.port}", stall_ns)
@@ -181,6 +182,11 @@ class PayloadServer:
         """Answer requests for `key` from `view` (C-contiguous) until `drop`."""
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         self._served[key] = view.cast("B").toreadonly()
+
+    def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
+        """Answer requests for keys that are not served by `find(key)`; None: it is gone. Called by
+        the threads of connections, a range at a time."""
+        self._find = find
 
     def drop(self, key: bytes) -> None:
         """Answer GONE from the next chunk on; a chunk on its way keeps its own reference."""
@@ -308,6 +314,11 @@ class PayloadServer:
     def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
         """Send one reply. False: the range is not inside the payload, so close the connection."""
         view = self._served.get(key)
+        if connection.reads_only and key[:1] not in READABLE:
+            connection.refuse(GONE, 0, key, offset)
+            return True
+        if view is None and (found := self._find(key)) is not None:
+            view = memoryview(found)
         if view is None:
             connection.refuse(GONE, 0, key, offset)
             return True

@@ -24,7 +24,7 @@ from zmq.utils import z85
 
 from mend.errors import ConfigError, TransportError, ensure
 from mend.types import PERSON as PERSON_RACK
-from mend.types import RACKS_MAX, WITNESS, Peer
+from mend.types import RACKS_MAX, READER_RACK, WITNESS, Peer
 
 SECRET_BYTES = 32
 SECRETS_MAX = 4
@@ -32,6 +32,12 @@ SECRETS_MAX = 4
 
 PERSON = Peer(PERSON_RACK, 0)
 """The peer of tools: `mend top`, `mend doctor`, `mend retire`, a launcher."""
+
+READER = Peer(READER_RACK, 0)
+"""The peer of those who hold a reader's key: they are answered, and not heard otherwise."""
+
+READER_BYTES = 2 * SECRET_BYTES
+"""A reader's key: a secret that follows from the job's, and the public key of its sidebands."""
 
 RANDOM_BYTES = 32
 TAG_BYTES = 16
@@ -81,6 +87,15 @@ class Secret:
         """The key pair of one process as a client."""
         return self._pair(b"sideband client " + peer.rack.to_bytes(2) + peer.rank.to_bytes(2))
 
+    def reader(self) -> Secret:
+        """The secret of those who may read the merged model and nothing else. The job's secret does
+        not follow from it."""
+        return Secret(self._derive(b"reader"), conceal=self.conceal)
+
+    def reader_key(self) -> bytes:
+        """What a reader is given."""
+        return self._derive(b"reader") + z85.decode(self.server().public)
+
     def lane(self, job: bytes, reader: bytes, holder: bytes) -> tuple[Channel, Channel]:
         """(requests, replies) of one connection. `job`: the lane's token; `reader`, `holder`: what
         each side has drawn for this connection alone."""
@@ -105,6 +120,7 @@ class Secrets:
             rule = f"needs 1 to {SECRETS_MAX} secrets"
             raise ConfigError("secrets", len(self.all), rule, "Keep the newest two.")
         self.me = me
+        self._readers = tuple(secret.reader() for secret in self.all)
 
     @property
     def own(self) -> Secret:
@@ -112,11 +128,11 @@ class Secrets:
 
     def named(self, name: bytes) -> Secret | None:
         """The secret with this name."""
-        match = None
-        for secret in self.all:
-            if hmac.compare_digest(secret.name, name):
-                match = secret
-        return match
+        return _named(self.all, name)
+
+    def reading(self, name: bytes) -> Secret | None:
+        """The secret of a reader with this name."""
+        return _named(self._readers, name)
 
     def guests(self, ranks: int) -> dict[bytes, Peer]:
         """Public key -> peer, of all clients that may connect to this process's sideband. A leader
@@ -128,7 +144,36 @@ class Secrets:
         else:
             peers = [Peer(other, 0) for other in range(RACKS_MAX)] + [Peer(WITNESS, 0), PERSON]
             peers += [Peer(rack, own) for own in range(1, ranks)]
-        return {secret.client(peer).public: peer for secret in self.all for peer in peers}
+        found = {secret.client(peer).public: peer for secret in self.all for peer in peers}
+        if rank == 0:
+            found |= {secret.client(READER).public: READER for secret in self._readers}
+        return found
+
+
+def _named(secrets: Iterable[Secret], name: bytes) -> Secret | None:
+    match = None
+    for secret in secrets:
+        if hmac.compare_digest(secret.name, name):
+            match = secret
+    return match
+
+
+def ways_of(keys: Iterable[bytes]) -> list[tuple[CurveKeys, CurveKeys]]:
+    """Per key of a client, its own key pair and that of the sidebands, of which a reader knows the
+    public half alone. `keys`: of the job, or of readers."""
+    found = []
+    for key in keys:
+        if len(key) == READER_BYTES:
+            server = CurveKeys(z85.encode(key[SECRET_BYTES:]), b"")
+            found.append((Secret(key[:SECRET_BYTES]).client(READER), server))
+        else:
+            found.append((Secret(key).client(PERSON), Secret(key).server()))
+    return found
+
+
+def lane_secret_of(key: bytes, *, conceal: bool) -> Secret:
+    """The secret with which the owner of a key reads from lanes."""
+    return Secret(key[:SECRET_BYTES], conceal=conceal)
 
 
 class Channel:

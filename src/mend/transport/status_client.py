@@ -20,7 +20,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from mend.errors import ConfigError
 from mend.transport.probe import host_and_port
-from mend.transport.security import CurveKeys, Secrets
+from mend.transport.security import CurveKeys, ways_of
 from mend.transport.tunnel import Tunnel
 from mend.transport.zap import HANDSHAKE_FAILED, pin
 from mend.transport.zmq import (
@@ -67,7 +67,8 @@ class _Watched:
 
 
 class StatusClient:
-    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job.
+    """Questions to, and answers from, any number of addresses. Close it. `secrets`: of the job,
+    or of its readers.
     `socks_proxy`: `tcp://host:port`, or empty. Raises ConfigError for what is none."""
 
     def __init__(
@@ -77,8 +78,7 @@ class StatusClient:
         self._tunnels: list[Tunnel] = []
         self._keys: list[tuple[CurveKeys, CurveKeys] | None] = [None]
         if secrets:
-            known = Secrets(secrets)
-            self._keys = [(each.client(known.me), each.server()) for each in known.all]
+            self._keys = [*ways_of(secrets)]
         self._answer_bytes_max = answer_bytes_max
         self._context = zmq.Context()
         self._poller = zmq.Poller()

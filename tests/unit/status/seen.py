@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mend.status.follow_messages import CommitSeen, Follow, Followed, RackLanes
 from mend.status.messages import Doings, JobStatus, RackSeen, RankSeen, RoundSeen
-from mend.types import SECOND
+from mend.types import SECOND, Address
 
 
 def rack_seen(rack: int, **changes: Any) -> RackSeen:
@@ -42,3 +43,19 @@ def view(rack: int = 0, **changes: Any) -> JobStatus:
         "doings": doings(),
     }  # fmt: skip
     return JobStatus(**{**fields, **changes})
+
+
+def followed(asked: Follow, **changes: Any) -> Followed:
+    """Of a job of one rack and two fragments, at its version 0."""
+    lanes = (Address("127.0.0.1", 1),)
+    fields: dict[str, Any] = {
+        "job": "run7", "mend": "0.1.0", "rack": 0, "lineage": "aa" * 32,
+        "knows": asked.lineage in ("", "aa" * 32), "index": 1, "decided": 1, "over": False,
+        "racks": (RackLanes(0, "tcp://127.0.0.1:1", lanes),), "step": 0,
+        "versions": (0, 0), "digests": (("00" * 32,), ("11" * 32,)),
+    }  # fmt: skip
+    return Followed(**{**fields, **changes})
+
+
+def commit_seen(fragment: int, version: int) -> CommitSeen:
+    return CommitSeen(fragment, version, (f"{fragment:02x}{version:02x}" * 16,), 8 * version, 64)

@@ -20,7 +20,7 @@ from mend.status.server import (
 )
 from mend.types import SECOND
 from tests.noted import pair
-from tests.unit.status.seen import view
+from tests.unit.status.seen import followed, view
 
 LOOK = encode_look(Look(""))
 
@@ -36,7 +36,13 @@ class Desk:
         self.noted: list[tuple[str, dict[str, object]]] = []
         self.reads = True
         self.observed = StatusServer(
-            "run7", shown or self._shown, self._reply, lambda: self.now_ns, self._refuse, self._note
+            "run7",
+            shown or self._shown,
+            followed,
+            self._reply,
+            lambda: self.now_ns,
+            self._refuse,
+            self._note,
         )
 
     def _shown(self, ended: bool) -> JobStatus:

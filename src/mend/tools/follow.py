@@ -1,0 +1,68 @@
+"""Writes the committed versions of a running job into a folder, until the job or the user ends
+it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from mend.config.keyfile import read_keys, secrets_in_force
+from mend.config.sources import socks_proxy_in_force
+from mend.following.files import VersionFiles
+from mend.following.follower import Follower, Version
+from mend.tools.top.run import addresses_in_force, sigterm_exits
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The arguments. No address: those of the environment."""
+
+    addresses: tuple[str, ...]
+    to: Path
+    key_file: Path | None
+    every: int
+    keep: int
+    once: bool
+    job: str
+    wait_s: float
+
+
+def follow(wanted: Wanted) -> int:
+    """Returns the exit status. Raises ConfigError for a wrong argument, GaveUp without a job."""
+    keys = read_keys(wanted.key_file) if wanted.key_file is not None else secrets_in_force()
+    given = list(wanted.addresses) or addresses_in_force()
+    files, written = VersionFiles(wanted.to, wanted.keep), True
+    follower = Follower(
+        given, keys, wanted.job, socks_proxy_in_force(), every=wanted.every, wait_s=wanted.wait_s
+    )
+    with closing(follower), sigterm_exits():
+        try:
+            for version in follower:
+                written = _write(files, version)
+                if wanted.once:
+                    return int(not written)
+        except KeyboardInterrupt:
+            return int(not written)
+        lost = follower.decided if follower.decided > follower.number else 0
+    print("the job has ended" + (f"; its last version, {lost}, did not come in time" * bool(lost)))
+    return int(not written)
+
+
+def _write(files: VersionFiles, version: Version) -> bool:
+    """Write a version and say so. Whether it is there."""
+    try:
+        path = files.write(version)
+    except OSError as error:
+        about = f"version {version.number} was not written: {error}. Free some space; going on"
+        print(about, file=sys.stderr, flush=True)
+        return False
+    size = sum(tensor.nbytes for tensor in version.tensors.values()) / 1e6
+    missed = f"  missed {version.missed} before it" if version.missed else ""
+    print(
+        f"version {version.number}  step {version.step}  {size:.1f} MB  received "
+        f"{version.bytes_received / 1e6:.1f} MB in {version.seconds:.1f} s  {path}{missed}",
+        flush=True,
+    )
+    return True

@@ -59,7 +59,7 @@ def test_every_package_that_mend_imports_is_a_dependency() -> None:
     from tests.map import OWNERS
 
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
-    extras = [each for name in ("report", "fast", "metrics", "frameworks") for each in EXTRAS[name]]
+    extras = [each for name in ("plots", "fast", "metrics", "frameworks") for each in EXTRAS[name]]
     declared = names(PROJECT["project"]["dependencies"] + extras)
     # They come with torch where it is built for CUDA, and with numba.
     installed -= {"triton", "llvmlite"}

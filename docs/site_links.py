@@ -1,6 +1,6 @@
 """A hook of mkdocs: links and pictures outside of docs become links to the repository.
 
-MEND_SITE_REPOSITORY is its address on the web, such as GitHub's. Without one such a link is plain
+SITE_REPOSITORY is its address on the web, such as GitHub's. Without one such a link is plain
 text: a site that is built from a checkout does not know where that is published.
 """
 
@@ -29,7 +29,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             return link[0]  # mkdocs checks these
         if not path.exists():
             raise PluginError(f"{page.file.src_uri} links to {target}, which does not exist")
-        repository = os.environ.get("MEND_SITE_REPOSITORY", "").rstrip("/")
+        repository = os.environ.get("SITE_REPOSITORY", "").rstrip("/")
         where = f"{repository}/blob/main/{path.relative_to(ROOT).as_posix()}{heading}"
         return f"[{text}]({where})" if repository else text
 

@@ -134,8 +134,9 @@ def test_ci_runs_make_and_nothing_else() -> None:
     commands = [line for line in script.splitlines() if line and not line.startswith("#")]
     wanted = "if .venv/bin/python -m tests.gate.shards tests/frameworks integrations; then"
     frameworks = [wanted, "    make test-frameworks", "fi"]
+    site = ["if .venv/bin/python -m tests.gate.shards docs docs; then", "    make site", "fi"]
     begin = ["set -eu", 'cd "$(dirname "$0")/.."']
-    assert commands == [*begin, "make check", "make test", *frameworks]
+    assert commands == [*begin, "make check", "make test", *frameworks, *site]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -49,7 +49,7 @@ release-check: release-files ## the same, and run the demo from the installed wh
 	cd build && ../$(RELEASE)/empty/bin/mend version && ../$(RELEASE)/empty/bin/mend demo --quick --out release-demo
 
 site: $(SITE)/stamp ## build the pages of docs into build/site, and fail on a link that leads nowhere
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict # with --quiet it counts no warning
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)

@@ -103,7 +103,7 @@ def test_the_page_says_what_happened(page: Path) -> None:
         assert re.search(rf"{phase} [\d.,]+ / [\d.,]+ / [\d.,]+ [\d.,]+ / ", said), phase
     assert "sync_period_steps" in said
     assert "127.0.0.1" not in text, "addresses are nobody's business"
-    assert re.search(r"[\d.]+ times (less|more) than an fp32 all-reduce of every step", said)
+    assert re.search(r"[\d.,]+ times (less|more) than an fp32 all-reduce of every step", said)
 
 
 def browser() -> str:

@@ -221,7 +221,8 @@ def _bytes_of(facts: RunFacts, totals: dict[int, Total], sent: int) -> str:
     if not ring_bytes:
         return f"{short(sent / max(wall_s(facts), 1e-9))}B/s, all racks"
     times, way = (ring_bytes / sent, "less") if ring_bytes >= sent else (sent / ring_bytes, "more")
-    return f"{times:.3g} times {way} than an fp32 all-reduce of every step: {short(ring_bytes)}B"
+    figure = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
+    return f"{figure} times {way} than an fp32 all-reduce of every step: {short(ring_bytes)}B"
 
 
 def _steps(totals: dict[int, Total]) -> int:

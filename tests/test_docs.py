@@ -220,9 +220,11 @@ def test_every_page_is_reachable_from_the_index() -> None:
     assert {*PAGES} <= reached, {*PAGES} - reached
 
 
-def test_every_user_page_is_in_the_index() -> None:
+def test_every_user_page_is_in_the_index_and_on_the_site() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     assert all(page.name == "README.md" or f"]({page.name})" in index for page in USER_PAGES)
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert not [page.name for page in USER_PAGES if f" {page.name}\n" not in site]
 
 
 def test_every_command_and_option_is_on_a_user_page() -> None:

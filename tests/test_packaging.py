@@ -44,6 +44,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert found["version"] == mend.__version__
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert f"[{mend.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {mend.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
@@ -58,7 +59,7 @@ def test_every_dependency_is_pinned_at_or_above_its_lower_bound() -> None:
 def test_every_package_that_mend_imports_is_a_dependency() -> None:
     from tests.map import OWNERS
 
-    names_of = ("report", "fast", "metrics", "frameworks", "torchtitan")
+    names_of = ("plots", "fast", "metrics", "frameworks", "torchtitan")
     installed = {name for name in OWNERS if name not in sys.stdlib_module_names}
     extras = [each for name in names_of for each in EXTRAS[name]]
     declared = names(PROJECT["project"]["dependencies"] + extras)
@@ -133,8 +134,9 @@ def test_ci_runs_make_and_nothing_else() -> None:
     commands = [line for line in script.splitlines() if line and not line.startswith("#")]
     wanted = "if .venv/bin/python -m tests.gate.shards tests/frameworks integrations; then"
     frameworks = [wanted, "    make test-frameworks", "fi"]
+    site = ["if .venv/bin/python -m tests.gate.shards docs docs; then", "    make site", "fi"]
     begin = ["set -eu", 'cd "$(dirname "$0")/.."']
-    assert commands == [*begin, "make check", "make test", *frameworks]
+    assert commands == [*begin, "make check", "make test", *frameworks, *site]
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

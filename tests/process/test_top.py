@@ -207,7 +207,10 @@ def test_a_job_is_watched_to_its_end_and_does_not_notice(
     until(lambda: seen.shows(str(STEPS)), f"the last step on the screen\n{seen.drawn}")
     Path(job.gate("end")).touch()
     assert seen.ended() == 0, seen.drawn
-    assert "the job has ended" in seen.drawn.rsplit("\x1b[?1049l")[-1]
+    last = ESCAPES.sub("", seen.drawn.rsplit("\x1b[?1049l")[-1])
+    assert "the job has ended" in last
+    assert "0 of 2 racks training" in last
+    assert len(re.findall(r"^ *[01] ended ", last, re.MULTILINE)) == 2, last
 
     for rack in range(2):
         job.ended(rack, code=0)

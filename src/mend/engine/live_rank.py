@@ -215,7 +215,8 @@ class LiveRank:
         if self.me.rank == 0:
             self.recorder.note(ProtectionChosen(self.settings.io_loop.protection))
         machines = self._factory.machines(parts)
-        self.tape = self._tape(machines, parts, tuple(anchor.payload_bytes for anchor in genesis))
+        payloads = tuple(anchor.payload_bytes for anchor in genesis)
+        self.tape = self._tape(machines, parts, payloads, model.elements)
         if self.tape is not None:
             undo.callback(self.tape.close)
         self.rank = ConcurrentOuterStep(
@@ -308,13 +309,14 @@ class LiveRank:
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
     def _tape(
-        self, machines: Machines, parts: ProcessSpec, payload_bytes: tuple[int, ...]
+        self, machines: Machines, parts: ProcessSpec, payload_bytes: tuple[int, ...], elements: int
     ) -> TapeWriter | None:
         """Begin the tape of the machines, if one is wanted."""
         settings = self.settings
         plan = plan_hash(parts.leader.hello) if parts.leader else ""
         if plan:
-            self.recorder.note(ProcessStarted(tuple(self.member), plan, settings.job))
+            begun = ProcessStarted(tuple(self.member), plan, settings.job, elements=elements)
+            self.recorder.note(begun)
         header = header_of(
             settings.job, parts, plan=plan, config=settings.config, payload_bytes=payload_bytes,
             moments=self._moments,

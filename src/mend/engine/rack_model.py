@@ -92,6 +92,11 @@ class RackModel:
 
         return tracks_of(self.plan, self._numerics, held)
 
+    @property
+    def elements(self) -> int:
+        """Of the weights that the racks exchange, all ranks of a rack together."""
+        return sum(cut.layout.numel for cut in self.plan.weights)
+
     def cuttable(self) -> Cuttable | None:
         """What it takes to resume a checkpoint of another number of ranks; None: the ranks hold
         other shards than rows."""

@@ -49,6 +49,8 @@ class ProcessStarted(InfoEvent, frozen=True, tag="start"):
     job: str
     exchange: bool = True
     """False: every rack trains by itself."""
+    elements: Whole = 0
+    """Of the weights that the racks exchange; 0: not known."""
 
 
 class ProtectionChosen(InfoEvent, frozen=True, tag="protection"):

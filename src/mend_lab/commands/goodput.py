@@ -36,6 +36,20 @@ CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 RACKS = (2, 4, 8, 16)
 KINDS = (".svg", ".png", ".pdf")
 """Kinds of picture files."""
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": "#1d2733",
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mend",
+}
+NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 DATA_PARALLEL, ELASTIC = "data parallel", "elastic data parallel"
 
 PUBLISHED = {
@@ -242,14 +256,15 @@ def plot(rows: list[Row], path: Path) -> None:
     """Lines: the model; dots: published. SVG, PNG or PDF by the name of the file; equal calls
     write equal bytes. Raises ConfigError without matplotlib, for another kind of file, and where
     it cannot be written."""
-    from mend.tools.report.draw import NOTHING, STYLE, check_matplotlib
-
     if path.suffix not in KINDS:
         rule = "is no name of a picture that can be drawn"
         raise ConfigError("plot", str(path), rule, f"End it in {', '.join(KINDS)}.")
-    check_matplotlib()
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        remedy = "pip install '.[plots]' in a checkout of mend"
+        raise ConfigError("matplotlib", "not installed", "a plot needs it", remedy) from error
 
     with rc_context(STYLE):
         figure = Figure(figsize=(8.6, 4.4), layout="constrained")
@@ -273,7 +288,7 @@ def plot(rows: list[Row], path: Path) -> None:
         axes.grid(alpha=0.3)
         figure.legend(loc="outside right upper", frameon=False)
         try:
-            figure.savefig(path, metadata=NOTHING if path.suffix == ".svg" else None)
+            figure.savefig(path, metadata=NO_METADATA if path.suffix == ".svg" else None)
         except OSError as error:
             rule = f"cannot be written ({error.strerror})"
             raise ConfigError("plot", str(path), rule, "Name a file in another folder.") from error

@@ -164,6 +164,29 @@ def test_a_job_is_over_when_its_log_says_so_or_all_have_gone() -> None:
     assert seen(view(0, state="ended", over=True), view(1)).state == "ended"
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        [view(0, state="ended"), view(1, state="ended")],
+        [view(0, state="ended", over=True), view(1)],
+        [view(0, state="ended", over=True, racks=(rack_seen(0), rack_seen(1, leaving=True)))],
+        [view(0, state="ended", over=True, racks=(rack_seen(0), rack_seen(1, live=False))),
+         view(1, state="ended")],
+    ],
+)  # fmt: skip
+def test_job_that_is_over_shows_every_rack_as_ended(last: list[JobStatus]) -> None:
+    found = seen(*last)
+    assert found.state == "ended"
+    assert [line.state for line in found.racks] == ["ended", "ended"]
+    assert (found.in_flight, found.rounds, found.told) == (0, (), ())
+
+
+def test_rack_that_died_before_the_end_stays_silent() -> None:
+    racks = (rack_seen(0), rack_seen(1, live=False, silent_ms=4000))
+    found = seen(view(0, state="ended", over=True, racks=racks))
+    assert [line.state for line in found.racks] == ["ended", "silent"]
+
+
 def test_the_job_goes_on_until_the_last_rack_leaves() -> None:
     first = view(0, state="leaving", racks=(rack_seen(0, leaving=True), rack_seen(1)))
     assert seen(first).state == "running"

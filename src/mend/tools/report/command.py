@@ -20,23 +20,23 @@ def report_command(
         typer.Option(metavar="FILE.html", help="Page to write; default: report.html in RUN_DIR."),
     ] = None,
 ) -> None:
-    """Draw a run as one self-contained HTML page, for screen and paper.
+    """Draw a run as one self-contained HTML page, for a screen of any width and for paper.
 
-    The page shows loss against tokens and time, throughput, stall, traffic, why rounds closed, the
-    racks in each round, the last rounds as a timeline per rack (capture, encode, exchange, grace,
-    merge, ready, apply), warnings and faults, and whether all digests are equal. Report prints the
-    path of the page.
+    The page shows loss, throughput, stall and traffic with values under the mouse, why rounds
+    closed, the racks in each round, the last rounds as a timeline per rack (capture, encode,
+    exchange, grace, merge, ready, apply), warnings and faults, and whether all digests are equal.
+    Report prints the path of the page.
 
     Report reads the [bold]diagnostics_dir[/bold] (MEND_DIAGNOSTICS_DIR) of a job, while it runs or
     afterwards. If the racks are on several machines, copy their files into one folder. The timeline
     comes from the tapes. Losses appear if the script calls
     [bold]runtime.record(loss=loss.item())[/bold].
 
-    If RUN_DIR holds several runs, the page compares them first. Report uses torn or damaged files
-    as far as they can be read, and says so. It needs matplotlib and Jinja: pip install
-    '.\\[report]' in a checkout of mend.
+    If RUN_DIR holds several runs, the page compares them first, and each with a run without
+    exchange ([bold]exchange=False[/bold]) if there is one. Report uses torn or damaged files
+    as far as they can be read, and says so.
 
-    Exit status 0: the page is written; 2: nothing to draw, or a package is missing.
+    Exit status 0: the page is written; 2: nothing to draw.
 
     [bold]Examples[/bold]
 

@@ -24,7 +24,8 @@ NAME_MAX = 40
 REASONS_MAX = 40
 FAULTS_SHOWN = 20
 """Faults that are shown of the first, and of the last ones."""
-TEXT_MAX = 300
+TEXT_MAX = 4000
+"""Longest text of one event that is kept."""
 USUAL = (kinds.StillWaiting, kinds.EndAwaited)
 """Loud events that a report leaves out: racks begin and end at different times."""
 PENDING_MAX = 20_000
@@ -38,9 +39,15 @@ def _ratio(event: kinds.RackSlow | kinds.LinkSlow) -> float:
     return event.ratio
 
 
+def printable(text: str) -> str:
+    """The text, with a sign in place of each character that is not printable."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def clean(text: str) -> str:
-    """Short, and without what is not printable: it goes into figures."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:TEXT_MAX])
+    """Printable, and at most TEXT_MAX characters: it is from a file."""
+    cut = text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return printable(cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,8 @@ class RunFacts:
     job: str = ""
     exchange: bool = True
     """False: every rack trains for itself, and there are no rounds."""
+    elements: int = 0
+    """Elements of the weights that racks exchange; 0: not known."""
     protection: dict[int, str] = field(default_factory=dict)
     """Protection of each rack: keys, loopback, insecure."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
@@ -233,6 +242,7 @@ class Gathering:
         if self.facts.job and self.facts.job != job:
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
+        self.facts.elements = event.elements or self.facts.elements
 
     def _protection(self, source: RankFacts, time_ns: int, event: kinds.ProtectionChosen) -> None:
         self.facts.protection[source.rack] = clean(event.protection)

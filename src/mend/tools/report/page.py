@@ -1,6 +1,7 @@
-"""The page of a report: one HTML file that needs no other, for a laptop and for paper.
+"""The page of a report: one HTML file that needs no other, for a screen of any width and for paper.
 
-page.html.j2 is its template. It escapes all text, and shows none that is not printable.
+page.html.j2 is its template: it has no script, escapes all text, and shows none that is not
+printable.
 """
 
 from __future__ import annotations
@@ -11,24 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mend.errors import ConfigError
-from mend.tools.report import summary
-from mend.tools.report.draw import svg_of
-from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, clean
-from mend.tools.report.panels import (
-    PHASE_COLOURS,
-    Panel,
-    colour,
-    participation_panel,
-    progress_panels,
-    reasons_panel,
-    recorded_panels,
-    timeline_panel,
-)
+from jinja2 import Environment, StrictUndefined
+
+from mend.tools.report import charts, lanes, summary
+from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, printable
 from mend.tools.report.rounds import MEANS, Rounds
 from mend.types import VERSION, rack_name
 
 PROTECTIONS = {"keys": "encrypted, with a key", "loopback": "on loopback, without a key"}
+COLOURS = 8
+"""Colours of racks in page.html.j2; then the same with dashes."""
+DASHES = 4
 
 
 @dataclass(frozen=True)
@@ -44,22 +38,28 @@ class Run:
         return {rack: summary.total(self.facts, rack) for rack in self.facts.racks}
 
     @property
-    def headline(self) -> str:
-        return summary.headline(self.facts, self.totals)
+    def fact_lists(self) -> list[tuple[str, list[summary.Fact]]]:
+        """Lists of facts, each with its title; one without facts is left out."""
+        return [("Rounds", summary.tiles(self.facts, self.totals))]
 
     @property
-    def panels(self) -> list[Panel]:
-        """The figures; of a run without rounds only those of training."""
-        facts = self.facts
-        if not facts.rounds:
-            training = {"throughput", "stall"} if facts.exchange else {"throughput"}
-            progress = [each for each in progress_panels(facts) if each.name in training]
-            return [*recorded_panels(facts), *progress]
-        wide = [participation_panel(facts), timeline_panel(self.rounds, facts.begin_ns)]
-        return [*recorded_panels(facts), *progress_panels(facts), reasons_panel(facts), *wide]
+    def charts(self) -> list[charts.Chart]:
+        return [*charts.recorded_charts(self.facts), *charts.progress_charts(self.facts)]
+
+    @property
+    def timeline(self) -> lanes.Timeline | None:
+        return lanes.timeline(self.rounds, self.facts.begin_ns)
 
     @property
     def notes(self) -> list[str]:
+        facts = self.facts
+        if not any("loss" in each.curves for each in facts.ranks.values()):
+            hint = "No loss was recorded: call runtime.record(loss=loss.item()) after each step."
+            return [*self._notes, hint]
+        return self._notes
+
+    @property
+    def _notes(self) -> list[str]:
         if not self.facts.exchange:
             first = "No exchange (exchange=False): every rack trains for itself."
             return [first, *self.facts.notes]
@@ -68,21 +68,19 @@ class Run:
 
 
 def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
-    """The whole file. The table of runs is there for several. Raises ConfigError without Jinja."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError as error:
-        remedy = "pip install '.[report]' in a checkout of mend"
-        raise ConfigError("jinja2", "not installed", "the page needs it", remedy) from error
-
-    def printable(value: Any) -> Any:
-        return value if hasattr(value, "__html__") else clean(str(value))
-
-    environment = Environment(autoescape=True, finalize=printable, undefined=StrictUndefined)
+    """The whole file. The table of runs is there for several."""
+    environment = Environment(
+        autoescape=True,
+        finalize=lambda value: value if hasattr(value, "__html__") else printable(str(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= {
         "short": summary.short,
         "share": "{:.1%}".format,
         "ms": lambda value: f"{value:.1f}" if value < 100 else f"{value:,.0f}",
+        "percent": lambda place: f"{place / 10:.4g}%",
     }
     template = environment.from_string(
         Path(__file__).with_name("page.html.j2").read_text(encoding="utf-8")
@@ -91,13 +89,20 @@ def page(title: str, runs: Sequence[Run], notes: Sequence[str]) -> str:
         title=title,
         runs=runs,
         notes_of_all=notes,
+        alone=summary.alone_of((run.name, run.facts, run.totals) for run in runs),
+        losses=charts.compared_losses([(run.name, run.facts) for run in runs]),
         words=summary,
-        svg=svg_of,
-        colour=colour,
-        phase_colours=PHASE_COLOURS,
+        lanes=lanes,
+        line_class=_line_class,
         meanings=MEANS,
         protections=PROTECTIONS,
         rack_names=lambda racks: [rack_name(rack) for rack in racks],
         faults_shown=FAULTS_SHOWN,
         version=VERSION,
     )
+
+
+def _line_class(number: int) -> Any:
+    """Of the number of a rack, or of a run."""
+    dash = number // COLOURS % DASHES
+    return f"c{number % COLOURS}" + (f" d{dash}" if dash else "")

@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from mend.errors import ConfigError
-from mend.tools.report.draw import check_matplotlib
 from mend.tools.report.page import Run, page
 from mend.tools.report.read import read_run, runs_in
 from mend.tools.report.rounds import rounds_of
@@ -20,9 +19,8 @@ NAME = "report.html"
 def report(folder: Path, out: Path | None = None) -> Path:
     """Write the page of the runs in `folder`; returns its path.
 
-    Raises ConfigError: no run in there, no matplotlib or Jinja, or a file that cannot be written.
+    Raises ConfigError: no run in there, or a file that cannot be written.
     """
-    check_matplotlib()
     folders = runs_in(folder)
     runs = []
     for name, path in folders[-RUNS_MAX:]:

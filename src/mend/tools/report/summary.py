@@ -1,10 +1,11 @@
-"""What a run comes to, in figures and words: totals, verdicts, tiles, digests, settings. Pure."""
+"""A run in figures and words: totals, verdicts, headline, tiles, digests, settings. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from mend.config import describe
 from mend.coordination.slow import OWN_PAST
@@ -16,6 +17,7 @@ from mend.types import SECOND, rack_name
 
 FRAGMENTS_SHOWN = 16
 SLOW_SHOWN = 8
+FP32_BYTES = 4
 OF_A_PLACE = frozenset(
     {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir"}
 )
@@ -45,6 +47,24 @@ class Total:
     merged_share: float
     """Share of its tokens that was merged, averaged over fragments."""
     closed: bool
+
+
+class Fact(NamedTuple):
+    """A figure, its name, and what it is or is compared with."""
+
+    name: str
+    figure: str
+    more: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A run without exchange, which others are compared with."""
+
+    name: str
+    loss: float | None
+    steps: int
+    tokens_per_s: float
 
 
 def total(facts: RunFacts, rack: int) -> Total:
@@ -164,39 +184,82 @@ def same_bits(facts: RunFacts) -> Verdict:
     return Verdict(question, f"yes, in {facts.agreed} rounds{alone}", True)
 
 
-def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[tuple[str, str, str]]:
-    """(name, figure, explanation)."""
-    speed = short(sum(one.tokens_per_s for one in totals.values()))
-    found = [("Throughput", speed, "tokens per second, all racks")]
+def alone_of(runs: Iterable[tuple[str, RunFacts, dict[int, Total]]]) -> Alone | None:
+    """The newest of these runs in which no rack exchanged anything."""
+    found = None
+    for name, facts, totals in runs:
+        if totals and not facts.exchange:
+            found = Alone(name, loss_of(facts), _steps(totals), _speed(totals))
+    return found
+
+
+def headline(facts: RunFacts, totals: dict[int, Total], alone: Alone | None) -> list[Fact]:
+    """Loss, speed and bytes, each against what a reader compares it with."""
+    found = []
     if (loss := loss_of(facts)) is not None:
-        found.insert(0, ("Loss", f"{loss:.4f}", "as recorded, mean of the last tenth"))
+        more = "mean of the last tenth, as recorded"
+        if facts.exchange and alone and alone.loss and alone.steps == _steps(totals):
+            change = f"{loss / alone.loss - 1:+.1%} against {alone.loss:.4f}"
+            more = f"{change} without exchange, at equal steps; {more}"
+        found.append(Fact("Loss", f"{loss:.4f}", more))
+    speed, more = _speed(totals), "all racks"
+    if facts.exchange and alone and alone.tokens_per_s:
+        share = speed / alone.tokens_per_s
+        more = f"{share:.1%} of the {short(alone.tokens_per_s).strip()} tokens/s without exchange"
+    elif facts.exchange:
+        more = f"all racks; the worst waited {worst_stall(totals):.1%} of the time for rounds"
+    found.append(Fact("Tokens per second", short(speed).strip(), more))
+    if facts.exchange and (sent := sum(one.bytes_sent for one in totals.values())):
+        found.append(Fact("Sent", f"{short(sent)}B", _bytes_of(facts, totals, sent)))
+    return found
+
+
+def _bytes_of(facts: RunFacts, totals: dict[int, Total], sent: int) -> str:
+    """`sent` against a ring all-reduce of fp32 gradients between the racks after every step."""
+    others = max(0, len(totals) - 1)
+    ring_bytes = 2 * others * FP32_BYTES * facts.elements * _steps(totals)
+    if not ring_bytes:
+        return f"{short(sent / max(wall_s(facts), 1e-9))}B/s, all racks"
+    times, way = (ring_bytes / sent, "less") if ring_bytes >= sent else (sent / ring_bytes, "more")
+    figure = f"{times:,.0f}" if times >= 100 else f"{times:.3g}"
+    return f"{figure} times {way} than an fp32 all-reduce of every step: {short(ring_bytes)}B"
+
+
+def _steps(totals: dict[int, Total]) -> int:
+    return max((one.steps for one in totals.values()), default=0)
+
+
+def _speed(totals: dict[int, Total]) -> float:
+    return sum(one.tokens_per_s for one in totals.values())
+
+
+def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[Fact]:
+    """The other figures of the run."""
+    found = []
     if facts.rounds or facts.exchange:
-        found.append(("Stall", f"{worst_stall(totals):.1%}", "of the time, worst rack"))
+        found.append(Fact("Stall", f"{worst_stall(totals):.1%}", "of the time, worst rack"))
     if facts.rounds:
-        sent = sum(one.bytes_sent for one in totals.values())
         missed = sum(facts.rounds - facts.merged[rack] for rack in facts.racks)
-        per_s = short(sent / max(wall_s(facts), 1e-9))
         found += [
-            ("Rounds", str(facts.rounds), f"decided; {missed} times without a rack"),
-            ("Round time", round_time(facts), "from capture to decision, median"),
-            ("Sent", f"{short(sent)}B", f"{per_s}B/s, all racks"),
+            Fact("Rounds", str(facts.rounds), f"decided; {missed} times without a rack"),
+            Fact("Round time", round_time(facts), "from capture to decision, median"),
         ]
     size, fp32_bytes = facts.offered
     if size:
         residual = middle(facts.residuals.values) or 0.0
         saved = f"{short(fp32_bytes - size)}B less per receiver than fp32"
         found += [
-            ("Compression", f"{fp32_bytes / size:.3g} x", saved),
-            ("Residual", f"{residual:.1%}", "of an offer's length, sent later; median"),
-            ("Captured", f"{1 - residual**2:.1%}", "of an offer's energy (squares), median"),
+            Fact("Compression", f"{fp32_bytes / size:.3g} x", saved),
+            Fact("Residual", f"{residual:.1%}", "of an offer's length, sent later; median"),
+            Fact("Captured", f"{1 - residual**2:.1%}", "of an offer's energy (squares), median"),
         ]
     if facts.moment_rounds:
         of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
-        found.append(("Moments, running statistics", str(facts.moment_rounds), of_all))
+        found.append(Fact("Moments, running statistics", str(facts.moment_rounds), of_all))
     rounds, momentum = facts.outer
     if momentum:
         after = f"after {rounds:g} rounds, of the last one"
-        found.append(("Outer momentum", f"{momentum:.2f}", after))
+        found.append(Fact("Outer momentum", f"{momentum:.2f}", after))
     return found
 
 
@@ -215,7 +278,7 @@ def middle(values: Sequence[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None
 
 
-def headline(facts: RunFacts, totals: dict[int, Total]) -> str:
+def extent(facts: RunFacts, totals: dict[int, Total]) -> str:
     """One sentence: how large the run was."""
     if not totals:
         return "no rack has written an event"

@@ -132,9 +132,9 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
     lively = {view.rack for view in fresh}
     racks = _with_comparisons(list(_lines(first, others, own, lively)))
     doings = [view.doings for view in others if view.doings is not None]
-    return Picture(
+    picture = Picture(
         job=first.job,
-        state="ended" if is_over(answers) else _state(first, racks) if fresh else "nobody",
+        state=_state(first, racks) if fresh else "nobody",
         coordinator=rack_name(first.coordinator),
         **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
@@ -147,6 +147,20 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
         told=tuple(_sentences(first, others, [view for view, _ in known])),
         silent=silent,
     )  # fmt: skip
+    return _after_the_end(picture, [view for view, _ in known]) if is_over(answers) else picture
+
+
+def _after_the_end(picture: Picture, known: Sequence[JobStatus]) -> Picture:
+    """No rack trains and no round is open, whatever a rack said last before it ended."""
+    gone = {view.rack for view in known if view.state == "ended" and view.job == picture.job}
+    racks = tuple(
+        replace(line, state="ended")
+        if line.rack in gone or line.state not in ("silent", "absent")
+        else line
+        for line in picture.racks
+    )
+    told = tuple(each for each in picture.told if not each.endswith(" has ended"))
+    return replace(picture, state="ended", racks=racks, in_flight=0, rounds=(), told=told)
 
 
 def addresses_of(view: JobStatus) -> list[str]:

@@ -13,11 +13,11 @@ overlap). A barrier before each; the time of a turn is that of the slower rack.
 what follows what (medians; of several fragments, which overlap, it gives the time spent on each
 kind):
 
-capture   the model into the snapshot             (training thread)
-encode    anchor - snapshot, check, checksum      (worker)
-announce  offer to the other rack                 (control plane)
-exchange  pull of the other rack's offer          (lane threads)
-gather    members are fixed                       (control plane)
+encode    the model into the snapshot, anchor - snapshot, check, checksum
+                                                  (training thread, pool)
+exchange  what is left then of the pull of the other rack's offer, which begins with the encoding
+                                                  (lane threads)
+gather    offers are announced, members fixed     (control plane)
 merge     mean, outer step, digest of the result  (worker; `digest` is the digest's part of it,
           but for what a compiled merge makes on the way)
 decide    both hold it, both accepted the commit  (control plane)
@@ -63,8 +63,8 @@ OPTIONS = {
     "momentum": (0.0, "of the outer step"),
     "repeats": (15, "turns of both; one more warms up"),
 }
-WORK = ("capture", "encode", "merge", "apply")
-ORDER = ("capture", "encode", "announce", "exchange", "gather", "merge", "decide", "apply")
+WORK = ("capture", "merge", "apply")
+ORDER = ("encode", "exchange", "gather", "merge", "decide", "apply")
 
 
 def main() -> None:
@@ -176,9 +176,9 @@ class Watch:
         self._wrap(live.trainer, "_capture", "capture")
         self._wrap(live.trainer, "_move", "apply")
         self._wrap(live.published, "publish", "publish")
-        for work in ("encode", "merge"):
-            self._wrap(live.numerics, work, work)
-        self._wrap_fetch(live.rank.host)
+        self._wrap(live.numerics, "merge", "merge")
+        for pull in ("fetch", "pull_ahead"):
+            self._wrap_pull(live.rank.host, pull)
         self._wrap_digest()
 
     def clear(self) -> None:
@@ -192,13 +192,14 @@ class Watch:
         first = {name: min(start for start, _ in spans[name]) for name in spans}
         last = {name: max(stop for _, stop in spans[name]) for name in spans}
         busy = {
-            name: sum(stop - start for start, stop in spans[name])
-            for name in ("capture", "encode", "exchange", "merge")
+            name: sum(stop - start for start, stop in spans[name]) for name in ("capture", "merge")
         }
+        here = max(last["exchange"], last["capture"])
         return {
-            **busy,
-            "announce": max(0.0, first["exchange"] - max(last["encode"], last["capture"])),
-            "gather": max(0.0, first["merge"] - last["exchange"]),
+            "encode": busy["capture"],
+            "exchange": here - last["capture"],
+            "gather": max(0.0, first["merge"] - here),
+            "merge": busy["merge"],
             "decide": last["publish"] - last["merge"],
             "apply": last["step"] - last["publish"],
             "digest": sum(self._feeds),
@@ -224,19 +225,21 @@ class Watch:
 
         setattr(owner, method, outer)
 
-    def _wrap_fetch(self, host: Any) -> None:
-        inner = host.fetch
+    def _wrap_pull(self, host: Any, method: str) -> None:
+        inner = getattr(host, method)
 
-        def fetch(*args: Any, **more: Any) -> None:
-            start, (*before, done), rest = time.perf_counter(), args[:5], args[5:]
+        def pull(*args: Any, **more: Any) -> None:
+            start = time.perf_counter()
+            at = next(i for i, arg in enumerate(args) if callable(arg))
+            done = args[at]
 
             def timed(error: Exception | None) -> None:
                 self._add("exchange", start)
                 done(error)
 
-            inner(*before, timed, *rest, **more)
+            inner(*args[:at], timed, *args[at + 1 :], **more)
 
-        host.fetch = fetch
+        setattr(host, method, pull)
 
     def _wrap_digest(self) -> None:
         inner, feeds = StateDigest.feed, self._feeds

@@ -54,6 +54,8 @@ from benchmarks._common import (
     spread,
 )
 from mend.engine.digest import StateDigest
+from mend.engine.pulls_ahead import PullsAhead
+from mend.engine.trainer_rounds import TrainerRounds
 
 GOAL = Goal("<= 2.0 x gloo all_reduce (stretch 1.5)", 2.0, "x gloo")
 TURNS = ("gloo", "mend")
@@ -62,6 +64,7 @@ OPTIONS = {
     "fragments": (1, "P"),
     "momentum": (0.0, "of the outer step"),
     "repeats": (15, "turns of both; one more warms up"),
+    "apart": (0, "1: an offer is encoded after its capture, and pulled after its announcement"),
 }
 WORK = ("capture", "merge", "apply")
 ORDER = ("encode", "exchange", "gather", "merge", "decide", "apply")
@@ -120,6 +123,8 @@ def _rack(args: RackArgs) -> None:
     )
     moves = [noise(p.numel(), 11 + args.rack) * 1e-3 for p in model.parameters()]
     buffer = torch.empty(options.numel)
+    if options.apart:
+        _keep_apart()
     runtime = mend.mend_init(model, config)
     watch = Watch(runtime)
     keys = ("gloo", "mend", "gloo_cpu", "mend_cpu", "parts", "cpu")
@@ -145,6 +150,12 @@ def _rack(args: RackArgs) -> None:
     found["digest"] = runtime.anchor_digest()
     mend.mend_shutdown(model)
     args.pipe.send(found)
+
+
+def _keep_apart() -> None:
+    """For comparison: stages that wait for each other. `exchange` then includes the encoding."""
+    TrainerRounds._waits_for_result = lambda self: False  # type: ignore[method-assign]
+    PullsAhead.begin = lambda *_: None  # type: ignore[method-assign]
 
 
 def time_turn(group: Any, turn: Callable[[], None]) -> tuple[float, float]:

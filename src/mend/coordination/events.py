@@ -82,7 +82,7 @@ class Fetched(Event, frozen=True):
     seq: int
     error: str = ""
     size: int = 0
-    """Bytes of it; 0: nothing was pulled."""
+    """Bytes that came since the pull was asked for; 0: none."""
 
 
 class SliceFetched(OfAttempt, Event, frozen=True):

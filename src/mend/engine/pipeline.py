@@ -96,15 +96,15 @@ class Pipeline:
             ended = partial(done, meter, payload_B)
             store.host.fetch(effect.holders, key, checksum, data, ended, meter=meter)
 
-        def done(meter: Meter, payload_B: Tensor, error: Exception | None) -> None:
+        def done(meter: Meter, payload_B: Tensor, error: Exception | None, before: int = 0) -> None:
             store.pulls.end(offer.member.rack, meter, whole=error is None)
             if error is None:
                 store.put_payload(name, payload_B, checksum)
-            self._jobs.tell(ev.Fetched(*name, error=format_error(error), size=size))
+            self._jobs.tell(ev.Fetched(*name, error=format_error(error), size=size - before))
 
         def came(ahead: Ahead, error: Exception | None) -> None:
             if error is None:
-                done(ahead.meter, ahead.payload_B, None)
+                done(ahead.meter, ahead.payload_B, None, ahead.before)
             else:
                 store.pulls.end(offer.member.rack, ahead.meter, whole=False)
                 pull()

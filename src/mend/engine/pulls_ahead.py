@@ -25,7 +25,7 @@ from mend.types import Address, Member, Meter, growing_key
 @dataclass(slots=True, eq=False)
 class Ahead:
     """One pull of an offer against version `base`. `checksum`: of the offer, once it is announced;
-    `tell` then gets the end."""
+    `tell` then gets the end. `before`: bytes that had come by then."""
 
     base: int
     payload_B: Tensor
@@ -33,6 +33,7 @@ class Ahead:
     ended: bool = False
     error: Exception | None = None
     checksum: str = ""
+    before: int = 0
     tell: Callable[[Ahead, Exception | None], None] | None = None
 
     def look(self) -> None:
@@ -85,6 +86,7 @@ class PullsAhead:
         if ahead is None or (ahead.base, ahead.meter.size) != (offer.base, size):
             return False
         ahead.checksum, ahead.tell = checksum, tell
+        ahead.before = ahead.meter.verified
         self._store.pulls.count(ahead.meter)
         ahead.look()
         return True

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.process.conftest import Jobs, until
+from tests.process.conftest import Jobs
+from tests.process.racks import until
 from tests.process.replayed import anchor_bits, model_bits, replayed
 
 LOCKSTEP: dict[str, Any] = {

@@ -148,14 +148,12 @@ class TrainerRounds:
         """Micro-batches per step that the script has announced since the last sample (0: none),
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
-        self.ledger = Ledger()
-        self.stall_ns_total = self.stall_ns_last = 0
+        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
-        self._budget_ns = policy.stall_max_ns
         blend = options.apply_mode, options.blend_alpha
         self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
         published.on_anchor = self._prefetch

@@ -13,11 +13,11 @@ overlap). A barrier before each; the time of a turn is that of the slower rack.
 what follows what (medians; of several fragments, which overlap, it gives the time spent on each
 kind):
 
-capture   the model into the snapshot             (training thread)
-encode    anchor - snapshot, check, checksum      (worker)
-announce  offer to the other rack                 (control plane)
-exchange  pull of the other rack's offer          (lane threads)
-gather    members are fixed                       (control plane)
+encode    the model into the snapshot, anchor - snapshot, check, checksum
+                                                  (training thread, pool)
+exchange  what is left then of the pull of the other rack's offer, which begins with the encoding
+                                                  (lane threads)
+gather    offers are announced, members fixed     (control plane)
 merge     mean, outer step, digest of the result  (worker; `digest` is the digest's part of it,
           but for what a compiled merge makes on the way)
 decide    both hold it, both accepted the commit  (control plane)
@@ -54,6 +54,8 @@ from benchmarks._common import (
     spread,
 )
 from mend.engine.digest import StateDigest
+from mend.engine.pulls_ahead import PullsAhead
+from mend.engine.trainer_rounds import TrainerRounds
 
 GOAL = Goal("<= 2.0 x gloo all_reduce (stretch 1.5)", 2.0, "x gloo")
 TURNS = ("gloo", "mend")
@@ -62,9 +64,10 @@ OPTIONS = {
     "fragments": (1, "P"),
     "momentum": (0.0, "of the outer step"),
     "repeats": (15, "turns of both; one more warms up"),
+    "apart": (0, "1: an offer is encoded after its capture, and pulled after its announcement"),
 }
-WORK = ("capture", "encode", "merge", "apply")
-ORDER = ("capture", "encode", "announce", "exchange", "gather", "merge", "decide", "apply")
+WORK = ("capture", "merge", "apply")
+ORDER = ("encode", "exchange", "gather", "merge", "decide", "apply")
 
 
 def main() -> None:
@@ -120,6 +123,8 @@ def _rack(args: RackArgs) -> None:
     )
     moves = [noise(p.numel(), 11 + args.rack) * 1e-3 for p in model.parameters()]
     buffer = torch.empty(options.numel)
+    if options.apart:
+        _keep_apart()
     runtime = mend.mend_init(model, config)
     watch = Watch(runtime)
     keys = ("gloo", "mend", "gloo_cpu", "mend_cpu", "parts", "cpu")
@@ -145,6 +150,12 @@ def _rack(args: RackArgs) -> None:
     found["digest"] = runtime.anchor_digest()
     mend.mend_shutdown(model)
     args.pipe.send(found)
+
+
+def _keep_apart() -> None:
+    """For comparison: stages that wait for each other. `exchange` then includes the encoding."""
+    TrainerRounds._waits_for_result = lambda self: False  # type: ignore[method-assign]
+    PullsAhead.begin = lambda *_: None  # type: ignore[method-assign]
 
 
 def time_turn(group: Any, turn: Callable[[], None]) -> tuple[float, float]:
@@ -176,9 +187,9 @@ class Watch:
         self._wrap(live.trainer, "_capture", "capture")
         self._wrap(live.trainer, "_move", "apply")
         self._wrap(live.published, "publish", "publish")
-        for work in ("encode", "merge"):
-            self._wrap(live.numerics, work, work)
-        self._wrap_fetch(live.rank.host)
+        self._wrap(live.numerics, "merge", "merge")
+        for pull in ("fetch", "pull_ahead"):
+            self._wrap_pull(live.rank.host, pull)
         self._wrap_digest()
 
     def clear(self) -> None:
@@ -192,13 +203,14 @@ class Watch:
         first = {name: min(start for start, _ in spans[name]) for name in spans}
         last = {name: max(stop for _, stop in spans[name]) for name in spans}
         busy = {
-            name: sum(stop - start for start, stop in spans[name])
-            for name in ("capture", "encode", "exchange", "merge")
+            name: sum(stop - start for start, stop in spans[name]) for name in ("capture", "merge")
         }
+        here = max(last["exchange"], last["capture"])
         return {
-            **busy,
-            "announce": max(0.0, first["exchange"] - max(last["encode"], last["capture"])),
-            "gather": max(0.0, first["merge"] - last["exchange"]),
+            "encode": busy["capture"],
+            "exchange": here - last["capture"],
+            "gather": max(0.0, first["merge"] - here),
+            "merge": busy["merge"],
             "decide": last["publish"] - last["merge"],
             "apply": last["step"] - last["publish"],
             "digest": sum(self._feeds),
@@ -224,19 +236,21 @@ class Watch:
 
         setattr(owner, method, outer)
 
-    def _wrap_fetch(self, host: Any) -> None:
-        inner = host.fetch
+    def _wrap_pull(self, host: Any, method: str) -> None:
+        inner = getattr(host, method)
 
-        def fetch(*args: Any, **more: Any) -> None:
-            start, (*before, done), rest = time.perf_counter(), args[:5], args[5:]
+        def pull(*args: Any, **more: Any) -> None:
+            start = time.perf_counter()
+            at = next(i for i, arg in enumerate(args) if callable(arg))
+            done = args[at]
 
             def timed(error: Exception | None) -> None:
                 self._add("exchange", start)
                 done(error)
 
-            inner(*before, timed, *rest, **more)
+            inner(*args[:at], timed, *args[at + 1 :], **more)
 
-        host.fetch = fetch
+        setattr(host, method, pull)
 
     def _wrap_digest(self) -> None:
         inner, feeds = StateDigest.feed, self._feeds

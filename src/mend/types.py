@@ -76,11 +76,14 @@ class Extent(NamedTuple):
 @dataclass(slots=True)
 class Meter:
     """One pull: its bytes, the rack that it is counted for, and how many bytes are verified so far.
-    The thread that pulls writes it."""
+    The thread that pulls writes it. `checksum`: xxh3_128 hex of all bytes, of a pull whose checksum
+    was not known when it began. `first_ns`: when the first of them were verified, monotonic."""
 
     size: int
     rack: int
     verified: int = 0
+    checksum: str = ""
+    first_ns: int = 0
 
 
 class Address(NamedTuple):
@@ -152,6 +155,17 @@ KEY_BYTES = _KEY.size
 def offer_key(member: Member, rank: int, fragment: int, seq: int) -> bytes:
     """Pull key of one rank's part of an offer. Holds everything that makes the bytes differ."""
     return _KEY.pack(b"o", member.rack, member.incarnation, rank, fragment, seq, 0, b"")
+
+
+def growing_key(member: Member, rank: int, fragment: int, base: int) -> bytes:
+    """Pull key of one rank's part of the offer that it is making against version `base`. Others ask
+    for it before they know of the offer, so its bytes count only once they have the checksum of one
+    that was announced."""
+    return _KEY.pack(b"g", member.rack, member.incarnation, rank, fragment, base, 0, b"")
+
+
+def is_growing_key(key: bytes) -> bool:
+    return key[:1] == b"g"
 
 
 def slice_key(rank: int, fragment: int, version: int, attempt: int, position: int) -> bytes:

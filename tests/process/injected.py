@@ -21,8 +21,11 @@ from mend.engine.io_loop import IoLoop
 from mend.engine.live_rank import LiveRank
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.pulls import Patience
+from mend.engine.pulls_ahead import Ahead, PullsAhead
 from mend.engine.step_clock import StepClock
+from mend.errors import PayloadGone
 from mend.transport.bulk_link import HolderEnd
+from mend.transport.growth import Growth
 from mend.types import _KEY as KEY
 from mend.types import MS, SECOND
 from tests.process.racks import START_GATE
@@ -132,7 +135,8 @@ def mute_lane(gate: Path) -> None:
 
 
 def hold_pulls(runtime: mend.Runtime, wanted: Callable[[bytes], bool], gate: Path) -> None:
-    """Pulls of wanted keys wait for the file, as over a link too slow. Others go on."""
+    """Pulls of wanted keys wait for the file, as over a link too slow. Others go on. None begins
+    before its offer is announced."""
     rank = runtime._rank
     assert isinstance(rank, LiveRank)
     host, held = rank.rank.host, list[Callable[[], None]]()
@@ -150,8 +154,38 @@ def hold_pulls(runtime: mend.Runtime, wanted: Callable[[bytes], bool], gate: Pat
             time.sleep(0.005)
         rank.io_loop.call(lambda: [pull() for pull in held])
 
-    host.fetch = wait  # type: ignore[method-assign]
+    def never(holder: Any, key: Any, into: Any, done: Callable[[Exception], None], *_: Any) -> None:
+        done(PayloadGone("the test holds it"))
+
+    host.fetch, host.pull_ahead = wait, never  # type: ignore[method-assign]
     threading.Thread(target=release, daemon=True).start()
+
+
+def grow_slowly(runtime: mend.Runtime, gate: Path) -> None:
+    """An offer is not encoded to its end before the file is there, but all its bytes are served.
+    Requests wait as long as it takes."""
+    rank, reach = runtime._rank, Growth.reach
+    assert isinstance(rank, LiveRank)
+    rank.io_loop._lane._holder._grow_s = 600.0
+
+    def reach_and_wait(growth: Growth, end: int) -> None:
+        reach(growth, end)
+        while not gate.exists():
+            time.sleep(0.005)
+
+    Growth.reach = reach_and_wait  # type: ignore[method-assign]
+
+
+def tell_early(rack: int, path: Path) -> None:
+    """Make the file once all bytes of an offer of this rack came before it was announced."""
+    ended = PullsAhead._ended
+
+    def end(pulls: PullsAhead, key: Any, ahead: Ahead, error: Exception | None) -> None:
+        if key[0].rack == rack and error is None and ahead.tell is None:
+            path.touch()
+        ended(pulls, key, ahead, error)
+
+    PullsAhead._ended = end  # type: ignore[method-assign]
 
 
 def of_fragment(fragment: int) -> Callable[[bytes], bool]:

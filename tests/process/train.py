@@ -362,6 +362,15 @@ class Acts:
         """Pulls of this rack's offers wait until the test makes the file."""
         injected.hold_pulls(self.runtime, injected.of_rack(rack), Path(path))
 
+    def grow_slowly(self, path: str) -> None:
+        """This rank announces no offer, although all its bytes are served, before the test makes
+        the file."""
+        injected.grow_slowly(self.runtime, Path(path))
+
+    def tell_early(self, rack: int, path: str) -> None:
+        """Tell the test once all bytes of an offer of this rack came before it was announced."""
+        injected.tell_early(rack, Path(path))
+
     def withhold(self) -> None:
         """Nobody gets a copy of this rank's weights any more, as over a link too slow."""
         rank = self.runtime._rank.rank

@@ -82,7 +82,7 @@ class Fetched(Event, frozen=True):
     seq: int
     error: str = ""
     size: int = 0
-    """Bytes pulled; 0: none."""
+    """Bytes that arrived since the pull was requested; 0: none."""
 
 
 class SliceFetched(OfAttempt, Event, frozen=True):

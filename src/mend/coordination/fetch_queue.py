@@ -98,6 +98,14 @@ class FetchQueue:
     def held(self) -> list[Key]:
         return [key for key, pull in self._pulls.items() if pull.here]
 
+    def sources(self, fragment: int, base: int) -> set[Member]:
+        """Whose offers of this fragment against version `base` are here, or wanted."""
+        return {
+            key[0]
+            for key, pull in self._pulls.items()
+            if key[1] == fragment and pull.offer.base == base
+        }
+
     def forget(self, key: Key) -> bool:
         """Forget an offer. Returns whether there are bytes to free now; those of a running pull are
         freed when it ends."""

@@ -128,6 +128,16 @@ class RankMachine:
     def _rail(self, first: int | None = None) -> tuple[Address, ...]:
         return (self.before_end or self.folded).rail(self.me, first)
 
+    def expected(self, fragment: int, base: int) -> list[tuple[Member, Address]]:
+        """Racks of which this rank may soon pull an offer of this fragment against version `base`,
+        from the one after this rack around: all that it knows of no such offer of."""
+        if not self._seated() or self._shards():
+            return []
+        known = self.fetch_queue.sources(fragment, base)
+        racks = sorted(self.folded.seats, key=lambda rack: (rack < self.me.rack, rack))
+        seats = [self.folded.seats[rack] for rack in racks if rack != self.me.rack]
+        return [(s.member, s.lanes[self.me.rank]) for s in seats if s.member not in known]
+
     def deadline_ns(self) -> int | None:
         waits = [self.sent_ns + self.options.heartbeat_ns]
         waits += [self.batch_due_ns] if self.batch_due_ns is not None else []

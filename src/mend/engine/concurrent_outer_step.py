@@ -151,6 +151,10 @@ class ConcurrentOuterStep:
     def own(self, offer: OpenOffer) -> None:
         """Take the tensors of a capture from the training thread, before the Captured event."""
         self.store.offers[offer.fragment, offer.seq] = offer
+        if not self.published.finished:
+            base = offer.anchor.version
+            racks = self.rank_machine.expected(offer.fragment, base)
+            self._pipeline.ahead.begin(offer.fragment, base, racks)
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""

@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from torch import Tensor
 
+from mend.codec import CLOSING
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.offers import Encoded
+from mend.engine.offers import Encoded, Read
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
 from mend.fragment.model_plan import ModelPlan, PlannedFragment
@@ -21,6 +22,7 @@ from mend.fragment.moments import MomentsView
 from mend.fragment.running_statistics import StatisticsView
 from mend.fragment.shards import Holding
 from mend.fragment.view import FragmentView
+from mend.transport.growth import Growth
 from mend.types import MS, Owned
 
 T = TypeVar("T")
@@ -144,11 +146,23 @@ class OpenOffer:
     """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
     `delta_N`."""
     encoding: Callable[[], Encoded] | None = None
-    """Waits for the GPU that encodes the offer; None: a worker encodes it. Raises NonFinite."""
+    """Gives the offer that the GPU encodes, or that the training thread has encoded; None: a worker
+    encodes it. Raises NonFinite."""
     encoded: bool = False
     """Whether `delta_N` is the delta by now."""
     declined: str = ""
     """Why the offer was not sent; empty: it was, or will be."""
+
+    def encode(
+        self,
+        numerics: Numerics,
+        read: Read | None = None,
+        grows: Callable[[Tensor], Growth] | None = None,
+    ) -> Encoded:
+        """See Numerics.encode."""
+        anchor_N = None if self.encoded or numerics.of_values else self.anchor.values
+        codec = CLOSING if self.closing and numerics.in_weights else self.anchor.codec
+        return numerics.encode(self.delta_N, self.residual_N, anchor_N, codec, read, grows)
 
     @property
     def merged_N(self) -> Tensor:

@@ -14,6 +14,7 @@ from mend.coordination.messages import Message, Refusal
 from mend.errors import MendError, OtherJob, OtherVersion
 from mend.events.base import LoggedEvent
 from mend.events.kinds import OtherJobHeard
+from mend.transport.growth import Growth
 from mend.types import MS, SECOND, Address, Extent, Meter, Peer
 
 T = TypeVar("T")
@@ -59,7 +60,19 @@ class HostInterface(Protocol):
     ) -> None:
         """As `BulkLane.fetch`."""
 
-    def serve(self, key: bytes, view: memoryview) -> None: ...
+    def pull_ahead(
+        self,
+        holder: Address,
+        key: bytes,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+        meter: Meter,
+    ) -> None:
+        """Pull what this holder may be about to serve; it is no trouble if it does not. `meter`
+        gets the checksum."""
+
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
+        """As `BulkLane.serve`."""
 
     def drop(self, key: bytes) -> None: ...
 

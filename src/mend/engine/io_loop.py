@@ -57,6 +57,7 @@ from mend.status.server import StatusServer
 from mend.transport.bulk_client import BulkLane
 from mend.transport.bulk_wire import lane_token
 from mend.transport.delayed import Delay, DelayedLane, Distribution
+from mend.transport.growth import Growth
 from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
@@ -339,8 +340,28 @@ class IoLoop:
 
         self._spawn(pull())
 
-    def serve(self, key: bytes, view: memoryview) -> None:
-        self._lane.serve(key, view)
+    def pull_ahead(
+        self,
+        holder: Address,
+        key: bytes,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+        meter: Meter,
+    ) -> None:
+        async def pull() -> None:
+            error: Exception | None = None
+            try:
+                await self._lane.fetch((holder,), key, None, into, meter=meter)
+                took_ms = (self.now_ns() - meter.first_ns) / MS
+                self.note(PayloadPulled(meter.rack, meter.size, took_ms))
+            except TransportError as failure:
+                error = failure
+            self._guarded(lambda: done(error))
+
+        self._spawn(pull())
+
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
+        self._lane.serve(key, view, growth)
 
     def drop(self, key: bytes) -> None:
         self._lane.drop(key)

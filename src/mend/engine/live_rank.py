@@ -266,7 +266,7 @@ class LiveRank:
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
             troubles=io_loop.pull_troubles.told, before_capture=Newcomers(model.plan).refuse,
             benchmark=self._benchmark(model.plan.model, post),
-            started_ns=io_loop.now_ns() - startup_ns(),
+            started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
         self._checkpoints = self._factory.checkpoints(
             group, self.me.rack, model.facts, self.trainer, live=self.live, post=post,

@@ -36,7 +36,7 @@ from mend.consensus.weights import WHOLE
 from mend.engine.buffers import Buffers, Pin
 from mend.engine.digest import StateDigest, bytes_of, digest_of_proof, proof_of
 from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
-from mend.engine.offers import Encoded, compile_kernels, make_offer
+from mend.engine.offers import Encoded, Read, compile_kernels, make_offer
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
@@ -55,6 +55,7 @@ from mend.merge import (
     nothing,
 )
 from mend.outer import OuterOptimizer, Rates, Replace
+from mend.transport.growth import Growth
 from mend.types import Owned, Span, fp32
 
 _FLOAT32, _MADE = CODECS["float32"](), Made()
@@ -274,18 +275,22 @@ class Numerics:
         residual_N: Tensor | None,
         anchor_N: Tensor | None = None,
         codec: Codec | None = None,
+        read: Read | None = None,
+        grows: Callable[[Tensor], Growth] | None = None,
     ) -> Encoded:
         """x = delta + residual; payload = C(x); pend = x - decode(payload), or with feedback in the
         weights sent = decode(payload).
 
         With `anchor_N`, `delta_N` is still a snapshot and becomes anchor - snapshot here. `codec`:
-        that of the anchor; None: a codec without state. The payload may share the memory of
+        that of the anchor; None: a codec without state. `read`: fills the snapshot on the way.
+        `grows`: gets the payload (uint8 B) before its first byte is there, where it is made from
+        front to back, and gives what to tell how far it is. The payload may share the memory of
         `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
         the range of the codec; `delta_N` is of no use then.
         """
         codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N
-        return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool)
+        return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool, read, grows)
 
     def measure(
         self,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,6 +36,10 @@ from mend.kernels import (
     offer_kernel,
     squares_kernel,
 )
+from mend.transport.growth import Growth
+
+Read = Callable[[int, int], None]
+"""Copies elements [begin, end) of the model into the snapshot."""
 
 DELTA_NUMEL_MIN = PORTION_NUMEL
 """Shorter vectors of codecs that are not compiled use torch only."""
@@ -77,6 +81,8 @@ def make_offer(
     in_weights: bool,
     buffers: Buffers,
     pool: WorkerPool,
+    read: Read | None = None,
+    grows: Callable[[Tensor], Growth] | None = None,
 ) -> Encoded:
     """See Numerics.encode."""
     numel, block = delta_N.numel(), max(1, codec.block)
@@ -100,13 +106,18 @@ def make_offer(
             norms[position], squares[position] = offer.encode(payload_B, begin, end)
 
     hashing = _hashing(codec, payload_B, x_N, parts)
+    growth = _growth(hashing, grows)
 
     def work(position: int) -> None:
+        if read is not None:
+            read(*parts[position])
         fill(position)
         if hashing is not None:
-            hashing.filled(position)
+            hashing.filled(position, growth.reach)
 
-    pool.each([partial(work, position) for position in range(len(parts))])
+    compiled = bool(_compiled(codec)) or _delta_kernel(numel) is not None
+    with growth:
+        pool.each([partial(work, position) for position in range(len(parts))], compiled=compiled)
     if payload_B is None:
         encoded_B = payload_B = codec.encode(x_N)
 
@@ -129,11 +140,12 @@ class _Hashing:
     of `data`."""
 
     def __init__(self, data: Tensor, ends: Sequence[int]) -> None:
-        self._data, self._ends, self._filled = data, ends, [False] * len(ends)
+        self.data, self._ends, self._filled = data, ends, [False] * len(ends)
         self._hash, self._next, self._hashed, self._busy = StateHash(), 0, 0, False
         self._lock = threading.Lock()
 
-    def filled(self, position: int) -> None:
+    def filled(self, position: int, reach: Callable[[int], None] = lambda end: None) -> None:
+        """A part is filled. `reach` gets the number of bytes that are hashed."""
         with self._lock:
             self._filled[position] = True
             if self._busy:
@@ -144,16 +156,17 @@ class _Hashing:
                 while self._next < len(self._ends) and self._filled[self._next]:
                     self._next += 1
                 end = self._ends[self._next - 1] if self._next else 0
-                ready = self._data[self._hashed : end]
+                ready = self.data[self._hashed : end]
                 last = self._next == len(self._ends)
                 if not ready.numel() or (ready.nbytes < DIGEST_BLOCK_BYTES and not last):
                     self._busy = False
                     return
             self._hash.feed(ready)
             self._hashed = end
+            reach(end * self.data.element_size())
 
     def hexdigest(self) -> str:
-        whole = self._data.numel()
+        whole = self.data.numel()
         ensure(self._hashed == whole, "parts are missing", hashed=self._hashed, whole=whole)
         return self._hash.hexdigest()
 
@@ -167,6 +180,13 @@ def _hashing(
     if type(codec) is CODECS["float32"] and x_N.is_contiguous():  # the payload is x
         return _Hashing(x_N, [end for _, end in parts])
     return None
+
+
+def _growth(hashing: _Hashing | None, grows: Callable[[Tensor], Growth] | None) -> Growth:
+    """That of the payload, if it is made from front to back and somebody asks for it."""
+    if grows is None or hashing is None:
+        return Growth()
+    return grows(hashing.data.view(torch.uint8))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

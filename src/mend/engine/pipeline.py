@@ -10,17 +10,18 @@ import math
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from mend.codec import CLOSING
 from mend.coordination import events as ev
 from mend.engine.fragment_state import OpenOffer
 from mend.engine.jobs import Jobs, format_error
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.offers import Encoded
+from mend.engine.pulls_ahead import Ahead, PullsAhead
 from mend.engine.store import TensorStore
 from mend.errors import NonFinite
 from mend.events.kinds import OfferDeclined, OfferEncoded
-from mend.types import Extent, state_key
+from mend.types import Extent, Meter, state_key
 
 
 class Pipeline:
@@ -28,6 +29,7 @@ class Pipeline:
 
     def __init__(self, store: TensorStore, jobs: Jobs) -> None:
         self._store, self._jobs, self._published = store, jobs, jobs.published
+        self.ahead = PullsAhead(store)
 
     def encode(self, effect: ev.Encode) -> None:
         offer = self._store.offers[effect.fragment, effect.seq]
@@ -39,10 +41,7 @@ class Pipeline:
                 return offer.encoding()
             if offer.landed is not None:
                 offer.landed()
-            anchor_N = None if offer.encoded or numerics.of_values else offer.anchor.values
-            whole = offer.closing and numerics.in_weights
-            codec = CLOSING if whole else offer.anchor.codec
-            return numerics.encode(offer.delta_N, offer.residual_N, anchor_N, codec)
+            return offer.encode(numerics, grows=partial(store.serve_growing, offer))
 
         def done(result: Encoded | Exception) -> None:
             fragment, seq = offer.fragment, offer.seq
@@ -88,18 +87,30 @@ class Pipeline:
             why = f"its offer has {size} bytes; the limit is {most}"
             self._jobs.tell(ev.Fetched(*name, error=why))
             return
-        payload = rules.numerics.buffers.empty(size, torch.uint8, locked=False)
         checksum = offer.checksum(store.me.rank) or "absent"
 
-        def done(error: Exception | None) -> None:
+        def pull() -> None:
+            payload_B = rules.numerics.buffers.empty(size, torch.uint8, locked=False)
+            meter = store.pulls.begin(offer.member.rack, size)
+            key, data = store.offer_key(name), payload_B.numpy().data
+            ended = partial(done, meter, payload_B)
+            store.host.fetch(effect.holders, key, checksum, data, ended, meter=meter)
+
+        def done(meter: Meter, payload_B: Tensor, error: Exception | None, before: int = 0) -> None:
             store.pulls.end(offer.member.rack, meter, whole=error is None)
             if error is None:
-                store.put_payload(name, payload, checksum)
-            self._jobs.tell(ev.Fetched(*name, error=format_error(error), size=size))
+                store.put_payload(name, payload_B, checksum)
+            self._jobs.tell(ev.Fetched(*name, error=format_error(error), size=size - before))
 
-        meter, key = store.pulls.begin(offer.member.rack, size), store.offer_key(name)
-        data = payload.numpy().data
-        store.host.fetch(effect.holders, key, checksum, data, done, meter=meter)
+        def came(ahead: Ahead, error: Exception | None) -> None:
+            if error is None:
+                done(ahead.meter, ahead.payload_B, None, ahead.before)
+            else:
+                store.pulls.end(offer.member.rack, ahead.meter, whole=False)
+                pull()
+
+        if not self.ahead.join(offer, size, checksum, came):
+            pull()
 
     def copy(self, effect: ev.Copy) -> None:
         fragment, version = effect.fragment, effect.version

@@ -31,8 +31,11 @@ class Pulls:
         self._most: dict[int, int] = {}
 
     def begin(self, source: int, size: int) -> Meter:
-        meter = Meter(size, source)
-        self._active.setdefault(source, []).append(meter)
+        return self.count(Meter(size, source))
+
+    def count(self, meter: Meter) -> Meter:
+        """Count a pull that has begun already."""
+        self._active.setdefault(meter.rack, []).append(meter)
         return meter
 
     def end(self, source: int, meter: Meter, *, whole: bool) -> None:

@@ -16,7 +16,8 @@ from mend.engine.host import HostInterface
 from mend.engine.numerics import Anchor, Numerics
 from mend.engine.pulls import Pulls
 from mend.engine.sums import Tensors, tensors_of
-from mend.types import Member, Owned, Peer, offer_key, slice_key, state_key
+from mend.transport.growth import Growth
+from mend.types import Member, Owned, Peer, growing_key, offer_key, slice_key, state_key
 
 OfferName = tuple[Member, int, int]
 """(member, fragment, seq)"""
@@ -127,7 +128,18 @@ class TensorStore:
         self.host.drop(self.offer_key(name))
         self.payloads.pop(name, None)
         if member == self.member:
-            self.offers.pop((offer[0], offer[1]), None)
+            own = self.offers.pop((offer[0], offer[1]), None)
+            if own is not None:
+                self.host.drop(self.growing_key(own))
+
+    def serve_growing(self, own: OpenOffer, payload_B: Tensor) -> Growth:
+        """Serve an own offer while it is made. Any thread."""
+        growth = Growth()
+        self.host.serve(self.growing_key(own), payload_B.numpy().data, growth)
+        return growth
+
+    def growing_key(self, own: OpenOffer) -> bytes:
+        return growing_key(self.member, self.me.rank, own.fragment, own.anchor.version)
 
     def attempt(self, key: AttemptKey, count: int) -> Attempt:
         """The slices of an attempt, of which there are `count`."""

@@ -52,7 +52,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.micro_benchmark import MicroBenchmark
 from mend.engine.numerics import Anchor, Numerics
-from mend.engine.offers import Encoded
+from mend.engine.offers import Encoded, Read
 from mend.engine.outcome import Outcome
 from mend.engine.published_state import OfferFate, PublishedState
 from mend.engine.state_exchange import StateExchange
@@ -61,7 +61,7 @@ from mend.engine.training_state import (
     StateRoutes,
 )
 from mend.engine.vectors import PORTION_NUMEL, first_unsound
-from mend.errors import Diverged, GaveUp, require
+from mend.errors import Diverged, GaveUp, NonFinite, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     FragmentCaptured,
@@ -77,14 +77,19 @@ from mend.fragment.apply import realign
 from mend.fragment.device import Landed, Side
 from mend.fragment.moments import MomentsView
 from mend.fragment.statistics import in_few_words
-from mend.fragment.view import Pieces, portions
+from mend.fragment.view import Pieces, between, portions
 from mend.kernels import apply_kernel
+from mend.transport.growth import Growth
 from mend.types import MS, SECOND, Member
 
 ASLEEP_NS = 250 * MS
 """By how much a wait exceeds its limit where the process has stood still."""
 
 NO_ROUTES = StateRoutes()
+
+
+def _refuse(error: NonFinite) -> Encoded:
+    raise error
 
 
 class TrainerRounds:
@@ -115,12 +120,14 @@ class TrainerRounds:
         resumed: tuple[Progress, Sequence[OpenOffer]] | None = None,
         compares: bool = False,
         started_ns: int | None = None,
+        grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
     ) -> None:
         """`before_capture`: called before the captures of a step; may raise. `benchmark`: set where
         slow racks are validated. `troubles`: in words, the lanes over which no pull succeeds.
         `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
         `compares`: whether to say how far the weights were from those that the job begins with.
-        `started_ns`: when the process was started; None: now."""
+        `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
+        thread encodes it."""
         self.member, self.policy, self.options = member, policy, options
         self.tracks, self.published = tracks, published
         self.weights = [track for track in tracks if track.moments is None]
@@ -128,8 +135,8 @@ class TrainerRounds:
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._buffers, self._pool = numerics.buffers, numerics.pool
-        self._in_weights = numerics.in_weights
+        self._buffers, self._pool, self._numerics = numerics.buffers, numerics.pool, numerics
+        self._in_weights, self._grows = numerics.in_weights, grows
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.states = StateExchange(
@@ -141,14 +148,12 @@ class TrainerRounds:
         """Micro-batches per step that the script has announced since the last sample (0: none),
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
         self._before = (0, 0)
         """Tokens and steps before the last step."""
-        self.ledger = Ledger()
-        self.stall_ns_total = self.stall_ns_last = 0
+        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
-        self._budget_ns = policy.stall_max_ns
         blend = options.apply_mode, options.blend_alpha
         self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
         published.on_anchor = self._prefetch
@@ -336,6 +341,7 @@ class TrainerRounds:
         self._repair(track)
         landed: Landed | None = None
         encoding: Callable[[], Encoded] | None = None
+        read: Read | None = None
         if self.beside is not None and track.moments is None:
             encoder = self.beside.encoder
             if encoder is not None and not (closing and encoder.in_weights):
@@ -343,7 +349,8 @@ class TrainerRounds:
             else:
                 snapshot_N, landed = self.beside.snapshot(track)
         else:
-            snapshot_N = self._snapshot(track)
+            snapshot_N = self._buffers.empty(track.owned.numel)
+            read = self._snapshot(track, snapshot_N)
             if track.moments is not None:
                 track.moments.captured()
         track.seq += 1
@@ -354,6 +361,8 @@ class TrainerRounds:
         if track.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
         self._own(offer)
+        if read is not None:
+            offer.encoding = self._encode(offer, read)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
         about = (self.step, fragment, offer.seq, base, tokens, steps)
@@ -372,19 +381,36 @@ class TrainerRounds:
         due."""
         self.states.give_due(self.step)
 
-    def _snapshot(self, track: FragmentState) -> Tensor:
-        snapshot_N = self._buffers.empty(track.owned.numel)
+    def _snapshot(self, track: FragmentState, snapshot_N: Tensor) -> Read | None:
+        """Copy what this rank owns. Where training waits for the result anyway, give the function
+        that copies: the offer is then encoded portion by portion, right behind the copy."""
         live = track.view.in_place(track.owned)
         if live is None:
             track.view.read(track.owned, snapshot_N)
-            return snapshot_N
+            return None
 
         def copy(pieces: Pieces) -> None:
             for theta_n, place in pieces:
                 snapshot_N[place].copy_(theta_n)
 
+        if track.moments is None and self._waits_for_result():
+            return lambda begin, end: copy(between(live, begin, end))
         self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
-        return snapshot_N
+        return None
+
+    def _waits_for_result(self) -> bool:
+        """Whether training waits right after a capture."""
+        blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
+        return blocking and (self.policy.lockstep or self._budget_ns > 0)
+
+    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
+        """Read the model and encode the offer, on this thread and the pool."""
+        grows = partial(self._grows, offer) if self._grows is not None else None
+        try:
+            encoded = offer.encode(self._numerics, read, grows)
+        except NonFinite as error:
+            return partial(_refuse, error)
+        return lambda: encoded
 
     # -------------------------------------------------------------- apply
 
@@ -632,7 +658,7 @@ class TrainerRounds:
             track.view.read(track.owned, theta_N)
         move = partial(self._move, track.anchor.values, delta_N, anchor.values)
         parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
-        self._pool.each([partial(move, pieces) for pieces in parts])
+        self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
         if live is None:
             yield from self._write(track, fragment, theta_N)
 

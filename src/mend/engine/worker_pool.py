@@ -58,12 +58,12 @@ class WorkerPool:
             else None
         )
 
-    def each(self, jobs: Sequence[Callable[[], object]]) -> None:
+    def each(self, jobs: Sequence[Callable[[], object]], *, compiled: bool = False) -> None:
         """Do every job, and return when the last is done. Jobs begin in the order given.
 
         If jobs fail, the error of the first one in that order is raised, as in a single thread;
         jobs that have not begun are left out. A caller whose torch calls use as many threads
-        anyway gets no helpers.
+        anyway gets no helpers, unless the jobs are `compiled`, and call torch for little.
         """
         order, failed = itertools.count(), list[tuple[int, BaseException]]()
 
@@ -74,7 +74,7 @@ class WorkerPool:
                 except BaseException as error:  # of a helper nobody reads the future
                     failed.append((number, error))
 
-        helping = self._called(work, len(jobs) - 1)
+        helping = self._called(work, len(jobs) - 1, compiled)
         try:
             work()
         finally:  # do not wait for helpers that are busy with other callers
@@ -82,8 +82,10 @@ class WorkerPool:
         if failed:
             raise min(failed, key=lambda fault: fault[0])[1]
 
-    def _called(self, work: Callable[[], None], most: int) -> list[Future[None]]:
-        if self._helpers is None or torch.get_num_threads() >= self.threads:
+    def _called(self, work: Callable[[], None], most: int, compiled: bool) -> list[Future[None]]:
+        if self._helpers is None:
+            return []
+        if not compiled and torch.get_num_threads() >= self.threads:
             return []
         return [self._helpers.submit(work) for _ in range(min(self.threads - 1, most))]
 

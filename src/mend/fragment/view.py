@@ -6,6 +6,7 @@ Legend: N elements of the vector.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -37,6 +38,18 @@ def portions(pieces: Pieces, numel: int) -> list[Pieces]:
             )
             room -= stop - start
             start = stop
+    return found
+
+
+def between(pieces: Pieces, begin: int, end: int) -> Pieces:
+    """The elements [begin, end) of the vector. `pieces`: in the order of the vector."""
+    first = bisect_right(pieces, begin, key=lambda piece: piece[1].stop)
+    found: Pieces = []
+    for elements_n, place in pieces[first:]:
+        if place.start >= end:
+            break
+        start, stop = max(place.start, begin), min(place.stop, end)
+        found.append((elements_n[start - place.start : stop - place.start], slice(start, stop)))
     return found
 
 

@@ -33,6 +33,7 @@ from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
 from mend.transport.bulk_transfer import Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
+from mend.transport.growth import Growth
 from mend.transport.probe import host_and_port
 from mend.transport.security import Secrets
 from mend.transport.socks import connect_through
@@ -135,9 +136,10 @@ class BulkLane:
         of the rack, each of which has one."""
         self._holder.relay_sideband(Address("127.0.0.1", port), CARRIED_MAX + ranks)
 
-    def serve(self, key: bytes, view: memoryview) -> None:
-        """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile."""
-        self._holder.serve(key, view)
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
+        """Offer `view` (C-contiguous) until `drop(key)`; its bytes must not change meanwhile, with
+        `growth` those that are there. Any thread."""
+        self._holder.serve(key, view, growth)
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
         """See `PayloadServer.find_by`."""
@@ -151,14 +153,15 @@ class BulkLane:
         self,
         holders: Sequence[Address],
         key: bytes,
-        checksum: str,
+        checksum: str | None,
         into: memoryview,
         extent: Extent | None = None,
         meter: Meter | None = None,
     ) -> None:
         """Fill `into` with the bytes of `key`. `extent`: where `into` lies in them; None: it is all
-        of them. `checksum`: xxh3_128 hex of what fills `into`; empty: the caller verifies it.
-        `meter`: counts the verified bytes as they come.
+        of them. `checksum`: xxh3_128 hex of what fills `into`; empty: the caller verifies it; None:
+        not known yet, `meter` gets that of what came. `meter`: counts the verified bytes as they
+        come.
         Raises PeerUnreachable, PayloadGone, TransferStalled or ChecksumMismatch when no holder is
         left.
 

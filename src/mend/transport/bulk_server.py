@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from mend.errors import AddressInUse, ConfigError, TransportError, ensure, require
 from mend.transport.bulk_link import REQUEST_NS_MAX, HolderEnd
 from mend.transport.bulk_wire import BAD, GONE, LENGTH_MAX, REPLY, hello_bytes, shut, tune
+from mend.transport.growth import Growth
 from mend.transport.listeners import open_listener
 from mend.transport.relay import Relay
 from mend.transport.security import Secrets
 from mend.transport.shared_port import SIDEBAND, SharedPort, wanted_in
-from mend.types import KEY_BYTES, MS, READABLE, SECOND, Address
+from mend.types import KEY_BYTES, MS, READABLE, SECOND, Address, is_growing_key
 
 CONNECTIONS_MAX = 64
 LOOK_NS = SECOND
@@ -25,6 +26,12 @@ LOOK_NS = SECOND
 
 CARRIED_MAX = 2 * CONNECTIONS_MAX
 """Connections that are carried to one other rank, which makes room among CONNECTIONS_MAX."""
+
+GROW_NS_MAX = SECOND
+"""How long a request waits for bytes of a payload that is still being made; at most an eighth of
+the stall time-out, so that the reader does not take the holder for a slow one."""
+GROW_LOOK_S = 0.05
+"""How often a request that waits looks whether the server closes."""
 
 ADMIT_NS = 5 * MS
 """Between two connections, after CONNECTIONS_MAX at once: each costs a thread. Faster ones wait in
@@ -114,8 +121,11 @@ class PayloadServer:
         self.bytes_sent = 0
         self.rejected = 0
         self._next_ns = 0
-        self._served: dict[bytes, memoryview] = {}
+        self._served: dict[bytes, tuple[memoryview, Growth | None]] = {}
         self._find: Callable[[bytes], bytes | None] = lambda _: None
+        self._news = threading.Condition()
+        """Of payloads that are served from now on."""
+        self._grow_s = min(GROW_NS_MAX, stall_ns // 8) / SECOND
         self._relay: Relay | None = None
         if self._shared is not None:
             self._relay = Relay(f"mend-lane-relay-{self.port}", stall_ns)
@@ -178,10 +188,13 @@ class PayloadServer:
         """The same of `most` connections that greet as ZeroMQ. Only the rack's leader gets any."""
         self._elsewhere[SIDEBAND] = to, most
 
-    def serve(self, key: bytes, view: memoryview) -> None:
-        """Answer requests for `key` from `view` (C-contiguous) until `drop`."""
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
+        """Answer requests for `key` from `view` (C-contiguous) until `drop`. `growth`: how much of
+        it is there; requests wait for the rest. Any thread."""
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
-        self._served[key] = view.cast("B").toreadonly()
+        with self._news:
+            self._served[key] = view.cast("B").toreadonly(), growth
+            self._news.notify_all()
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
         """Answer requests for keys that are not served by `find(key)`; None: it is gone. Called by
@@ -313,23 +326,52 @@ class PayloadServer:
 
     def _answer(self, connection: _Connection, key: bytes, offset: int, length: int) -> bool:
         """Send one reply. False: the range is not inside the payload, so close the connection."""
-        view = self._served.get(key)
         if connection.reads_only and key[:1] not in READABLE:
             connection.refuse(GONE, 0, key, offset)
             return True
-        if view is None and (found := self._find(key)) is not None:
-            view = memoryview(found)
-        if view is None:
+        found = self._found(connection, key, offset + length)
+        if found is None:
             connection.refuse(GONE, 0, key, offset)
             return True
+        view, there = found
         if offset + length > len(view):
             connection.refuse(BAD, len(view), key, offset)
             return False
+        if not there:
+            connection.refuse(GONE, len(view), key, offset)
+            return True
         part = view[offset : offset + length]  # keeps the payload alive until it is sent
         with self._lock:  # counted before they leave, so that a reader finds them counted
             self.bytes_sent += REPLY.size + length
         connection.give(len(view), key, offset, part)
         return True
+
+    def _found(
+        self, connection: _Connection, key: bytes, end: int
+    ) -> tuple[memoryview, bool] | None:
+        """The payload, and whether its bytes before `end` are there. Waits for one that is being
+        made, and where the key says so for one that has not begun; such a connection may be
+        evicted."""
+        found, until_s = self._served.get(key), time.monotonic() + self._grow_s
+        while found is None and is_growing_key(key) and self._may_wait(connection, until_s):
+            with self._news:
+                self._news.wait_for(lambda: key in self._served, GROW_LOOK_S)
+            found = self._served.get(key)
+        if found is None:
+            made = self._find(key)
+            return None if made is None else (memoryview(made), True)
+        view, growth = found
+        if growth is None or end > len(view):
+            return view, True
+        while not (there := growth.wait(end, GROW_LOOK_S)) and not growth.failed:
+            if not self._may_wait(connection, until_s):
+                break
+        connection.idle = False
+        return view, there
+
+    def _may_wait(self, connection: _Connection, until_s: float) -> bool:
+        connection.idle = time.monotonic() < until_s and not self._closed.is_set()
+        return connection.idle
 
 
 def _port_of(listener: socket.socket | None) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
 import xxhash
 
-from mend.errors import ChecksumMismatch, PayloadGone, TransportError, ensure
+from mend.errors import ChecksumMismatch, PayloadGone, TransportError, ensure, require
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
 from mend.types import Address, Extent, Meter
@@ -34,10 +35,11 @@ class Incoming:
     def __init__(
         self,
         into: memoryview,
-        checksum: str,
+        checksum: str | None,
         extent: Extent | None = None,
         meter: Meter | None = None,
     ) -> None:
+        """`checksum`, `meter`: see `BulkLane.fetch`."""
         self.into, self._meter = into, meter
         self.extent = extent or Extent(0, len(into))
         self.checksum = checksum
@@ -89,10 +91,11 @@ class Incoming:
             self.verified += stop - start
             self._left -= stop - start
             if self._meter is not None:
+                self._meter.first_ns = self._meter.first_ns or time.monotonic_ns()
                 self._meter.verified = len(self.into) - self._left
             if holder not in self._contributors:
                 self._contributors.append(holder)
-            if not self.checksum:
+            if self.checksum == "":
                 return
             self._unhashed[start] = stop
             if self._hashing:
@@ -115,7 +118,10 @@ class Incoming:
         leaves out a good one because a bad one sent the first half.
         """
         ensure(self.complete, "bytes are missing", left=self._left)
-        if not self.checksum or self._hash.hexdigest() == self.checksum:
+        if self.checksum == "" or self._hash.hexdigest() == self.checksum:
+            return None
+        if self.checksum is None:
+            require(self._meter, "nobody asks for the checksum").checksum = self._hash.hexdigest()
             return None
         got, blamed = self._hash.hexdigest(), self._contributors[0]
         self._restart()

@@ -85,7 +85,7 @@ class DelayedLane(BulkLane):
         self,
         holders: Sequence[Address],
         key: bytes,
-        checksum: str,
+        checksum: str | None,
         into: memoryview,
         extent: Extent | None = None,
         meter: Meter | None = None,

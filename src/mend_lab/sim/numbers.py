@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mend.codec import Codec
 from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded
+from mend.engine.offers import Encoded, Read
 from mend.transport.bulk_wire import checksum_of
+from mend.transport.growth import Growth
 
 
 class Spoiler(Numerics):
@@ -29,8 +30,10 @@ class Spoiler(Numerics):
         residual_N: Tensor | None,
         anchor_N: Tensor | None = None,
         codec: Codec | None = None,
+        read: Read | None = None,
+        grows: Callable[[Tensor], Growth] | None = None,
     ) -> Encoded:
-        made = super().encode(delta_N, residual_N, anchor_N, codec)
+        made = super().encode(delta_N, residual_N, anchor_N, codec, read)
         value = self._spoils()
         if value is None or not delta_N.numel():
             return made

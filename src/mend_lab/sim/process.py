@@ -22,11 +22,20 @@ from mend.engine.fragment_state import POLL_NS, AgreeMin, Requests, Share, Sprea
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
 from mend.engine.trainer import Trainer
-from mend.errors import CheckpointError, Diverged, Evicted, JobLost, MendError, WireError
+from mend.errors import (
+    CheckpointError,
+    Diverged,
+    Evicted,
+    JobLost,
+    MendError,
+    PayloadGone,
+    WireError,
+)
 from mend.events.base import LoggedEvent, log_text
 from mend.fragment.moments import Moment
 from mend.fragment.shards import put_together, take
 from mend.trace.format import Entry, Gap, read_record, record_of_entry
+from mend.transport.growth import Growth
 from mend.types import MS, SECOND, Address, Extent, Member, Meter, Peer
 from mend_lab.sim.agreement import Agreement
 from mend_lab.sim.faults import target
@@ -248,7 +257,18 @@ class Process:
     ) -> None:
         self.network.fetch(self, holders, key, checksum, into, done, extent, meter)
 
-    def serve(self, key: bytes, view: memoryview) -> None:
+    def pull_ahead(
+        self,
+        holder: Address,
+        key: bytes,
+        into: memoryview,
+        done: Callable[[Exception | None], None],
+        meter: Meter,
+    ) -> None:
+        """Never in time: what is simulated is a rank whose pulls begin with the announcement."""
+        done(PayloadGone("not simulated"))
+
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
         self.served[key] = view.cast("B")
 
     def drop(self, key: bytes) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mend.codec import CLOSING, CODECS
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, MergeMember
-from mend.coordination.events import Event
+from mend.coordination.events import Captured, Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.eviction import EvictableTrainer
@@ -57,8 +57,8 @@ class Hand:
     """All parameters are equal, so that one number describes a fragment. Version 0 is 0."""
 
     def __init__(
-        self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, period: int = 4,
-        overlap: int = 2, ramp: int = 0, polls: int = 0, payload: str = "float32",
+        self, *, ranks: int = 1, rank: int = 0, fragments: int = 1, numel: int = NUMEL,
+        period: int = 4, overlap: int = 2, ramp: int = 0, polls: int = 0, payload: str = "float32",
         in_weights: bool = False, side: Side | None = None,
         on_device: DeviceEncoder | None = None, **options: Any,
     ) -> None:  # fmt: skip
@@ -66,7 +66,7 @@ class Hand:
         rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
         self.numerics = Numerics(*rules, in_weights=in_weights)
         self.numerics.on_device = on_device
-        self.model = nn.ParameterList([nn.Parameter(torch.zeros(NUMEL)) for _ in range(fragments)])
+        self.model = nn.ParameterList([nn.Parameter(torch.zeros(numel)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
@@ -96,8 +96,8 @@ class Hand:
             tracks,
             self.published,
             now_ns=lambda: self.now_ns,
-            post=self.events.append,
-            own=self._own,
+            post=self._post,
+            own=self.offers.append,
             note=lambda event: self.notes.append(pair(event)),
             numerics=self.numerics,
             side=side,
@@ -111,10 +111,13 @@ class Hand:
         self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
         self.trainer.states.give = lambda *given: self.given.append(given)
 
-    def _own(self, offer: OpenOffer) -> None:
+    def _post(self, event: Event) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
         that there can be none."""
-        self.offers.append(offer)
+        self.events.append(event)
+        if not isinstance(event, Captured):
+            return
+        offer = self.offers[-1]
         if offer.landed is not None:
             offer.landed()
         try:

@@ -17,7 +17,7 @@ from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
-from mend.coordination.messages import MergeProposal, Message, OfferId, RankReport, Refusal
+from mend.coordination.messages import MergeProposal, Message, OfferId, Pulled, RankReport, Refusal
 from mend.coordination.rank import RankMachine
 from mend.engine import buffers, state_copying
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
@@ -49,6 +49,7 @@ from mend.events.base import LoggedEvent
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.transport.bulk_wire import checksum_of
+from mend.transport.growth import Growth
 from mend.types import (
     SECOND,
     Address,
@@ -58,6 +59,7 @@ from mend.types import (
     Owned,
     Peer,
     Span,
+    growing_key,
     offer_key,
     state_key,
 )
@@ -87,13 +89,31 @@ class Asked:
 
 
 @dataclass
+class Early:
+    """A pull of an offer that is not announced yet."""
+
+    holder: Address
+    key: bytes
+    into: memoryview
+    done: Callable[[Exception | None], None]
+    meter: Meter
+
+    def arrives(self, values: Tensor) -> None:
+        self.into[:] = values.numpy().tobytes()
+        self.meter.verified, self.meter.checksum = self.meter.size, checksum_of(self.into)
+        self.done(None)
+
+
+@dataclass
 class HandEdge:
     """The outside world: pulls end when the test says so, workers are done at once."""
 
     now: int = SECOND
     sent: list[tuple[Peer, Message]] = field(default_factory=list)
     pulls: list[Asked] = field(default_factory=list)
+    ahead: list[Early] = field(default_factory=list)
     served: dict[bytes, bytes] = field(default_factory=dict)
+    growing: dict[bytes, tuple[memoryview, Growth]] = field(default_factory=dict)
     notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     def now_ns(self) -> int:
@@ -119,11 +139,21 @@ class HandEdge:
     ) -> None:  # fmt: skip
         self.pulls.append(Asked(holders, key, checksum, into, done))
 
-    def serve(self, key: bytes, view: memoryview) -> None:
-        self.served[key] = bytes(view)
+    def pull_ahead(
+        self, holder: Address, key: bytes, into: memoryview,
+        done: Callable[[Exception | None], None], meter: Meter,
+    ) -> None:  # fmt: skip
+        self.ahead.append(Early(holder, key, into, done, meter))
+
+    def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
+        if growth is None:
+            self.served[key] = bytes(view)
+        else:
+            self.growing[key] = view, growth
 
     def drop(self, key: bytes) -> None:
         self.served.pop(key, None)
+        self.growing.pop(key, None)
 
     def note(self, event: LoggedEvent) -> None:
         self.notes.append(pair(event))
@@ -398,6 +428,93 @@ def captured(story: Story, snapshot: Tensor) -> OpenOffer:
     story.rank.own(made)
     story.rank.tell(ev.Captured(0, 1, 0, 8, 10, 2))
     return made
+
+
+# -------------------------------------------------------------- pulls before the announcement
+
+
+def expecting(*offers: Offer) -> tuple[Story, dict[Member, Early]]:
+    """A rank that has captured, and its early pulls. `offers`: announced before."""
+    story = Story()
+    story.told(offers=offers)
+    captured(story, torch.full((N,), 0.25))
+    keys = {growing_key(member(rack), 1, 0, 0): member(rack) for rack in (0, 2)}
+    return story, {keys[early.key]: early for early in story.host.ahead}
+
+
+@pytest.mark.parametrize("announced_first", [True, False])
+def test_bytes_pulled_before_announcement_count_with_its_checksum(announced_first: bool) -> None:
+    story, early = expecting()
+    assert early.keys() == {THEIRS, member(2)}
+    assert early[THEIRS].holder == story.rank.rank_machine.folded.seats[0].lanes[1]
+    delta = torch.full((N,), 0.5)
+    made = theirs_of(delta)
+    if announced_first:
+        story.told(offers=(made,))
+        assert story.host.pulls == []
+        assert key_of(made) not in story.host.served
+        early[THEIRS].arrives(delta)
+    else:
+        early[THEIRS].arrives(delta)
+        assert key_of(made) not in story.host.served, "nobody has said that it is an offer"
+        story.told(offers=(made,))
+    assert story.host.pulls == []
+    assert story.host.served[key_of(made)] == delta.numpy().tobytes()
+    assert story.rank.store.pulls.standing({}) == (Pulled(0, 4 * N, 0),)
+
+
+@pytest.mark.parametrize("announced_first", [True, False])
+@pytest.mark.parametrize("fault", ["other bytes", "gone"])
+def test_offer_is_pulled_as_ever_where_the_early_pull_brings_another_or_none(
+    fault: str, announced_first: bool
+) -> None:
+    story, early = expecting()
+    delta = torch.full((N,), 0.5)
+    made = theirs_of(delta)
+
+    def ends() -> None:
+        if fault == "gone":
+            early[THEIRS].done(TransferStalled("no byte"))
+        else:
+            early[THEIRS].arrives(-delta)
+
+    for happens in [lambda: story.told(offers=(made,)), ends][:: 1 if announced_first else -1]:
+        happens()
+    assert key_of(made) not in story.host.served
+    assert story.host.noted("fetch-failed") == [], "it is no trouble"
+    story.arrived(made, delta)
+    assert story.host.served[key_of(made)] == delta.numpy().tobytes()
+
+
+def test_offer_of_another_version_is_not_taken_for_the_expected_one() -> None:
+    story, early = expecting()
+    delta = torch.full((N,), 0.5)
+    early[THEIRS].arrives(delta)
+    made = replace(theirs_of(delta), base=1)
+    story.told(offers=(made,))
+    assert [asked.key for asked in story.host.pulls] == [key_of(made)]
+
+
+def test_announced_offer_is_not_asked_for_twice() -> None:
+    _, early = expecting(theirs_of(torch.full((N,), 0.5)))
+    assert early.keys() == {member(2)}
+
+
+def test_offer_grows_while_it_is_encoded_and_is_dropped_with_it() -> None:
+    story, _ = expecting()
+    view, growth = story.host.growing[growing_key(MINE, 1, 0, 0)]
+    assert (len(view), growth.filled) == (4 * N, 4 * N)
+    assert bytes(view) == story.host.served[offer_key(MINE, 1, 0, 1)]
+    story.rank.tell(ev.Discarded(0, 1))
+    assert story.host.growing == {}
+
+
+def test_refused_offer_stops_growing_before_its_bad_part() -> None:
+    story = Story()
+    story.told()
+    captured(story, torch.tensor([0.0, float("nan"), 0.0, 0.0]))
+    _, growth = story.host.growing[growing_key(MINE, 1, 0, 0)]
+    assert (growth.filled, growth.failed) == (0, True)
 
 
 def test_a_snapshot_becomes_a_payload_that_is_served() -> None:

@@ -22,12 +22,14 @@ from mend.coordination.events import (
     StillOpen,
     Timed,
 )
+from mend.engine import offers
 from mend.engine.digest import digest_of_state
 from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
 from mend.engine.trainer_rounds import ASLEEP_NS
 from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
-from mend.errors import GaveUp, MendError
+from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
+from mend.transport.growth import Growth
 from mend.types import SECOND, Member
 from tests.unit.coordination.nouns import genesis, log_of
 from tests.unit.engine.hand import GIVE_UP_NS, MINE, NUMEL, STALL_NS, THEIRS, Hand
@@ -84,6 +86,49 @@ def test_blocking_waits_at_capture_and_still_applies_tau_steps_later() -> None:
     hand.step(2)
     assert steps_of(hand, "applied") == [("applied", 6, 0)]
     assert hand.theta() == 1.25
+
+
+@pytest.mark.parametrize("size", [3, 1 << 20])
+@pytest.mark.parametrize("options", [{"overlap": 0}, {"overlapped": False}, {"lockstep": True}])
+def test_offer_encoded_behind_the_copy_has_the_bits_of_one_encoded_later(
+    options: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where training waits, the training thread encodes portion by portion while it copies."""
+    grown: list[tuple[torch.Tensor, Growth]] = []
+
+    def grows(offer: OpenOffer, payload_B: torch.Tensor) -> Growth:
+        grown.append((payload_B, Growth()))
+        return grown[-1][1]
+
+    monkeypatch.setattr(offers, "PORTION_NUMEL", size)
+    made = []
+    for later in (False, True):
+        hand = Hand(numel=7, period=4, **options)
+        hand.trainer._grows = grows
+        if later:
+            monkeypatch.setattr(hand.trainer, "_waits_for_result", lambda: False)
+        hand.during = lambda hand=hand: hand.decide(0.125, names=True)
+        hand.step(4, move=0.1)
+        made.append(hand.offers[0])
+    behind, later = made
+    waits = "lockstep" not in options
+    assert (behind.encoding is not None, later.encoding) == (waits, None)
+    assert torch.equal(behind.delta_N, later.delta_N)
+    assert behind.anchor.values.sub(behind.delta_N).abs().max() > 0
+    assert len(grown) == waits
+    for payload_B, growth in grown:
+        assert growth.filled == payload_B.numel() == 4 * 7
+        assert torch.equal(payload_B, behind.delta_N.view(torch.uint8))
+
+
+def test_offer_with_nan_that_is_encoded_behind_the_copy_is_declined() -> None:
+    hand = Hand(period=2, overlap=0)
+    hand.step(1)
+    with pytest.raises(Diverged):
+        hand.step(1, move=float("nan"))
+    (offer,) = hand.offers
+    with pytest.raises(NonFinite, match="element 0 of the delta"):
+        require(offer.encoding, "it is encoded by a worker")()
 
 
 def test_progress_is_told_without_the_time_that_was_waited() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -125,3 +126,22 @@ def test_exit_in_a_helper_reaches_the_caller(pool: WorkerPool, kind: type[BaseEx
 
     with pytest.raises(kind):
         pool.each([job] * 3)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_caller_with_many_torch_threads_gets_helpers_for_compiled_jobs_only(
+    pool: WorkerPool, compiled: bool
+) -> None:
+    """A compiled apply was done by the training thread alone, as torch's threads do nothing in
+    it."""
+    torch.set_num_threads(8)
+    seen = set[str]()
+    meet = threading.Barrier(2, timeout=30 if compiled else 0.2)
+
+    def job() -> None:
+        seen.add(threading.current_thread().name)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait()
+
+    pool.each([job, job], compiled=compiled)
+    assert len(seen) == (2 if compiled else 1)

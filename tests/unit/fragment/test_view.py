@@ -9,7 +9,7 @@ from torch import nn
 
 from mend.fragment import FragmentView, build_plan, exchanged_parameters
 from mend.fragment.shards import replicated
-from mend.fragment.view import portions
+from mend.fragment.view import between, portions
 from mend.types import Owned, Span
 
 
@@ -164,3 +164,12 @@ def test_the_plan_must_be_of_this_model() -> None:
     (layout,) = build_plan(nn.Linear(2, 3), 1)
     with pytest.raises(AssertionError, match="weight"):
         FragmentView(layout, list(nn.Linear(3, 2).parameters()))
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 12), (0, 4), (3, 5), (4, 9), (7, 7), (9, 12)])
+def test_elements_between_two_places_are_those_of_the_vector(begin: int, end: int) -> None:
+    values_N = torch.arange(12.0)
+    places = [slice(0, 4), slice(4, 5), slice(5, 12)]
+    found = between([(values_N[place], place) for place in places], begin, end)
+    assert [e for each, _ in found for e in each.tolist()] == list(range(begin, end))
+    assert all(torch.equal(values_N[place], each) for each, place in found)

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,16 +38,27 @@ ELEMENTARY = {
 
 def _elementary(name: str) -> Callable[[Tensor], Tensor]:
     def compute(x: Tensor) -> Tensor:
+        if name == "root" and x.dtype == torch.float64:
+            return _root_of_doubles(x)
         return chains.apply(name, x if x.is_floating_point() else x.float())
 
     return compute
 
 
 def _in_place(name: str) -> Callable[[Tensor], Tensor]:
-    def compute(x: Tensor) -> Tensor:
-        return x.copy_(chains.apply(name, x))
+    compute = _elementary(name)
 
-    return compute
+    def compute_in_place(x: Tensor) -> Tensor:
+        return x.copy_(compute(x))
+
+    return compute_in_place
+
+
+def _root_of_doubles(x: Tensor) -> Tensor:
+    """Norms of mend's exchange are in fp64; numpy's root is the processor's, rounded correctly."""
+    if x.is_cuda:
+        return torch.sqrt(x, out=torch.empty_like(x))
+    return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))
 
 
 def _of_gradient(name: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -116,10 +116,10 @@ def row_sums(x: Tensor) -> Tensor:
     Leaves at multiples of 128 (products with 1), trailing zeros change nothing. For dimensions that
     are never sharded: the features of a norm, the keys of a softmax.
     """
-    if _whole_chains:
-        return chains.row_sums(x.reshape(x.shape[:-1].numel(), x.shape[-1])).view(*x.shape[:-1], 1)
     if x.dtype == torch.float64 or x.device.type not in ("cpu", "cuda"):  # no products for them
         return tree_sum(x, -1).unsqueeze(-1)
+    if _whole_chains:
+        return chains.row_sums(x.reshape(x.shape[:-1].numel(), x.shape[-1])).view(*x.shape[:-1], 1)
     if x.is_cuda:
         from mend.determinism.gpu_kernels import row_sums as on_gpu
 

@@ -265,3 +265,11 @@ def test_torchs_own_kernels_come_back() -> None:
         assert not torch.equal(x.tanh(), torch.tensor(np.tanh(x.double().numpy())))
     assert torch.equal(x.exp(), before[0])
     assert torch.equal(torch.nn.functional.silu(x), before[1])
+
+
+@pytest.mark.usefixtures("level")
+def test_norms_of_the_exchange_are_in_fp64() -> None:
+    x = torch.randn(1000)
+    norm = torch.linalg.vector_norm(x, dtype=torch.float64)
+    assert norm.dtype == torch.float64
+    assert abs(float(norm) - math.sqrt(math.fsum(float(each) ** 2 for each in x))) < 1e-12

@@ -178,6 +178,8 @@ class _Books:
     offered: int = 0  # steps when its open offer was captured
     version: int = 0
     last: int = 0  # steps of its last offer: what it counts in rounds without it
+    named: int = 0  # version with its last offer
+    bases: tuple[int, int] = (0, 0)  # versions applied at its last two captures
 
 
 class Schedule:
@@ -230,23 +232,37 @@ class Schedule:
             if made < 1 or own.offered:
                 continue
             own.seq, own.offered, own.last = own.seq + 1, steps, made
+            own.bases = own.bases[1], own.version
             self.events[rack].append(Captured(steps, fragment, own.seq, closing))
             members.append(Named(rack, own.seq, own.version, ROWS * made, made))
         if not members:
             return
-        named = {member.rack for member in members}
-        mean = sum(member.steps for member in members) // len(members)
-        away = [own.last or mean for rack, own in enumerate(books) if rack not in named]
-        absent = [] if closing else [(ROWS * steps, steps) for steps in away]
+        absent = self._absent(books, members, closing)
         self.versions[fragment] += 1
         version = self.versions[fragment]
-        commit = Commit(fragment, version, members, (), absent, bool(absent))
+        for member in members:
+            books[member.rack].named = version
+        commit = Commit(fragment, version, members, (), absent, bool(absent) and not closing)
         self.commits.append(commit)
         late = 0
         if self.cell.timing == "jitter":
             late = self.random.randint(0, self.cell.period // 4)
         tau = min(self.settings.tau(version - 1) + late, self.cell.period - 1)
         self.due.append((time + tau, fragment, version))
+
+    @staticmethod
+    def _absent(
+        books: Sequence[_Books], members: Sequence[Named], closing: bool
+    ) -> list[tuple[int, int]]:
+        """Tokens and steps of the racks that are not in a round: those that train, or at the end
+        those whose last offer came in beside the work of all members."""
+        named = {member.rack for member in members}
+        mean = sum(member.steps for member in members) // len(members)
+        began = max(books[rack].bases[0] for rack in named)
+        away = [own for rack, own in enumerate(books) if rack not in named]
+        if closing:
+            away = [own for own in away if own.named > began]
+        return [(ROWS * steps, steps) for steps in (own.last or mean for own in away)]
 
     def _apply(self, time: int) -> None:
         """A later version that is due takes the ones before it along."""

@@ -17,8 +17,8 @@ turns       racks are out of phase: each round merges one rack
 slow        the last rack makes a third of the steps
 jitter      a result comes up to a quarter of a period later
 
-The racks' steps and rounds run in the reference (mend_lab.reference), which has the bits of real
-racks.
+The racks' steps and rounds are those of the reference (mend_lab.reference), which has the bits of
+real racks, for all seeds of a cell at once (benchmarks.small_problems_batch).
 `--processes` trains a dozen cells on real racks instead, under `mend launch`.
 """
 
@@ -28,6 +28,7 @@ import argparse
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import statistics
@@ -36,6 +37,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -360,9 +362,14 @@ class Row(NamedTuple):
 
 
 def measure(cell: Cell, steps: int, seeds: int, momentum: float | None = None) -> Row:
-    start = problem(cell.problem).error(problem(cell.problem).start(0)).item()
+    """By the reference, seed by seed."""
     merged = [merged_error(cell, steps, seed, momentum) for seed in range(seeds)]
-    return Row(cell, merged, [alone_error(cell, steps, seed) for seed in range(seeds)], start)
+    return row_of(cell, merged, [alone_error(cell, steps, seed) for seed in range(seeds)])
+
+
+def row_of(cell: Cell, merged: list[float], alone: list[float]) -> Row:
+    here = problem(cell.problem)
+    return Row(cell, merged, alone, here.error(here.start(0)).item())
 
 
 def cells(racks: Sequence[int] = (2, 4, 8)) -> list[Cell]:
@@ -430,8 +437,15 @@ def measure_processes(cell: Cell, steps: int) -> Row:
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     if [each["outcome"] for each in told] != ["merged"] * cell.racks:
         raise RuntimeError(f"{cell} ended {told}")
-    start = problem(cell.problem).error(problem(cell.problem).start(0)).item()
-    return Row(cell, [told[0]["error"]], [alone_error(cell, steps, 0)], start)
+    return row_of(cell, [told[0]["error"]], [alone_error(cell, steps, 0)])
+
+
+def _batched(cell: Cell, steps: int, seeds: int, momentum: float | None) -> Row:
+    from benchmarks.small_problems_batch import alone_errors, merged_errors
+
+    torch.set_num_threads(1)
+    merged = merged_errors(cell, steps, seeds, momentum)
+    return row_of(cell, merged, alone_errors(cell, steps, seeds))
 
 
 def main() -> None:
@@ -442,6 +456,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=0, help="a fixed choice of so many; 0: all")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2, help="processes that share the cells")
     parser.add_argument("--momentum", type=float, help="another outer momentum than the default")
     parser.add_argument("--processes", action="store_true", help="a dozen cells on real racks")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
@@ -453,11 +468,13 @@ def main() -> None:
             print("" if row.good else "  WORSE than a rack alone")
         return
     wanted = chosen(options.cells) if options.cells else cells()
+    job = partial(_batched, steps=options.steps, seeds=options.seeds, momentum=options.momentum)
     rows = []
-    for cell in wanted:
-        rows.append(measure(cell, options.steps, options.seeds, options.momentum))
-        if sys.stderr.isatty():
-            print(f"\r{len(rows)} of {len(wanted)}", end="", file=sys.stderr)
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for row in pool.imap(job, wanted, chunksize=1):
+            rows.append(row)
+            if sys.stderr.isatty():
+                print(f"\r{len(rows)} of {len(wanted)}", end="", file=sys.stderr)
     page = table(rows, options.steps, options.seeds)
     print(page)
     if options.save:

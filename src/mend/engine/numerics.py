@@ -33,6 +33,7 @@ from mend.codec import (
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
+from mend.engine.agreement import Agreement, cosine_of
 from mend.engine.buffers import Buffers, Pin
 from mend.engine.digest import StateDigest, bytes_of, digest_of
 from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
@@ -98,6 +99,8 @@ class Anchor:
     """Rounds merged so far, in parts of `weights.WHOLE`."""
     codecs: FragmentCodec | None = None
     """None: nothing is encoded against this anchor."""
+    waited: bool = False
+    """Momentum waited in the step to it, as computed here."""
 
     @property
     def values(self) -> Tensor:
@@ -176,6 +179,8 @@ class Numerics:
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
         self.of_values = False
         """Whether offers are values, not differences to an anchor."""
+        self.agreement = Agreement()
+        """Of the merges so far; the loop writes it."""
         self.on_device: DeviceEncoder | None = None
         """Set where the GPU encodes captures."""
 
@@ -388,7 +393,17 @@ class Numerics:
         if state_numel:
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
             digest.feed_codec(state_S)
-        return Anchor(data, anchor.numel, version, digest.hexdigest(), after, codecs)
+        waited = merging.points_against
+        return Anchor(data, anchor.numel, version, digest.hexdigest(), after, codecs, waited)
+
+    def compare(self, payloads: Sequence[Tensor], anchor: Anchor | int) -> float | None:
+        """The cosine of the members' deltas on a sample. `anchor`: that of the merge, or of a slice
+        the number of elements."""
+        if self.of_values:
+            return None
+        if isinstance(anchor, int):
+            return cosine_of(self._stateless(anchor), payloads, anchor)
+        return cosine_of(anchor.codec, payloads, anchor.numel)
 
     def cuts(self, part: Owned | int, count: int) -> list[int]:
         """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so

@@ -15,6 +15,7 @@ from mend.errors import ConfigError
 from mend.tools.report import summary
 from mend.tools.report.draw import svg_of
 from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, clean
+from mend.tools.report.learning import learning
 from mend.tools.report.panels import (
     PHASE_COLOURS,
     Panel,
@@ -46,6 +47,11 @@ class Run:
     @property
     def headline(self) -> str:
         return summary.headline(self.facts, self.totals)
+
+    @property
+    def learning(self) -> list[str]:
+        """Whether merging helped, in sentences."""
+        return learning(self.facts, self.rounds.settings, summary.worst_stall(self.totals))
 
     @property
     def panels(self) -> list[Panel]:

@@ -206,7 +206,11 @@ def outer_step(
     mu = fp32(settings.momentum)
     if settings.ramp:
         mu = min(fp32(now.rounds / (now.rounds + settings.ramp)), mu)
-    along = (delta_Sn.astype(F64) * now.momentum).sum(1, keepdims=True) >= 0
+    both, of_delta, of_momentum = (
+        (x.astype(F64) * y).sum(1, keepdims=True)
+        for x, y in ((delta_Sn, now.momentum), (delta_Sn,) * 2, (now.momentum,) * 2)
+    )
+    along = both >= -0.3 * np.sqrt(of_delta * of_momentum)
     decay = F32(fp32(1 - s * (1 - Fraction(mu))))
     now.momentum = now.momentum * decay + delta_Sn * F32(float(s))
     step = delta_Sn * F32(f) + np.where(along, now.momentum * F32(mu), F32(0))

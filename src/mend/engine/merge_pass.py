@@ -30,7 +30,7 @@ from mend.merge import Average, Made, Merge, Radial
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 
 DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-_NOTHING, _NO_ROWS = np.empty(0, np.float32), np.empty(0, np.float64)
+_NOTHING, _NO_ROWS = np.empty(0, np.float32), np.empty((3, 0), np.float64)
 
 
 def kernel_for(rule: Merge, outer: OuterOptimizer, codec: object, numel: int) -> MergeKernel | None:
@@ -69,12 +69,12 @@ def _stretches(
         start = stop
 
 
-def products_of(delta_N: Tensor, state_N: Tensor) -> Tensor:
-    """Of each row the sum of delta times state, fp64 (r,), as a tree of halves; the last row is
-    filled up with zeros. A product of two fp32 numbers is exact in fp64."""
-    rows = -(-delta_N.numel() // ROW_NUMEL)
+def product_of(x_N: Tensor, y_N: Tensor) -> Tensor:
+    """Of each row the sum of x times y, fp64 (r,), as a tree of halves; the last row is filled up
+    with zeros. A product of two fp32 numbers is exact in fp64."""
+    rows = -(-x_N.numel() // ROW_NUMEL)
     product_rk = torch.zeros(rows, ROW_NUMEL, dtype=torch.float64, device="cpu")
-    product_rk.view(-1)[: delta_N.numel()].copy_(delta_N).mul_(state_N)
+    product_rk.view(-1)[: x_N.numel()].copy_(x_N).mul_(y_N)
     width = ROW_NUMEL
     while width > 1:
         width //= 2
@@ -97,19 +97,22 @@ class MergePass:
     out_N: Tensor
     states_N: Sequence[Tensor] = ()
     states_out_N: Sequence[Tensor] = ()
-    products_r: np.ndarray = field(init=False)
-    """Of each row the product of the merged delta and the first state, where the rates ask."""
+    products_3r: np.ndarray = field(init=False)
+    """Of each row the product of the merged delta and the first state, and their squares, where the
+    rates ask."""
 
     def __post_init__(self) -> None:
         asked = self.rates.against is not None and self.states_N
         rows = -(-self.out_N.numel() // ROW_NUMEL)
-        object.__setattr__(self, "products_r", np.zeros(rows) if asked else _NO_ROWS)
+        object.__setattr__(self, "products_3r", np.zeros((3, rows)) if asked else _NO_ROWS)
 
     @property
     def points_against(self) -> bool:
-        """Whether the merged delta points against the first state, when all has been run: one sum
-        over the vector, rounded once, in any order."""
-        return math.fsum(self.products_r) < 0
+        """Whether the merged delta points against the first state, when all has been run. The sums
+        over the vector are rounded once, in any order; then come a few products of doubles."""
+        along, of_delta, of_state = (math.fsum(each_r) for each_r in self.products_3r)
+        limit = self.rates.limit
+        return along < 0 and along * along > limit * limit * (of_delta * of_state)
 
     def run(
         self, begin: int, end: int, digest: StateDigest | None, block: int | None = None
@@ -153,7 +156,7 @@ class MergePass:
             np.array([weights for _, weights in self.runs], np.float64),
             anchor, before, rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr,
             NORM_MAX, self.out_N[begin:end].numpy(), after, lanes,
-            self.products_r[begin // ROW_NUMEL : end // ROW_NUMEL],
+            self.products_3r[:, begin // ROW_NUMEL : end // ROW_NUMEL],
         )  # fmt: skip
         if not norm < NORM_MAX:
             raise Unmergeable("", ())
@@ -175,9 +178,10 @@ class MergePass:
             )
             for first, last, weights in _stretches(self.runs, start, stop):
                 self.rule.block(decode(first, last), weights, merged[first - start : last - start])
-            if len(self.products_r):
+            if self.products_3r.size:
                 rows = slice(start // ROW_NUMEL, -(-stop // ROW_NUMEL))
-                self.products_r[rows] = products_of(merged, before[0]).numpy()
+                pairs = (merged, before[0]), (merged, merged), (before[0], before[0])
+                self.products_3r[:, rows] = [product_of(*pair).numpy() for pair in pairs]
             base = self.anchor_N[start:stop]
             self.outer.block(base, before, merged, values, after, self.rates)
             # NaN and Inf survive every product and sum, so checking the result checks all inputs.

@@ -26,8 +26,10 @@ class Rates(NamedTuple):
     in it; at least 1. mend sets it after `rates`; `block` may use it or not."""
     against: float | None = None
     """The momentum in place of `momentum` where the merged delta points against the first state
-    vector: the sum of their products over a rank's part of the fragment is below 0. None: it does
+    vector: where their cosine over a rank's part of the fragment is below `limit`. None: it does
     not matter, and nothing is summed."""
+    limit: float = 0.0
+    """At most 0."""
 
     def turned(self) -> Rates:
         """The rates where it points against it."""

@@ -209,16 +209,24 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 
 def against(delta: Tensor, momentum: Tensor) -> bool:
-    """Whether the sum of Delta b is below 0: fp64, of each 4096 elements first and second half are
-    added until one number is left, and the sum of these is rounded once."""
+    """Whether the cosine of Delta and b is below -.3."""
+    both, of_delta, of_momentum = (
+        _product(x, y) for x, y in ((delta, momentum), (delta, delta), (momentum, momentum))
+    )
+    return both < 0 and both * both > 0.3 * 0.3 * (of_delta * of_momentum)
+
+
+def _product(x: Tensor, y: Tensor) -> float:
+    """The sum of x y: fp64, of each 4096 elements first and second half are added until one number
+    is left, and the sum of these is rounded once."""
     sums = []
-    for start in range(0, len(delta), 4096):
-        products = delta[start : start + 4096].double() * momentum[start : start + 4096].double()
+    for start in range(0, len(x), 4096):
+        products = x[start : start + 4096].double() * y[start : start + 4096].double()
         total = torch.nn.functional.pad(products, (0, 4096 - len(products)))
         while len(total) > 1:
             total = total[: len(total) // 2] + total[len(total) // 2 :]
         sums.append(total.item())
-    return math.fsum(sums) < 0
+    return math.fsum(sums)
 
 
 def outer_step(

@@ -67,7 +67,7 @@ def test_the_momentum_rises_with_the_rounds_up_to_its_limit() -> None:
 
 def test_without_a_ramp_the_momentum_is_whole_from_the_first_round() -> None:
     assert {rates(Nesterov(0.7, 0.5), rounds) for rounds in (0, 1, 1000)} == {
-        Rates(float(np.float32(0.7)), 0.5, 0.5, 1.0, against=0.0)
+        Rates(float(np.float32(0.7)), 0.5, 0.5, 1.0, against=0.0, limit=-0.3)
     }
 
 

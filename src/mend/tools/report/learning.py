@@ -28,8 +28,8 @@ def learning(facts: RunFacts, settings: Mapping[str, object], stall_share: float
     compared = _compared(facts)
     sentences = [each for _, each in compared] or [
         "Whether the merged model is better than the racks' own was not recorded: record a "
-        "held-out loss as runtime.record(held_out=...), and the same inside runtime.anchor_weights() as "
-        "held_out_merged=..."
+        "held-out loss as runtime.record(held_out=...), and the same inside "
+        "runtime.anchor_weights() as held_out_merged=..."
     ]
     sentences += [*_agreed(facts), *_momentum(facts)]
     worse = any(merged > own for (own, merged), _ in compared)

@@ -36,7 +36,6 @@ speeds=1/.7      share of the steps that each rack makes, the last one counts fo
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -306,9 +305,6 @@ class Outer:
         )
         lengths_SR = delta_SRk.norm(dim=2) * momentum_SRk.norm(dim=2)
         product_SR = (delta_SRk * momentum_SRk).sum(2)
-        if os.environ.get("MEND_BENCH_COSINES"):
-            cosines = (product_SR / lengths_SR.clamp_min(1e-30)).flatten().tolist()
-            print("cosine", self.arm.period, *(f"{each:.3f}" for each in cosines))
         along_SR = (product_SR >= self.arm.limit * lengths_SR).float()
         along_SN = along_SR.repeat_interleave(row, dim=1)[:, : delta_SN.shape[1]]
         return along_SN.split([delta.shape[1] for delta in deltas], dim=1)

@@ -7,14 +7,12 @@ Legend: M members of a merge, n elements of the sample.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from mend.codec import Codec
-from mend.engine.merge_pass import decoding
-from mend.kernels import ROW_NUMEL
+    from mend.codec import Codec
 
 SAMPLE_NUMEL = 1 << 16
 """Elements of a rank's part, from its middle."""
@@ -47,6 +45,11 @@ class Agreement(NamedTuple):
 def cosine_of(codec: Codec, payloads: Sequence[Tensor], numel: int) -> float | None:
     """The mean cosine of two members' deltas on the sample; None where fewer than two members have
     moved there."""
+    import torch  # a witness counts progress without it
+
+    from mend.engine.merge_pass import decoding
+    from mend.kernels import ROW_NUMEL
+
     size = min(SAMPLE_NUMEL, numel)
     if not size or len(payloads) < 2:
         return None

@@ -24,6 +24,7 @@ divisor=named    a merge divides by the weight of those in it; divisor=live: by 
                  divisor=damped: that, of the momentum's step only
 against=0        rows of so many elements of a fragment (at most all of it) take the step of the
                  mean where the merged delta points against the momentum; 0: none does
+limit=0          cosine of the two below which it does
 rise=0           c > 0: tau rises with the rounds, round(tau min(k / (k + c), .9) / .9)
 codec=none       bf16, int8, int4, e3m0, topk, powersgd-4 (any rank): how offers travel
 feedback=buffer  what the codec left out is added to the rack's next offer; feedback=none: it is
@@ -66,6 +67,7 @@ class Arm:
     weight: str = "tokens"
     divisor: str = "named"
     against: int = 0
+    limit: float = 0.0
     rise: float = 0.0
     codec: str = "none"
     feedback: str = "buffer"
@@ -82,6 +84,7 @@ class Arm:
             "weight": self.weight not in ("tokens", "period", "alike", "nova"),
             "divisor": self.divisor not in ("named", "live", "even", "damped"),
             "against": self.against < 0,
+            "limit": not -1 <= self.limit <= 1,
             "rise": self.rise < 0,
             "feedback": self.feedback not in ("buffer", "none", "weights"),
             "speeds": not all(0 < speed <= 1 for speed in self.speeds),
@@ -161,6 +164,7 @@ _KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weight": ("weight", str),
     "divisor": ("divisor", str),
     "against": ("against", int),
+    "limit": ("limit", float),
     "rise": ("rise", float),
     "codec": ("codec", str),
     "feedback": ("feedback", str),
@@ -295,8 +299,13 @@ class Outer:
         momentum_SN = torch.cat([self.momenta[leaf] for leaf in leaves], dim=1)
         row = min(self.arm.against, delta_SN.shape[1])
         short = -delta_SN.shape[1] % row
-        product_SN = torch.nn.functional.pad(delta_SN.double() * momentum_SN.double(), (0, short))
-        along_SR = (product_SN.unflatten(1, (-1, row)).sum(2) >= 0).float()
+        delta_SRk, momentum_SRk = (
+            torch.nn.functional.pad(each.double(), (0, short)).unflatten(1, (-1, row))
+            for each in (delta_SN, momentum_SN)
+        )
+        lengths_SR = delta_SRk.norm(dim=2) * momentum_SRk.norm(dim=2)
+        product_SR = (delta_SRk * momentum_SRk).sum(2)
+        along_SR = (product_SR >= self.arm.limit * lengths_SR).float()
         along_SN = along_SR.repeat_interleave(row, dim=1)[:, : delta_SN.shape[1]]
         return along_SN.split([delta.shape[1] for delta in deltas], dim=1)
 

@@ -17,8 +17,8 @@ turns       racks are out of phase: each round merges one rack
 slow        the last rack makes a third of the steps
 jitter      a result comes up to a quarter of a period later
 
-The racks' steps and rounds run in the reference (mend_lab.reference), which has the bits of real
-racks.
+The racks' steps and rounds are those of the reference (mend_lab.reference), which has the bits of
+real racks, for all seeds of a cell at once (benchmarks.small_problems_batch).
 `--processes` trains a dozen cells on real racks instead, under `mend launch`.
 """
 
@@ -28,6 +28,7 @@ import argparse
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
 import statistics
@@ -36,6 +37,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,6 +180,8 @@ class _Books:
     offered: int = 0  # steps when its open offer was captured
     version: int = 0
     last: int = 0  # steps of its last offer: what it counts in rounds without it
+    named: int = 0  # version with its last offer
+    bases: tuple[int, int] = (0, 0)  # versions applied at its last two captures
 
 
 class Schedule:
@@ -230,23 +234,37 @@ class Schedule:
             if made < 1 or own.offered:
                 continue
             own.seq, own.offered, own.last = own.seq + 1, steps, made
+            own.bases = own.bases[1], own.version
             self.events[rack].append(Captured(steps, fragment, own.seq, closing))
             members.append(Named(rack, own.seq, own.version, ROWS * made, made))
         if not members:
             return
-        named = {member.rack for member in members}
-        mean = sum(member.steps for member in members) // len(members)
-        away = [own.last or mean for rack, own in enumerate(books) if rack not in named]
-        absent = [] if closing else [(ROWS * steps, steps) for steps in away]
+        absent = self._absent(books, members, closing)
         self.versions[fragment] += 1
         version = self.versions[fragment]
-        commit = Commit(fragment, version, members, (), absent, bool(absent))
+        for member in members:
+            books[member.rack].named = version
+        commit = Commit(fragment, version, members, (), absent, bool(absent) and not closing)
         self.commits.append(commit)
         late = 0
         if self.cell.timing == "jitter":
             late = self.random.randint(0, self.cell.period // 4)
         tau = min(self.settings.tau(version - 1) + late, self.cell.period - 1)
         self.due.append((time + tau, fragment, version))
+
+    @staticmethod
+    def _absent(
+        books: Sequence[_Books], members: Sequence[Named], closing: bool
+    ) -> list[tuple[int, int]]:
+        """Tokens and steps of the racks that are not in a round: those that train, or at the end
+        those whose last offer came in beside the work of all members."""
+        named = {member.rack for member in members}
+        mean = sum(member.steps for member in members) // len(members)
+        began = max(books[rack].bases[0] for rack in named)
+        away = [own for rack, own in enumerate(books) if rack not in named]
+        if closing:
+            away = [own for own in away if own.named > began]
+        return [(ROWS * steps, steps) for steps in (own.last or mean for own in away)]
 
     def _apply(self, time: int) -> None:
         """A later version that is due takes the ones before it along."""
@@ -344,9 +362,14 @@ class Row(NamedTuple):
 
 
 def measure(cell: Cell, steps: int, seeds: int, momentum: float | None = None) -> Row:
-    start = problem(cell.problem).error(problem(cell.problem).start(0)).item()
+    """By the reference, seed by seed."""
     merged = [merged_error(cell, steps, seed, momentum) for seed in range(seeds)]
-    return Row(cell, merged, [alone_error(cell, steps, seed) for seed in range(seeds)], start)
+    return row_of(cell, merged, [alone_error(cell, steps, seed) for seed in range(seeds)])
+
+
+def row_of(cell: Cell, merged: list[float], alone: list[float]) -> Row:
+    here = problem(cell.problem)
+    return Row(cell, merged, alone, here.error(here.start(0)).item())
 
 
 def cells(racks: Sequence[int] = (2, 4, 8)) -> list[Cell]:
@@ -414,8 +437,15 @@ def measure_processes(cell: Cell, steps: int) -> Row:
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     if [each["outcome"] for each in told] != ["merged"] * cell.racks:
         raise RuntimeError(f"{cell} ended {told}")
-    start = problem(cell.problem).error(problem(cell.problem).start(0)).item()
-    return Row(cell, [told[0]["error"]], [alone_error(cell, steps, 0)], start)
+    return row_of(cell, [told[0]["error"]], [alone_error(cell, steps, 0)])
+
+
+def _batched(cell: Cell, steps: int, seeds: int, momentum: float | None) -> Row:
+    from benchmarks.small_problems_batch import alone_errors, merged_errors
+
+    torch.set_num_threads(1)
+    merged = merged_errors(cell, steps, seeds, momentum)
+    return row_of(cell, merged, alone_errors(cell, steps, seeds))
 
 
 def main() -> None:
@@ -426,6 +456,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=0, help="a fixed choice of so many; 0: all")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2, help="processes that share the cells")
     parser.add_argument("--momentum", type=float, help="another outer momentum than the default")
     parser.add_argument("--processes", action="store_true", help="a dozen cells on real racks")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
@@ -437,11 +468,13 @@ def main() -> None:
             print("" if row.good else "  WORSE than a rack alone")
         return
     wanted = chosen(options.cells) if options.cells else cells()
+    job = partial(_batched, steps=options.steps, seeds=options.seeds, momentum=options.momentum)
     rows = []
-    for cell in wanted:
-        rows.append(measure(cell, options.steps, options.seeds, options.momentum))
-        if sys.stderr.isatty():
-            print(f"\r{len(rows)} of {len(wanted)}", end="", file=sys.stderr)
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        for row in pool.imap(job, wanted, chunksize=1):
+            rows.append(row)
+            if sys.stderr.isatty():
+                print(f"\r{len(rows)} of {len(wanted)}", end="", file=sys.stderr)
     page = table(rows, options.steps, options.seeds)
     print(page)
     if options.save:

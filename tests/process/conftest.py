@@ -94,7 +94,7 @@ def alone(free_ports: Callable[[int], list[int]]) -> Iterator[Configure]:
     def make(**more: Any) -> mend.MendConfig:
         address = f"tcp://127.0.0.1:{sideband}"
         own = {"rack": 0, "racks": 1, "sideband_addr": address, "sideband_peers": (address,)}
-        rounds = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
+        rounds = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "codec": "float32"}
         return mend.MendConfig(**{**rounds, **own, "data_ports": f"{lane}-{lane}", **more})
 
     yield make

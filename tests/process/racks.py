@@ -49,14 +49,21 @@ def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
         time.sleep(POLL_S)
 
 
+EXACT = {"MEND_CODEC": "float32", "MEND_SYNC_PERIOD_STEPS": "128"}
+"""Of tests that do not say otherwise: payloads that lose nothing, and no round that they do not ask
+for."""
+
+
 def environment(**more: str) -> dict[str, str]:
-    """What every process of a test has: no MEND_* of who runs it, one thread per torch."""
+    """What every process of a test has: no MEND_* of who runs it but EXACT, one thread per
+    torch."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MEND_")}
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     return {
         **kept,
         **single,
+        **EXACT,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # for Job.stacks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.small_problems import Cell, measure
+from benchmarks.small_problems import Cell, alone_error, measure, merged_error
+from benchmarks.small_problems_batch import alone_errors, merged_errors
 
 STEPS, SEEDS = 400, 2
 CELLS = [
@@ -33,3 +34,20 @@ def test_merged_model_default_outer_step_is_not_worse_than_alone(cell: Cell) -> 
 def test_merged_model_momentum_too_long_for_the_period_is_found() -> None:
     cell = Cell("quadratic100", "adamw", 4)
     assert measure(cell, STEPS, seeds=1, momentum=0.9).ratio > 10
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("mlp", "adamw", 16, 2, "slow"),
+        Cell("quadratic100", "adamw", 4, 2, "turns", "int4"),
+        Cell("linear", "sgd", 16, 4, "jitter"),
+    ],
+    ids=lambda cell: "-".join(map(str, cell)),
+)
+def test_all_seeds_at_once_have_the_errors_of_the_reference(cell: Cell) -> None:
+    steps, seeds = 40, 2
+    merged = [merged_error(cell, steps, seed) for seed in range(seeds)]
+    alone = [alone_error(cell, steps, seed) for seed in range(seeds)]
+    assert merged_errors(cell, steps, seeds) == pytest.approx(merged, rel=1e-4)
+    assert alone_errors(cell, steps, seeds) == pytest.approx(alone, rel=1e-4)

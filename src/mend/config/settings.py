@@ -184,7 +184,7 @@ class MendConfig:
         "mend", k.JOB, "name of the job; messages of other jobs are refused", Scope.JOB
     )
     sync_period_steps: int = _people(
-        128,
+        32,
         k.whole(1, unit="steps"),
         "optimizer steps between two exchanges of the same fragment (H)",
         Scope.PLAN,
@@ -214,7 +214,7 @@ class MendConfig:
         1, k.whole(1, RACKS_MAX, "racks"), "least number of offers for a merge (K)", Scope.JOB
     )
     codec: str = _people(
-        "float32",
+        "int8",
         CODEC,
         "encoding of the deltas on the wire; a later round sends the part that it drops "
         "(compression.md)",

@@ -135,7 +135,9 @@ class LiveRank:
         self.member = member = Member(me.rack, int.from_bytes(nonce, "big"))
         options = self._io_loop_options()
         self.io_loop = IoLoop(me, member, settings.job, options, self.recorder)
-        self.pace = TrainingProgress(self.recorder.note, self._traffic)
+        self.pace = TrainingProgress(
+            self.recorder.note, self._traffic, lambda: self.numerics.agreement
+        )
         undo.callback(self.pace.end)
         undo.callback(self._close_noting, self.numerics.close)
         self._side = Side(plan.gpu) if plan.gpu is not None else None

@@ -4,15 +4,16 @@ Compiled, it is one call per thread that holds no lock of the interpreter (`mend
 an outer optimizer or a codec that is not compiled, and the rest of a last row, go through torch,
 block by block, so that a block stays in the cache from decoding to its digest. Bits do not depend
 on the way, the size of a block or the number of threads: all is element-wise but for the digest,
-which reads bytes in order.
+which reads bytes in order, and a sum over rows, each of which has one order of its terms.
 
-Legend: N elements of a vector, n elements of a block.
+Legend: N elements of a vector, n elements of a block, r rows of ROW_NUMEL elements.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from mend.merge import Average, Made, Merge, Radial
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 
 DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-_NOTHING = np.empty(0, np.float32)
+_NOTHING, _NO_ROWS = np.empty(0, np.float32), np.empty((3, 0), np.float64)
 
 
 def kernel_for(rule: Merge, outer: OuterOptimizer, codec: object, numel: int) -> MergeKernel | None:
@@ -58,15 +59,27 @@ def decoding(
 
 
 def _stretches(
-    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
+    runs: Sequence[tuple[int, Weights]], begin: int, end: int
 ) -> Iterator[tuple[int, int, Weights]]:
-    """Blocks of [begin, end) with their weights, cut where the weights change."""
+    """[begin, end) with its weights, cut where they change."""
     start = 0
     for stop, weights in runs:
-        first, last = max(start, begin), min(stop, end)
-        for low, high in blocks(last - first, size):
-            yield first + low, first + high, weights
+        if max(start, begin) < min(stop, end):
+            yield max(start, begin), min(stop, end), weights
         start = stop
+
+
+def product_of(x_N: Tensor, y_N: Tensor) -> Tensor:
+    """Of each row the sum of x times y, fp64 (r,), as a tree of halves; the last row is filled up
+    with zeros. A product of two fp32 numbers is exact in fp64."""
+    rows = -(-x_N.numel() // ROW_NUMEL)
+    product_rk = torch.zeros(rows, ROW_NUMEL, dtype=torch.float64, device="cpu")
+    product_rk.view(-1)[: x_N.numel()].copy_(x_N).mul_(y_N)
+    width = ROW_NUMEL
+    while width > 1:
+        width //= 2
+        product_rk[:, :width].add_(product_rk[:, width : 2 * width])
+    return product_rk[:, 0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +97,22 @@ class MergePass:
     out_N: Tensor
     states_N: Sequence[Tensor] = ()
     states_out_N: Sequence[Tensor] = ()
+    products_3r: np.ndarray = field(init=False)
+    """Of each row the product of the merged delta and the first state, and their squares, where the
+    rates ask."""
+
+    def __post_init__(self) -> None:
+        asked = self.rates.against is not None and self.states_N
+        rows = -(-self.out_N.numel() // ROW_NUMEL)
+        object.__setattr__(self, "products_3r", np.zeros((3, rows)) if asked else _NO_ROWS)
+
+    @property
+    def points_against(self) -> bool:
+        """Whether the merged delta points against the first state, when all has been run. The sums
+        over the vector are rounded once, in any order; then come a few products of doubles."""
+        along, of_delta, of_state = (math.fsum(each_r) for each_r in self.products_3r)
+        limit = self.rates.limit
+        return along < 0 and along * along > limit * limit * (of_delta * of_state)
 
     def run(
         self, begin: int, end: int, digest: StateDigest | None, block: int | None = None
@@ -127,6 +156,7 @@ class MergePass:
             np.array([weights for _, weights in self.runs], np.float64),
             anchor, before, rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr,
             NORM_MAX, self.out_N[begin:end].numpy(), after, lanes,
+            self.products_3r[:, begin // ROW_NUMEL : end // ROW_NUMEL],
         )  # fmt: skip
         if not norm < NORM_MAX:
             raise Unmergeable("", ())
@@ -136,15 +166,22 @@ class MergePass:
             )
 
     def _by_torch(self, begin: int, end: int, digest: StateDigest | None, size: int) -> None:
+        size = max(size // ROW_NUMEL, 1) * ROW_NUMEL
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         decode = decoding(self.codec, self.payloads, delta_n.numel())
-        for start, stop, weights in _stretches(self.runs, begin, end, size):
+        for low, high in blocks(end - begin, size):
+            start, stop = begin + low, begin + high
             merged, values = delta_n[: stop - start], self.out_N[start:stop]
             before, after = (
                 [state[start:stop] for state in states]
                 for states in (self.states_N, self.states_out_N)
             )
-            self.rule.block(decode(start, stop), weights, merged)
+            for first, last, weights in _stretches(self.runs, start, stop):
+                self.rule.block(decode(first, last), weights, merged[first - start : last - start])
+            if self.products_3r.size:
+                rows = slice(start // ROW_NUMEL, -(-stop // ROW_NUMEL))
+                pairs = (merged, before[0]), (merged, merged), (before[0], before[0])
+                self.products_3r[:, rows] = [product_of(*pair).numpy() for pair in pairs]
             base = self.anchor_N[start:stop]
             self.outer.block(base, before, merged, values, after, self.rates)
             # NaN and Inf survive every product and sum, so checking the result checks all inputs.

@@ -68,7 +68,7 @@ class Merging:
         tensors, numerics = rules.tensors, rules.numerics
         merged_N = self._store.attempts[key].merged_N if effect.sharded else None
 
-        def job(payloads: list[Tensor]) -> tuple[Anchor, bytes]:
+        def job(payloads: list[Tensor]) -> tuple[Anchor, bytes, float | None]:
             runs, version = None, effect.version
             if effect.total:
                 factors = factors_in(effect.total, effect.weights, tensors)
@@ -83,10 +83,12 @@ class Merging:
                 )  # fmt: skip
             else:
                 new = numerics.finish(merged_N, anchor, version, effect.part, rates)
-            return new, digests_of_tensors(new.values, tensors.cuts) if taped else b""
+            digests = digests_of_tensors(new.values, tensors.cuts) if taped else b""
+            return new, digests, numerics.compare(payloads, anchor) if payloads else None
 
-        def done(result: tuple[Anchor, bytes]) -> None:
-            new, digests = result
+        def done(result: tuple[Anchor, bytes, float | None]) -> None:
+            new, digests, cosine = result
+            numerics.agreement = numerics.agreement.merged(waited=new.waited).with_cosine(cosine)
             self._store.tentative[key] = new
             self._jobs.tell(ev.Merged(*key, new.digest, tensors=digests))
 
@@ -231,16 +233,21 @@ class Slicing:
         ]
         out_n = attempt.merged(position)
 
-        def done(result: Exception | None) -> None:
+        def job() -> float | None:
+            numerics.merge_slice(inputs, effect.weights, out_n)
+            return numerics.compare(inputs, out_n.numel())
+
+        def done(result: float | Exception | None) -> None:
             if isinstance(result, MendError):
                 self._jobs.tell(ev.SliceMerged(*key, format_error(result)))
             elif isinstance(result, Exception):
                 self._jobs.broken(result)
             else:
+                numerics.agreement = numerics.agreement.with_cosine(result)
                 store.put_slice(key, position, attempt)
                 self._jobs.tell(ev.SliceMerged(*key))
 
-        self._jobs.run(lambda: numerics.merge_slice(inputs, effect.weights, out_n), done)
+        self._jobs.run(job, done)
 
     def free(self, effect: ev.FreeSlices) -> None:
         self._store.free_attempt(effect.key)

@@ -33,6 +33,7 @@ from mend.codec import (
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
+from mend.engine.agreement import Agreement, cosine_of
 from mend.engine.buffers import Buffers, Pin
 from mend.engine.digest import StateDigest, bytes_of, digest_of_proof, proof_of
 from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
@@ -101,6 +102,8 @@ class Anchor:
     """None: nothing is encoded against this anchor."""
     proof: bytes = b""
     """What `digest` is the sha256 of; see `StateDigest.proof`."""
+    waited: bool = False
+    """Momentum waited in the step to it, as computed here."""
 
     @property
     def values(self) -> Tensor:
@@ -183,6 +186,8 @@ class Numerics:
         self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
         self.of_values = False
         """Whether offers are values, not differences to an anchor."""
+        self.agreement = Agreement()
+        """Of the merges so far; the loop writes it."""
         self.on_device: DeviceEncoder | None = None
         """Set where the GPU encodes captures."""
 
@@ -376,23 +381,43 @@ class Numerics:
         parts = self._parts(anchor.numel)
         after, states = anchor.rounds + part, len(self.outer.states)
         state_numel = codecs.state_numel
-        digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
         rates = rates or self.rates(anchor.rounds, part, len(payloads))
-        merging = self._pass(codec, payloads, runs, anchor, data, rates)
-        self.pool.each(
-            [
-                partial(merging.run, *part, digest)
-                for digest, part in zip(digests, parts, strict=True)
+
+        def run(rates: Rates) -> tuple[MergePass, StateDigest]:
+            digests = [
+                StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts
             ]
-        )
-        for rest in digests[1:]:
-            digests[0].extend(rest)
+            merging = self._pass(codec, payloads, runs, anchor, data, rates)
+            self.pool.each(
+                [
+                    partial(merging.run, *part, digest)
+                    for digest, part in zip(digests, parts, strict=True)
+                ]
+            )
+            for rest in digests[1:]:
+                digests[0].extend(rest)
+            return merging, digests[0]
+
+        merging, digest = run(rates)
+        if merging.points_against:  # rare; so the sum is made beside the step, not ahead of it
+            _, digest = run(rates.turned())
         state_S = data[data.numel() - state_numel :]
         if state_numel:
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
-            digests[0].feed_codec(state_S)
-        proof = digests[0].proof()
-        return Anchor(data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof)
+            digest.feed_codec(state_S)
+        proof, waited = digest.proof(), merging.points_against
+        return Anchor(
+            data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof, waited
+        )
+
+    def compare(self, payloads: Sequence[Tensor], anchor: Anchor | int) -> float | None:
+        """The cosine of the members' deltas on a sample. `anchor`: that of the merge, or of a slice
+        the number of elements."""
+        if self.of_values:
+            return None
+        if isinstance(anchor, int):
+            return cosine_of(self._stateless(anchor), payloads, anchor)
+        return cosine_of(anchor.codec, payloads, anchor.numel)
 
     def cuts(self, part: Owned | int, count: int) -> list[int]:
         """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so
@@ -445,13 +470,11 @@ class Numerics:
         self, rounds: int, part: int, members: int, closing: bool = False, stretch: float = 1.0
     ) -> Rates:
         """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
-        `closing`: it merges only closing offers. With feedback in the weights those also hold what
-        all former offers left out, so their number of steps does not tell their length."""
-        if closing and self.in_weights:
-            stretch = 1.0
+        `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
+        stretches."""
         plain = closing or (members == 1 and part == WHOLE)
         rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
-        return rates._replace(stretch=stretch)
+        return rates if closing else rates._replace(stretch=stretch)
 
     def merge_into(
         self,
@@ -461,15 +484,16 @@ class Numerics:
         data: Tensor,
         digest: StateDigest | None,
         block: int | None = None,
-    ) -> None:
+    ) -> MergePass:
         """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
-        while the block is in the cache."""
+        while the block is in the cache. One pass, wherever the merged delta points."""
         runs = [(anchor.numel, tuple(weights))]
         codec = anchor.codec
         self._check(codec, payloads, runs, anchor, data)
         rates = self.rates(anchor.rounds, WHOLE, len(payloads))
         merging = self._pass(codec, payloads, runs, anchor, data, rates)
         merging.run(0, anchor.numel, digest, block)
+        return merging
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from numbers import Real
 
+from mend.engine.agreement import Agreement
 from mend.errors import UsageError
 from mend.events.base import Emit
 from mend.events.kinds import Progress, ValuesRecorded
@@ -23,14 +24,16 @@ VALUES_MAX = 64
 
 
 class TrainingProgress:
-    """One rank's. `note` is the recorder's; `traffic` says what was (sent, received), in bytes."""
+    """One rank's. `note` is the recorder's; `traffic` says what was (sent, received), in bytes;
+    `agreement` says what its merges were like."""
 
     def __init__(
         self,
         note: Emit,
         traffic: Callable[[], tuple[int, int]],
+        agreement: Callable[[], Agreement] = Agreement,
     ) -> None:
-        self._note, self._traffic = note, traffic
+        self._note, self._traffic, self._agreement = note, traffic, agreement
         self.latest = (0, 0, wall_ns(), 0)
         """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
         self.recorded: dict[str, float | str] = {}
@@ -70,8 +73,9 @@ class TrainingProgress:
         step, tokens, at_ns, stall_ns = self.latest
         if step == 0:
             return
-        sent, received = self._traffic()
-        self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last))
+        (sent, received), seen = self._traffic(), self._agreement()
+        of_merges = seen.merges, seen.waited, seen.cosine
+        self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last, *of_merges))
 
     def end(self) -> None:
         """Write the last one; idempotent. After the loop has stopped."""

@@ -416,6 +416,12 @@ class Progress(DebugEvent, frozen=True, tag="progress"):
     bytes_received: Whole
     last: bool = False
     """The process ended in order."""
+    merges: Whole = 0
+    """Merges of weights that this rank has computed."""
+    waited: Whole = 0
+    """Merges in which momentum waited, as the merged delta pointed against it."""
+    agreement: float | None = None
+    """Mean cosine of two racks' deltas in these merges, on a sample; none: nothing compared."""
 
 
 class ValuesRecorded(DebugEvent, frozen=True, tag="recorded"):

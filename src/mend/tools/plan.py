@@ -35,7 +35,7 @@ from mend.tools.plan_loss import loss_of
 from mend.types import MB
 
 PERIODS = (16, 32, 64, 128, 256, 512, 1024)
-PERIOD_FIRST = 128
+PERIOD_FIRST = 32
 """The default."""
 FRAGMENTS = (4, 8, 16, 32)
 DTYPES = ("float32", "bfloat16")

@@ -158,7 +158,7 @@ def toml(chosen: Choice) -> list[str]:
 def row_data(row: Choice) -> dict[str, Any]:
     """Return a row as data for --json. Rates and bytes are of one rack, each direction; memory is
     of one rank; loss is percent above data parallel (plan_loss)."""
-    from mend.tools.plan_loss import loss_of
+    from mend.tools.plan_loss import loss_of, source_of
 
     loss = loss_of(row.config)
     return {
@@ -186,6 +186,7 @@ def row_data(row: Choice) -> dict[str, Any]:
         "loss_pct_scratch": loss.scratch,
         "loss_pct_warm": loss.warm,
         "loss_is_a_bound": loss.bound,
+        "loss_source": source_of(row.config),
     }
 
 
@@ -260,7 +261,7 @@ def recommendation(asked: Asked, chosen: Choice, told: str) -> str:
 
 def outcome(asked: Asked, chosen: Choice) -> list[str]:
     """Describe what the choice leads to, a line per question."""
-    from mend.tools.plan_loss import loss_of
+    from mend.tools.plan_loss import loss_of, source_of
 
     exchange, memory = chosen.exchange, chosen.memory
     more = duration(chosen.longest.total_ms)
@@ -282,7 +283,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
         f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
         f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
-        "after a warm start), as 5M parameters in 3,072 steps (docs/internals/quality.md)",
+        f"after a warm start), {source_of(chosen.config)} (docs/internals/quality.md)",
         f"start        {start_of(asked)}",
     ]
 

@@ -1,9 +1,11 @@
-"""What H, tau and outer momentum cost in loss, as far as it was measured.
+"""What H and outer momentum cost in loss, as far as it was measured.
 
-Percent above data parallel at equal tokens: 5M parameters, 4 racks, 3,072 steps, three seeds
-(docs/internals/quality.md; a test holds the figures to benchmarks/results/quality_gpu.md). Between
-two H that were measured it is interpolated in log H; beyond
-them nothing is known but the direction.
+Percent above data parallel at equal tokens, of real racks with mend's default overlap and momentum:
+5M parameters, 1,408 steps, one to three seeds (docs/internals/quality.md, "Default settings"; a
+test holds the figures to benchmarks/results/loss.jsonl). A number of racks that was not run counts
+as the nearest that was, by its logarithm, the greater of two as near. Between two H that were
+measured it is interpolated in log H; beyond them nothing is known but the direction. Codecs but
+topk and powersgd cost nothing that was measured, so that a figure of one codec counts for all.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ from mend.config.settings import MendConfig
 
 Start = Literal["scratch", "warm"]
 
-MEASURED: dict[tuple[bool, Start], dict[int, float]] = {
-    (True, "scratch"): {16: -0.2, 64: 1.8, 256: 9.8},
-    (True, "warm"): {16: -0.9, 64: -0.4, 256: 2.2},
-    (False, "scratch"): {16: 7.5, 64: 11.6, 256: 14.8},
-    (False, "warm"): {16: 2.8, 64: 3.5, 256: 4.3},
+MEASURED: dict[Start, dict[int, dict[int, float]]] = {
+    "scratch": {
+        2: {16: 1.1, 32: -0.9, 64: 2.1, 128: 6.5},
+        4: {16: 8.3, 32: 6.9, 128: 18.2},
+        8: {16: 20.8, 32: 19.6, 128: 29.4},
+    },
+    "warm": {2: {16: -0.3, 32: -2.2, 128: 2.3}},
 }
-"""(momentum 0.9 with the ramp, or none; where the racks begin) -> H -> percent, without overlap."""
+"""Where the racks begin -> racks -> H -> percent."""
 
-SHORT_PCT = 0.4
-"""Added below H 64, where the default momentum is less than the measured one: a small GPT at H 16
-was so much worse with .5 than with .9."""
-
-OVERLAP_PCT: dict[Start, float] = {"scratch": 0.7, "warm": 0.1}
-"""Added for tau 8 of H 64 that rises with the rounds."""
+NO_MOMENTUM: dict[Start, dict[int, float]] = {
+    "scratch": {16: 7.7, 64: 9.8, 256: 5.0},
+    "warm": {16: 3.7, 64: 3.9, 256: 2.1},
+}
+"""Added without outer momentum: of 4 racks and 3,072 steps in one program
+(benchmarks/results/quality_gpu.md), above a momentum of 0.9 with the ramp."""
 
 
 class Loss(NamedTuple):
@@ -45,15 +49,40 @@ class Loss(NamedTuple):
 
 
 def loss_of(config: MendConfig) -> Loss:
-    """Return the loss of a job with these settings; a momentum counts as the measured one."""
-    momentum, period = config.outer_momentum > 0, config.sync_period_steps
-    late = float(config.tau > 0)
-    short = SHORT_PCT * (momentum and period < 64)
-    scratch = (
-        _between(MEASURED[momentum, "scratch"], period) + short + late * OVERLAP_PCT["scratch"]
+    """Return the loss of a job with these settings; any momentum and overlap count as the
+    defaults."""
+    period = config.sync_period_steps
+    found: dict[Start, float] = {
+        start: _between(by_racks[_nearest(start, config.racks)], period)
+        + (0.0 if config.outer_momentum else _between(NO_MOMENTUM[start], period))
+        for start, by_racks in MEASURED.items()
+    }
+    bound = period > max(MEASURED["scratch"][_nearest("scratch", config.racks)])
+    return Loss(found["scratch"], found["warm"], bound)
+
+
+def source_of(config: MendConfig) -> str:
+    """What the figures were measured with, and what of that is not this job, in words."""
+    runs = {start: _nearest(start, config.racks) for start in MEASURED}
+    known = MEASURED["scratch"][runs["scratch"]]
+    period = config.sync_period_steps
+    notes = []
+    if runs["scratch"] != config.racks:
+        notes.append(f"{config.racks} racks were not measured")
+    if period not in known:
+        within = min(known) < period < max(known)
+        notes.append(
+            f"H {period} is interpolated" if within else f"H {period} is beyond what was measured"
+        )
+    text = (
+        f"as 5M parameters in 1,408 steps with {runs['scratch']} racks, after a warm start with "
+        f"{runs['warm']}"
     )
-    warm = _between(MEASURED[momentum, "warm"], period) + short + late * OVERLAP_PCT["warm"]
-    return Loss(scratch, warm, period > max(MEASURED[momentum, "scratch"]))
+    return "; ".join([text, *notes])
+
+
+def _nearest(start: Start, racks: int) -> int:
+    return min(sorted(MEASURED[start], reverse=True), key=lambda r: abs(math.log(r / racks)))
 
 
 def _between(measured: dict[int, float], period: int) -> float:

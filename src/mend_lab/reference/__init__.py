@@ -208,13 +208,35 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total.float()
 
 
+def against(delta: Tensor, momentum: Tensor) -> bool:
+    """Whether the cosine of Delta and b is below -.3."""
+    both, of_delta, of_momentum = (
+        _product(x, y) for x, y in ((delta, momentum), (delta, delta), (momentum, momentum))
+    )
+    return both < 0 and both * both > 0.3 * 0.3 * (of_delta * of_momentum)
+
+
+def _product(x: Tensor, y: Tensor) -> float:
+    """The sum of x y: fp64, of each 4096 elements first and second half are added until one number
+    is left, and the sum of these is rounded once."""
+    sums = []
+    for start in range(0, len(x), 4096):
+        products = x[start : start + 4096].double() * y[start : start + 4096].double()
+        total = torch.nn.functional.pad(products, (0, 4096 - len(products)))
+        while len(total) > 1:
+            total = total[: len(total) // 2] + total[len(total) // 2 :]
+        sums.append(total.item())
+    return math.fsum(sums)
+
+
 def outer_step(
     anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1),
-    plain: bool = False, f: float = 1.0,
+    plain: bool = False, f: float = 1.0, parts: Sequence[Tensor] | None = None,
 ) -> Anchor:  # fmt: skip
-    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b): fp32, every product and
-    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s f
-    Delta, and b is kept for later."""
+    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b), without mu b where Delta
+    points against the former b: fp32, every product and every sum rounded. `plain`, for one rack
+    with nobody absent and for last offers: A' = A - s f Delta, and b is kept for later, f = 1.
+    `parts`: the elements of each rank, which looks at its own; None: there is one."""
     lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
         mu = min(fp32(k / (k + settings.ramp)), mu)
@@ -222,8 +244,10 @@ def outer_step(
     if momentum is not None and plain:
         lr = 1.0
     elif momentum is not None:
-        momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
-        step = delta * f + momentum * mu
+        old, momentum = momentum, momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
+        for own in parts or [torch.arange(len(delta))]:
+            if mu and not against(delta[own], old[own]):
+                step[own] += momentum[own] * mu
     values = anchor.values - step * fp32(s * Fraction(lr))
     return Anchor(anchor.version + 1, values, momentum, k + s)
 
@@ -278,6 +302,16 @@ class _Log:
     commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
     offers: dict[tuple[int, int, int], _Offer] = field(default_factory=dict)  # rack, p, seq
 
+    def parts(self, fragment: int) -> list[Tensor]:
+        """Of each rank, the elements of the fragment that it owns, in their order there."""
+        ranks, spans, start = self.settings.ranks, [], 0
+        for numel in (self.numels[i] for i in self.settings.fragments[fragment]):
+            spans.append([start + numel * r // ranks for r in range(ranks + 1)])
+            start += numel
+        return [
+            torch.cat([torch.arange(cuts[r], cuts[r + 1]) for cuts in spans]) for r in range(ranks)
+        ]
+
     def complete(self, commit: Commit) -> bool:
         return all((m.rack, commit.fragment, m.seq) in self.offers for m in commit.members)
 
@@ -294,9 +328,9 @@ class _Log:
         s = part(commit, self.settings)
         last = not commit.training and all(offer.closing for offer in offers)
         plain = last or (len(racks) == 1 and s == 1)
-        kept = last and self.settings.in_weights  # all that was left out before is in these offers
-        f = 1.0 if kept else stretch(commit.members, self.settings)
-        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
+        f = 1.0 if last else stretch(commit.members, self.settings)  # last: what the racks hold
+        parts = self.parts(commit.fragment)
+        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f, parts))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
             sent = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
@@ -354,12 +388,8 @@ class _Learner:
         """Every rank encodes its parts of all parameters of the fragment, end to end."""
         if self.log.low_rank:
             return self.log.low_rank[fragment].sent(x, self.parts[fragment].anchor.version)
-        ranks, sent, spans, start = self.settings.ranks, torch.empty_like(x), [], 0
-        for numel in (self.log.numels[i] for i in self.settings.fragments[fragment]):
-            spans.append([start + numel * r // ranks for r in range(ranks + 1)])
-            start += numel
-        for r in range(ranks):
-            own = torch.cat([torch.arange(cuts[r], cuts[r + 1]) for cuts in spans])
+        sent = torch.empty_like(x)
+        for own in self.log.parts(fragment):
             sent[own] = payloads.sent(x[own], self.settings.payload)
         return sent, None
 

@@ -36,9 +36,9 @@ from tests.configuration_table import PAGE, with_table
 
 def test_the_defaults_are_two_racks_of_this_machine() -> None:
     config = MendConfig()
-    assert (config.racks, config.fragments, config.sync_period_steps, config.tau) == (2, 4, 128, 8)
+    assert (config.racks, config.fragments, config.sync_period_steps, config.tau) == (2, 4, 32, 8)
     assert config.peer_addresses == {0: "tcp://127.0.0.1:21900", 1: "tcp://127.0.0.1:21901"}
-    assert config.diagnostics_dir is None
+    assert (config.codec, config.diagnostics_dir) == ("int8", None)
 
 
 def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
@@ -129,7 +129,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("outer_start", value) for value in ("cold", "Warm", None)),
     *(("merge", value) for value in ("median", None)),
     *(("merge_mean_names", value) for value in (("*a*", "*a*"), ("",), (1,), 5)),
-    *(("encode_on", value) for value in ("gpu", None, "device")),  # fp32 is not encoded
+    *(("encode_on", value) for value in ("gpu", None)),
     *(("lockstep", value) for value in ("on", 1)),
     *(("exchange_frozen", value) for value in ("on", 1)),
     *(("exchange_statistics", value) for value in ("on", 1)),
@@ -273,20 +273,22 @@ def test_an_overlap_as_long_as_the_period_is_refused() -> None:
 
 def test_an_outer_step_that_overshoots_is_said() -> None:
     with golden.warns(UserWarning):
-        MendConfig(outer_lr=0.7, outer_optimizer_momentum=0.9, outer_ramp_rounds=0)
+        MendConfig(
+            outer_lr=0.7, outer_optimizer_momentum=0.9, outer_ramp_rounds=0, sync_period_steps=128
+        )
     with golden.warns(UserWarning):
-        MendConfig(outer_optimizer_momentum=0.925)
+        MendConfig(outer_optimizer_momentum=0.925, sync_period_steps=128)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"outer_lr": 0.7, "outer_optimizer_momentum": 0.9, "outer_start": "warm",
-         "outer_ramp_rounds": 0},
-        {"outer_optimizer_momentum": 0.9},
+         "outer_ramp_rounds": 0, "sync_period_steps": 128},
+        {"outer_optimizer_momentum": 0.9, "sync_period_steps": 128},
         {"outer_optimizer_momentum": 0.9, "sync_period_steps": 64},
         {"sync_period_steps": 1},
-        {"outer_optimizer_momentum": 0.9, "outer_start": "warm"},
+        {"outer_optimizer_momentum": 0.9, "outer_start": "warm", "sync_period_steps": 64},
         {"outer_optimizer_momentum": 0.3, "outer_ramp_rounds": 0},
     ],
 )  # fmt: skip
@@ -427,7 +429,7 @@ ELSE: dict[str, Any] = {
     "blend_alpha": 0.25, "outer_lr": 0.5, "outer_optimizer_momentum": 0.5, "outer_start": "warm",
     "outer_ramp_rounds": 4, "merge": "rda", "outer_optimizer": "mine",
     "momentum_sync_period_steps": 384, "second_moment_sync_period_steps": 768,
-    "merge_mean_names": ("head.*",), "codec": "int8",
+    "merge_mean_names": ("head.*",), "codec": "int4",
     "lockstep": True, "exchange_frozen": True, "staleness_max_rounds": 3,
     "exchange_statistics": False,
     "token_weighted_merge": False, "mirror_rack_state": True, "grace_window_ms": 5,
@@ -534,7 +536,7 @@ def test_moments_are_averaged_less_often_than_they_overlap() -> None:
     assert MendConfig(second_moment_sync_period_steps=20).moment_periods == {2: 20}
     assert MendConfig().moment_periods == {}
     with golden.raises(ConfigError):
-        MendConfig(second_moment_sync_period_steps=8)
+        MendConfig(second_moment_sync_period_steps=8, sync_period_steps=128)
 
 
 def test_what_finds_slow_racks_is_checked_together() -> None:
@@ -590,3 +592,9 @@ def test_a_stall_is_short_where_a_late_result_costs_little(
 ) -> None:
     """With an overlap it is applied at the next poll. A death cost training 1 s, the default."""
     assert MendConfig(**more).stall_s == stall_s
+
+
+def test_device_encoding_of_float32_is_refused() -> None:
+    with pytest.raises(ConfigError, match="encode_on"):
+        MendConfig(encode_on="device", codec="float32")
+    assert MendConfig(encode_on="device").codec == "int8"

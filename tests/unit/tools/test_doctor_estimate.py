@@ -13,7 +13,7 @@ from mend.tools.doctor.estimate import Memory, Room
 
 
 def config(**given: Any) -> MendConfig:
-    usual = {"fragments": 8, "sync_period_steps": 64, "overlap_steps": 4}
+    usual = {"fragments": 8, "sync_period_steps": 64, "overlap_steps": 4, "codec": "float32"}
     return MendConfig(**{**usual, **given})
 
 

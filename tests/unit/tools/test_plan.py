@@ -306,11 +306,11 @@ def test_the_command_shows_settings_outcome_table_and_assumptions() -> None:
 def test_the_command_for_programs_and_when_nothing_fits() -> None:
     answer = CliRunner().invoke(app, [*ASK, "--json", "--codecs", "float32,bfloat16"])
     told = json.loads(answer.output)
-    assert told["recommended"]["exchange_ms"] == pytest.approx(55.556 + 120 + 9.375, abs=0.01)
+    assert told["recommended"]["exchange_ms"] == pytest.approx(444.444 + 120 + 75, abs=0.01)
     assert len(told["rows"]) == 14
     assert told["assumed"]["round_trips"] == 6
     assert told["asked"]["link"] == "1gbit,20ms"
-    assert "MEND_OVERLAP_STEPS=3" in " ".join(told["exports"])
+    assert "MEND_OVERLAP_STEPS=8" in " ".join(told["exports"])
     assert CliRunner().invoke(app, [*ASK, "--racks", "64", "--device", "cpu"]).exit_code == 0
     slower = [*ASK, "--racks", "64", "--device", "cpu", "--link", "10mbit"]
     answer = CliRunner().invoke(app, slower)

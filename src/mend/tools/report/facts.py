@@ -70,6 +70,15 @@ class Fault:
         return clean(self.event.sentence() + (advice and f"; {advice}"))
 
 
+@dataclass(frozen=True, slots=True)
+class Merges:
+    """What a rank has said of the merges that it computed."""
+
+    merges: int = 0
+    waited: int = 0
+    agreement: float | None = None
+
+
 @dataclass
 class RankFacts:
     """One process of a rack. Counters go on over its lives."""
@@ -82,6 +91,8 @@ class RankFacts:
     closed: bool = False
     """It ended in order: the last `progress` says so."""
     commits: int = 0
+    merges: Merges = Merges()
+    """Of its newest life."""
     versions: dict[int, tuple[int, str]] = field(default_factory=dict)
     """fragment -> (newest version, its digests as one word)."""
     base: Point = field(default_factory=lambda: Point(0, 0, 0, 0.0, 0, 0))
@@ -276,6 +287,7 @@ class Gathering:
             base.bytes_received + event.bytes_received,
         )
         source.track.add(source.now)
+        source.merges = Merges(event.merges, event.waited, event.agreement)
         source.closed = source.closed or event.last
         self._extend(event.at_ns)
 

@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 
 from mend.tools.report import charts, lanes, summary
 from mend.tools.report.facts import FAULTS_SHOWN, RunFacts, printable
+from mend.tools.report.learning import learning
 from mend.tools.report.rounds import MEANS, Rounds
 from mend.types import VERSION, rack_name
 
@@ -41,6 +42,11 @@ class Run:
     def fact_lists(self) -> list[tuple[str, list[summary.Fact]]]:
         """Lists of facts, each with its title; one without facts is left out."""
         return [("Rounds", summary.tiles(self.facts, self.totals))]
+
+    @property
+    def learning(self) -> list[str]:
+        """Whether merging helped, in sentences."""
+        return learning(self.facts, self.rounds.settings, summary.worst_stall(self.totals))
 
     @property
     def charts(self) -> list[charts.Chart]:

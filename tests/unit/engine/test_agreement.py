@@ -1,0 +1,59 @@
+"""Whether merged racks went the same way, as a report says it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mend.codec import CODECS
+from mend.engine.agreement import Agreement, cosine_of
+from mend.engine.numerics import Numerics
+from mend.merge import Average
+from mend.outer import Nesterov
+
+FLOAT32 = CODECS["float32"]()
+
+
+def sent(*deltas: list[float]) -> list[torch.Tensor]:
+    return [FLOAT32.encode(torch.tensor(delta)) for delta in deltas]
+
+
+@pytest.mark.parametrize(
+    ("deltas", "cosine"),
+    [
+        (([1.0, 0.0], [5.0, 0.0]), 1.0),
+        (([1.0, 0.0], [0.0, 2.0]), 0.0),
+        (([1.0, 0.0], [-3.0, 0.0]), -1.0),
+        (([1.0, 0.0], [1.0, 0.0], [0.0, 1.0]), 1 / 3),
+        (([1.0, 0.0],), None),
+        (([1.0, 0.0], [0.0, 0.0]), None),
+        (([], []), None),
+    ],
+)
+def test_cosine_is_the_mean_of_all_pairs(deltas: tuple[list[float], ...], cosine: float) -> None:
+    found = cosine_of(FLOAT32, sent(*deltas), len(deltas[0]))
+    assert found == (None if cosine is None else pytest.approx(cosine, abs=1e-6))
+
+
+def test_long_vectors_are_compared_in_their_middle() -> None:
+    one, two = torch.ones(300_000), torch.ones(300_000)
+    two[:100_000] = -1.0
+    assert cosine_of(FLOAT32, [FLOAT32.encode(one), FLOAT32.encode(two)], 300_000) == (
+        pytest.approx(1.0)
+    )
+
+
+def test_merge_says_that_momentum_waited() -> None:
+    numerics = Numerics(FLOAT32, Average(), Nesterov(1.0, 0.5))
+    forth, back = sent([1.0, 1.0], [1.0, 1.0]), sent([-1.0, -1.0], [-1.0, -1.0])
+    first = numerics.merge(forth, [0.5, 0.5], numerics.genesis(torch.zeros(2)), 1)
+    assert not first.waited
+    assert not numerics.merge(forth, [0.5, 0.5], first, 2).waited
+    assert numerics.merge(back, [0.5, 0.5], first, 2).waited
+    assert numerics.compare(forth, first) == pytest.approx(1.0)
+
+
+def test_sums_give_means() -> None:
+    seen = Agreement().merged(waited=True).with_cosine(0.5).merged(waited=False).with_cosine(None)
+    assert (seen.merges, seen.waited, seen.cosine) == (2, 1, 0.5)
+    assert Agreement().cosine is None

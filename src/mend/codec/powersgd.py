@@ -277,7 +277,7 @@ class LowRankAt:
         return out
 
     def read(self, payload_B: Tensor) -> Offered:
-        """Raises WireError for what is no payload of this part against a base that is known."""
+        """Raises WireError for a payload that does not belong to this part or to a known base."""
         key = (payload_B.data_ptr(), payload_B.numel())  # of memory that `raw_N` keeps
         if (known := self._read.get(key)) is not None:
             return known

@@ -26,7 +26,7 @@ from mend.coordination.donors import copies_of, donors_of
 from mend.coordination.election import Election
 from mend.coordination.ending import Ending, late_members
 from mend.coordination.events import Effect, Event, Finished, Heard, Note, Send
-from mend.coordination.first_version import FirstVersion, why_nobody_begins
+from mend.coordination.first_version import FirstVersion, why_first_version_missing
 from mend.coordination.flow import Flow, batch_ns
 from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
@@ -177,7 +177,7 @@ class Coordinator:
             for view in self.views.values():
                 view.discount(slept_ns)
 
-    # -------------------------------------------------------------- what is said
+    # -------------------------------------------------------------- messages
 
     def _is_beat(self, event: Heard, now_ns: int) -> bool:
         """Whether this is a heartbeat: a live rack repeats its report with nothing but a new step.
@@ -388,7 +388,7 @@ class Coordinator:
 
     def _mind_the_dead(self, now_ns: int, effects: list[Effect]) -> None:
         """Stop leading a job whose racks are all dead; stop founding another one when a member of
-        the first is heard again; start founding when there is nobody to follow."""
+        the first is heard again; start founding when there is no coordinator to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun
         if self.proposer.leading and self._forsaken() != asks_anew:
             self.election.lost(now_ns, at_once=False)
@@ -740,7 +740,7 @@ class Coordinator:
         if starting:
             return self.admission.refusals(self.views)
         reports = {r: report for r, report in self._reports().items() if report is not None}
-        if unbegun := why_nobody_begins(self.log.committed, reports, live):
+        if unbegun := why_first_version_missing(self.log.committed, reports, live):
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
         reason = waits(self.log.appended, self._reports())

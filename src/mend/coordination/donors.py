@@ -16,7 +16,7 @@ from mend.types import Member
 
 Reports = Mapping[int, Report | None]
 
-LEAVES = "it leaves the job, and nobody else trains"
+LEAVES = "it leaves the job, and no other rack trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:

@@ -50,7 +50,7 @@ def unheld(log: LogState, reports: Mapping[int, Report], racks: Collection[int])
     return [p for p in range(len(log.versions)) if all(held[p] < 0 for held in versions)]
 
 
-def why_nobody_begins(
+def why_first_version_missing(
     log: LogState, reports: Mapping[int, Report], live: Collection[int]
 ) -> tuple[Reason, ...]:
     """Why racks wait for a first version that no live rack holds."""

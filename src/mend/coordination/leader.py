@@ -161,7 +161,7 @@ class Leader:
         self.seated = self.seated or not self.follower.homeless()
         return self.seated
 
-    # -------------------------------------------------------------- what is said to us
+    # -------------------------------------------------------------- messages
 
     def _on_heard(self, event: Heard, now_ns: int, effects: list[Effect]) -> None:
         body = event.body
@@ -240,7 +240,7 @@ class Leader:
             return
         refused = self.orders.why if self.orders and self.orders.missing else ()
         due = now_ns - (self.progress_ns or self.started_ns) >= PROGRESS_NS
-        if due or not set(refused) <= set(self.named_refusals):  # a refusal is said at once
+        if due or not set(refused) <= set(self.named_refusals):  # a refusal is reported at once
             self.progress_ns, self.named_refusals = now_ns, refused
             effects.append(Note(StillWaiting(self._start_reason(), waited_ns // SECOND)))
 

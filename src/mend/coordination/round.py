@@ -291,7 +291,7 @@ class Round:
             self.quorum_time.observe(now_ns - self.opened_ns)
         if not waiting:
             left = expected - inside - inputs.declined
-            self.closed_by = _nobody_awaited(inputs, inside, left)
+            self.closed_by = _close_reason(inputs, inside, left)
         elif not inputs.policy.lockstep and now_ns >= self.enough_ns + self._window_ns(inputs):
             self.closed_by = "grace-over" + _racks(", without", waiting)
         else:
@@ -453,7 +453,7 @@ def _named(inputs: RoundInputs, expected: frozenset[int]) -> frozenset[int]:
     return named - inputs.mitigated or named
 
 
-def _nobody_awaited(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
+def _close_reason(inputs: RoundInputs, inside: Set[int], left: Set[int]) -> str:
     """Why a round that waits for no rack closes: all live racks have offered; or the others offer
     nothing (they declined, leave or have just joined); or rounds do not wait for the racks
     `left`."""

@@ -17,8 +17,8 @@ MERGES: dict[str, Callable[[], Merge]] = {"mean": Average, "rda": Radial}
 def register(name: str, make: Callable[[], Merge]) -> None:
     """Let `merge` name a rule of yours, in this process. Every rack must do so, under the same
     name, before its MendConfig is built. Raises ConfigError for a name that is taken, or that the
-    rule does not have, for what is no rule, and for a `make` that is not called without arguments.
-    """
+    rule does not have, for an object that is not a rule, and for a `make` that is not called
+    without arguments."""
     _refuse_arguments(name, make)
     if MERGES.get(name, make) is not make:
         raise ConfigError("merge", name, "is registered already", "Choose another name.")

@@ -93,7 +93,7 @@ class Status:
     """ "off", "on: N fused matmul-collectives", or "not active: " and why."""
     frames_refused: int
     events_lost: int
-    """Events that are not in the file, for now or for good."""
+    """Events that are not in the file: lost, or still waiting."""
     last_error: str = ""
     outcome: str = "running"
     """How this rank left the job, one of `mend.engine.outcome.WORDS`: "merged" when all that it

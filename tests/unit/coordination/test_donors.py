@@ -99,7 +99,7 @@ def test_where_all_leave_the_joiner_hears_it() -> None:
     told = reports(leaving=True) | {1: report(1, leaving=True)}
     assert donors_of(log(), told, ALL) == ()
     (said,) = copies_of(log(), told, ALL, ())
-    assert (said.donor, said.refused) == (member(0), "it leaves the job, and nobody else trains")
+    assert (said.donor, said.refused) == (member(0), "it leaves the job, and no other rack trains")
     told = reports(leaving=True) | {1: None}
     assert copies_of(log(), told, frozenset({1, 2}), ()) == (), "one may be heard yet"
     assert copies_of(log(), told, frozenset({0, 2}), ()) == (), "a new coordinator has no report"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mend.consensus.log import LogState
 from mend.coordination.events import Effect, Send
-from mend.coordination.first_version import FirstVersion, unheld, why_nobody_begins
+from mend.coordination.first_version import FirstVersion, unheld, why_first_version_missing
 from mend.coordination.messages import Refusal
 from mend.types import Peer
 from tests.unit.coordination.job import Job
@@ -62,10 +62,10 @@ def test_first_version_that_comes_late_is_not_lost() -> None:
 
 def test_racks_that_wait_for_a_silent_holder_say_so() -> None:
     reports = {rack: report(1, 2, versions=HALF) for rack in (1, 2)}
-    (reason,) = why_nobody_begins(begun(), reports, (1, 2))
+    (reason,) = why_first_version_missing(begun(), reports, (1, 2))
     said = "fragment 1: no rack that is heard holds its first version; start rack 0 again"
     assert str(reason) == said
-    assert why_nobody_begins(begun(), reports, (0, 1, 2)) == (), "it has not reported yet"
+    assert why_first_version_missing(begun(), reports, (0, 1, 2)) == (), "it has not reported yet"
     assert unheld(begun(), {1: report(1, 2, versions=HELD)}, (1,)) == []
 
 

@@ -23,16 +23,16 @@ def parts_of(
     """Where the parts that this rank owns lie in the model: of the weights and of the running
     statistics. `boxes`: per rank of the rack, what it holds of every parameter."""
     parts = []
-    for fragment, (cut, track) in enumerate(zip(plan.cuts, tracks, strict=True)):
-        if cut.moments:
+    for number, (fragment, track) in enumerate(zip(plan.planned, tracks, strict=True)):
+        if fragment.moments:
             continue
         pieces = []
-        for slot, span in zip(cut.layout.slots, track.owned.spans, strict=True):
+        for slot, span in zip(fragment.layout.slots, track.owned.spans, strict=True):
             whole = Shard(slot.shape, (0,) * len(slot.shape))
-            box = whole if cut.statistics else boxes[rank][slot.name]
+            box = whole if fragment.statistics else boxes[rank][slot.name]
             of = (slot.name, slot.dtype, slot.shape, box.shape, box.offset)
             pieces.append(Piece(*of, span.start, span.stop))
-        parts.append(Part(fragment, tuple(pieces), moving=bool(cut.statistics)))
+        parts.append(Part(number, tuple(pieces), moving=bool(fragment.statistics)))
     return Parts(rank, len(boxes), tuple(parts))
 
 

@@ -30,6 +30,9 @@ from mend.merge import Average, Made, Merge, Radial
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 
 DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
+ROWS_SAMPLED, SAMPLE_MAX = 256, 8
+"""Rows whose products are enough for a cosine, and the greatest distance between two of them: the
+sums of all rows would cost half a pass more."""
 _NOTHING, _NO_ROWS = np.empty(0, np.float32), np.empty((3, 0), np.float64)
 
 
@@ -69,17 +72,22 @@ def _stretches(
         start = stop
 
 
-def product_of(x_N: Tensor, y_N: Tensor) -> Tensor:
-    """Of each row the sum of x times y, fp64 (r,), as a tree of halves; the last row is filled up
-    with zeros. A product of two fp32 numbers is exact in fp64."""
-    rows = -(-x_N.numel() // ROW_NUMEL)
-    product_rk = torch.zeros(rows, ROW_NUMEL, dtype=torch.float64, device="cpu")
-    product_rk.view(-1)[: x_N.numel()].copy_(x_N).mul_(y_N)
-    width = ROW_NUMEL
+def product_of(x_rk: Tensor, y_rk: Tensor) -> Tensor:
+    """Of each row the sum of x times y, fp64 (r,), as a tree of halves. A product of two fp32
+    numbers is exact in fp64."""
+    product_rk, width = x_rk.double().mul_(y_rk), ROW_NUMEL
     while width > 1:
         width //= 2
         product_rk[:, :width].add_(product_rk[:, width : 2 * width])
     return product_rk[:, 0]
+
+
+def _rows_of(x_n: Tensor, first: int, every: int) -> Tensor:
+    """Every `every`th row from `first` on, (r, ROW_NUMEL); a last row that is shorter is filled up
+    with zeros."""
+    if rest := -x_n.numel() % ROW_NUMEL:
+        x_n = torch.nn.functional.pad(x_n, (0, rest))
+    return x_n.view(-1, ROW_NUMEL)[first::every]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,19 +105,24 @@ class MergePass:
     out_N: Tensor
     states_N: Sequence[Tensor] = ()
     states_out_N: Sequence[Tensor] = ()
+    every: int = field(init=False)
+    """Distance of the rows that count for the products, where the rates ask for them; 0: none."""
     products_3r: np.ndarray = field(init=False)
-    """Of each row the product of the merged delta and the first state, and their squares, where the
-    rates ask."""
+    """Of each of these rows the product of the merged delta and the first state, and their
+    squares."""
 
     def __post_init__(self) -> None:
         asked = self.rates.against is not None and self.states_N
         rows = -(-self.out_N.numel() // ROW_NUMEL)
-        object.__setattr__(self, "products_3r", np.zeros((3, rows)) if asked else _NO_ROWS)
+        every = min(max(1, rows // ROWS_SAMPLED), SAMPLE_MAX) if asked else 0
+        products_3r = np.zeros((3, -(-rows // every))) if every else _NO_ROWS
+        object.__setattr__(self, "every", every)
+        object.__setattr__(self, "products_3r", products_3r)
 
     @property
     def points_against(self) -> bool:
-        """Whether the merged delta points against the first state, when all has been run. The sums
-        over the vector are rounded once, in any order; then come a few products of doubles."""
+        """Whether the merged delta points against the first state, when all has been run. Sums over
+        the sampled rows are rounded once, in any order; then come a few products of doubles."""
         along, of_delta, of_state = (math.fsum(each_r) for each_r in self.products_3r)
         limit = self.rates.limit
         return along < 0 and along * along > limit * limit * (of_delta * of_state)
@@ -156,7 +169,7 @@ class MergePass:
             np.array([weights for _, weights in self.runs], np.float64),
             anchor, before, rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr,
             NORM_MAX, self.out_N[begin:end].numpy(), after, lanes,
-            self.products_3r[:, begin // ROW_NUMEL : end // ROW_NUMEL],
+            self.products_3r, self.every,
         )  # fmt: skip
         if not norm < NORM_MAX:
             raise Unmergeable("", ())
@@ -178,10 +191,8 @@ class MergePass:
             )
             for first, last, weights in _stretches(self.runs, start, stop):
                 self.rule.block(decode(first, last), weights, merged[first - start : last - start])
-            if self.products_3r.size:
-                rows = slice(start // ROW_NUMEL, -(-stop // ROW_NUMEL))
-                pairs = (merged, before[0]), (merged, merged), (before[0], before[0])
-                self.products_3r[:, rows] = [product_of(*pair).numpy() for pair in pairs]
+            if self.every:
+                self._multiply(start, merged, before[0])
             base = self.anchor_N[start:stop]
             self.outer.block(base, before, merged, values, after, self.rates)
             # NaN and Inf survive every product and sum, so checking the result checks all inputs.
@@ -189,3 +200,14 @@ class MergePass:
                 raise Unmergeable("", ())
             if digest is not None:
                 digest.feed(values, after)
+
+    def _multiply(self, start: int, delta_n: Tensor, state_n: Tensor) -> None:
+        """Write the products of the sampled rows in a block that begins at element `start`."""
+        row = start // ROW_NUMEL
+        first = -row % self.every
+        delta_rk, state_rk = (_rows_of(each, first, self.every) for each in (delta_n, state_n))
+        begin = (row + first) // self.every
+        pairs = (delta_rk, state_rk), (delta_rk, delta_rk), (state_rk, state_rk)
+        self.products_3r[:, begin : begin + len(delta_rk)] = [
+            product_of(*pair).numpy() for pair in pairs
+        ]

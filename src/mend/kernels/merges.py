@@ -33,7 +33,7 @@ _BLOCK_NUMEL = 1 << 20
 
 _MERGE = (
     "f4(u8[::1], i8, i8[::1], f8[:, ::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4[::1], "
-    "f4[::1], u8[:, :, ::1], f8[:, :])"
+    "f4[::1], u8[:, :, ::1], f8[:, ::1], i8)"
 )
 
 
@@ -212,7 +212,7 @@ def _hash(x_N: Any, start: Any, lanes_D8: Any) -> None:
 def _merge(
     places_M: Any, begin: Any, ends_R: Any, weights_RM: Any, anchor_N: Any, state_N: Any,
     decay: Any, share: Any, stretch: Any, momentum: Any, lr: Any, limit: Any,
-    out_N: Any, state_out_N: Any, lanes_2D8: Any, products_3r: Any,
+    out_N: Any, state_out_N: Any, lanes_2D8: Any, products_3r: Any, every: Any,
 ) -> Any:  # fmt: skip
     top, most, r = _I32(0), _F32(limit).view(_I32), 0
     sum_k, room_2k = np.empty(ROW_NUMEL, _F64), np.empty((2, ROW_NUMEL), _F32)
@@ -230,8 +230,9 @@ def _merge(
             state_k, state_out_k = state_N[:0], state_out_N[:0]
             if keeps:
                 state_k, state_out_k = state_N[start:stop], state_out_N[start:stop]
-                if products_3r.shape[1]:
-                    products_3 = products_3r[:, start // ROW_NUMEL]
+                row = (begin + start) // ROW_NUMEL
+                if every and row % every == 0:
+                    products_3 = products_3r[:, row // every]
                     _products(sum_k, state_k, out_k, half_k, products_3)
             anchor_k = anchor_N[start:stop]
             _step(sum_k, anchor_k, state_k, decay, share, stretch, momentum, lr, out_k, state_out_k)

@@ -501,7 +501,7 @@ def test_momentum_waits_where_the_merged_delta_points_against_it(
     """Compiled or not, by any number of threads, in slices or at once. Only the last, short row
     counts here: all others hold small numbers."""
     pytest.importorskip("numba")
-    numel = 2 * PORTION_NUMEL + 4096 + 77
+    numel = 2 * PORTION_NUMEL + 2 * 4096 + 77  # an even row: every second one is sampled
     first, second = noise(numel, 1), noise(numel, 2)
     for delta in (first, second):
         delta[:-77] /= 1000

@@ -13,10 +13,11 @@ import pytest
 from mend.config import MendConfig
 from mend.config.wiring import settings_of
 from mend.coordination.messages import Message
-from mend.engine.io_loop import IoLoop, IoLoopOptions, _token
+from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.errors import ConfigError, MendError, OtherJob, OtherVersion
 from mend.status.event_log import EventLog
 from mend.tools.keys_command import create
+from mend.transport.bulk_wire import lane_token
 from mend.types import SECOND, Address, Member, Peer, offer_key
 from tests.unit.coordination.nouns import hello
 
@@ -95,7 +96,7 @@ def test_leader_relays_to_ranks_of_other_hosts_only(free_port: int) -> None:
     with io_loop(Peer(0, 0), "tcp://127.0.0.1:0", (free_port, free_port)) as (leader, _):
         away = Address("192.0.2.7", free_port)
         leader.relay([leader.inside, Address("127.0.0.1", free_port), away])
-        assert set(leader._lane._holder._elsewhere) == {_token(JOB, 2)}
+        assert set(leader._lane._holder._elsewhere) == {lane_token(JOB, 2)}
 
 
 def test_one_port_for_lane_and_sideband_needs_a_key(tmp_path: Path) -> None:

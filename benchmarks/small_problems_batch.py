@@ -206,14 +206,9 @@ def outer_step(
     mu = fp32(settings.momentum)
     if settings.ramp:
         mu = min(fp32(now.rounds / (now.rounds + settings.ramp)), mu)
-    both, of_delta, of_momentum = (
-        (x.astype(F64) * y).sum(1, keepdims=True)
-        for x, y in ((delta_Sn, now.momentum), (delta_Sn,) * 2, (now.momentum,) * 2)
-    )
-    along = both >= -0.3 * np.sqrt(of_delta * of_momentum)
     decay = F32(fp32(1 - s * (1 - Fraction(mu))))
     now.momentum = now.momentum * decay + delta_Sn * F32(float(s))
-    step = delta_Sn * F32(f) + np.where(along, now.momentum * F32(mu), F32(0))
+    step = delta_Sn * F32(f) + now.momentum * F32(mu)
     return np.asarray(now.anchors[-1] - step * F32(fp32(s * Fraction(fp32(settings.outer_lr)))))
 
 

@@ -28,7 +28,7 @@ from mend.coordination.machines import machines_of
 from mend.events.kinds import DigestDiffers, JobGivenUp, ProtocolFault
 from mend.trace.format import Entry, Gap, answer_of
 from mend.trace.reader import RecordedTape, read_tape, tapes_in
-from mend.trace.replay import said
+from mend.trace.replay import format_error
 from mend.types import Member, Peer
 from mend_lab.sim.agreement import Agreement, Seating, is_seated
 from mend_lab.sim.checkers import ANCHORS_MAX
@@ -200,7 +200,7 @@ class History:
         try:
             effects = machine.handle(entry.event, entry.now_ns)
         except Exception as raised:  # a bug of a machine is on the tape, too
-            error = said(raised)
+            error = format_error(raised)
         if tuple(map(answer_of, effects)) != entry.answers or error != entry.error:
             self.problem(
                 f"I7: event {entry.number} of {entry.machine} of {process} has other effects now; "

@@ -1,5 +1,5 @@
-"""Whether merged racks went the same way: the cosine of their deltas on a sample, and how often
-momentum waited. For reports; no bit of a merge depends on it. Runs on workers and the loop.
+"""Whether merged racks went the same way: the cosine of their deltas on a sample. For reports; no
+bit of a merge depends on it. Runs on workers and the loop.
 
 Legend: M members of a merge, n elements of the sample.
 """
@@ -22,13 +22,11 @@ class Agreement(NamedTuple):
     """Sums over the merges of weights that a rank has computed."""
 
     merges: int = 0
-    waited: int = 0
-    """In so many the merged delta pointed against the momentum."""
     compared: int = 0
     cosines: float = 0.0
 
-    def merged(self, *, waited: bool) -> Agreement:
-        return self._replace(merges=self.merges + 1, waited=self.waited + waited)
+    def merged(self) -> Agreement:
+        return self._replace(merges=self.merges + 1)
 
     def with_cosine(self, cosine: float | None) -> Agreement:
         """None: nothing was compared."""

@@ -4,16 +4,15 @@ Compiled, it is one call per thread that holds no lock of the interpreter (`mend
 an outer optimizer or a codec that is not compiled, and the rest of a last row, go through torch,
 block by block, so that a block stays in the cache from decoding to its digest. Bits do not depend
 on the way, the size of a block or the number of threads: all is element-wise but for the digest,
-which reads bytes in order, and a sum over rows, each of which has one order of its terms.
+which reads bytes in order.
 
-Legend: N elements of a vector, n elements of a block, r rows of ROW_NUMEL elements.
+Legend: N elements of a vector, n elements of a block.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,10 +29,7 @@ from mend.merge import Average, Made, Merge, Radial
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 
 DIGEST_NUMEL = DIGEST_BLOCK_BYTES // 4
-ROWS_SAMPLED, SAMPLE_MAX = 256, 8
-"""Rows whose products are enough for a cosine, and the greatest distance between two of them: the
-sums of all rows would cost half a pass more."""
-_NOTHING, _NO_ROWS = np.empty(0, np.float32), np.empty((3, 0), np.float64)
+_NOTHING = np.empty(0, np.float32)
 
 
 def kernel_for(rule: Merge, outer: OuterOptimizer, codec: object, numel: int) -> MergeKernel | None:
@@ -62,32 +58,15 @@ def decoding(
 
 
 def _stretches(
-    runs: Sequence[tuple[int, Weights]], begin: int, end: int
+    runs: Sequence[tuple[int, Weights]], begin: int, end: int, size: int
 ) -> Iterator[tuple[int, int, Weights]]:
-    """[begin, end) with its weights, cut where they change."""
+    """Blocks of [begin, end) with their weights, cut where the weights change."""
     start = 0
     for stop, weights in runs:
-        if max(start, begin) < min(stop, end):
-            yield max(start, begin), min(stop, end), weights
+        first, last = max(start, begin), min(stop, end)
+        for low, high in blocks(last - first, size):
+            yield first + low, first + high, weights
         start = stop
-
-
-def product_of(x_rk: Tensor, y_rk: Tensor) -> Tensor:
-    """Of each row the sum of x times y, fp64 (r,), as a tree of halves. A product of two fp32
-    numbers is exact in fp64."""
-    product_rk, width = x_rk.double().mul_(y_rk), ROW_NUMEL
-    while width > 1:
-        width //= 2
-        product_rk[:, :width].add_(product_rk[:, width : 2 * width])
-    return product_rk[:, 0]
-
-
-def _rows_of(x_n: Tensor, first: int, every: int) -> Tensor:
-    """Every `every`th row from `first` on, (r, ROW_NUMEL); a last row that is shorter is filled up
-    with zeros."""
-    if rest := -x_n.numel() % ROW_NUMEL:
-        x_n = torch.nn.functional.pad(x_n, (0, rest))
-    return x_n.view(-1, ROW_NUMEL)[first::every]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,27 +84,6 @@ class MergePass:
     out_N: Tensor
     states_N: Sequence[Tensor] = ()
     states_out_N: Sequence[Tensor] = ()
-    every: int = field(init=False)
-    """Distance of the rows that count for the products, where the rates ask for them; 0: none."""
-    products_3r: np.ndarray = field(init=False)
-    """Of each of these rows the product of the merged delta and the first state, and their
-    squares."""
-
-    def __post_init__(self) -> None:
-        asked = self.rates.against is not None and self.states_N
-        rows = -(-self.out_N.numel() // ROW_NUMEL)
-        every = min(max(1, rows // ROWS_SAMPLED), SAMPLE_MAX) if asked else 0
-        products_3r = np.zeros((3, -(-rows // every))) if every else _NO_ROWS
-        object.__setattr__(self, "every", every)
-        object.__setattr__(self, "products_3r", products_3r)
-
-    @property
-    def points_against(self) -> bool:
-        """Whether the merged delta points against the first state, when all has been run. Sums over
-        the sampled rows are rounded once, in any order; then come a few products of doubles."""
-        along, of_delta, of_state = (math.fsum(each_r) for each_r in self.products_3r)
-        limit = self.rates.limit
-        return along < 0 and along * along > limit * limit * (of_delta * of_state)
 
     def run(
         self, begin: int, end: int, digest: StateDigest | None, block: int | None = None
@@ -169,7 +127,6 @@ class MergePass:
             np.array([weights for _, weights in self.runs], np.float64),
             anchor, before, rates.decay, rates.share, rates.stretch, rates.momentum, rates.lr,
             NORM_MAX, self.out_N[begin:end].numpy(), after, lanes,
-            self.products_3r, self.every,
         )  # fmt: skip
         if not norm < NORM_MAX:
             raise Unmergeable("", ())
@@ -179,20 +136,15 @@ class MergePass:
             )
 
     def _by_torch(self, begin: int, end: int, digest: StateDigest | None, size: int) -> None:
-        size = max(size // ROW_NUMEL, 1) * ROW_NUMEL
         delta_n = torch.empty(min(size, end - begin), dtype=torch.float32, device="cpu")
         decode = decoding(self.codec, self.payloads, delta_n.numel())
-        for low, high in blocks(end - begin, size):
-            start, stop = begin + low, begin + high
+        for start, stop, weights in _stretches(self.runs, begin, end, size):
             merged, values = delta_n[: stop - start], self.out_N[start:stop]
             before, after = (
                 [state[start:stop] for state in states]
                 for states in (self.states_N, self.states_out_N)
             )
-            for first, last, weights in _stretches(self.runs, start, stop):
-                self.rule.block(decode(first, last), weights, merged[first - start : last - start])
-            if self.every:
-                self._multiply(start, merged, before[0])
+            self.rule.block(decode(start, stop), weights, merged)
             base = self.anchor_N[start:stop]
             self.outer.block(base, before, merged, values, after, self.rates)
             # NaN and Inf survive every product and sum, so checking the result checks all inputs.
@@ -200,14 +152,3 @@ class MergePass:
                 raise Unmergeable("", ())
             if digest is not None:
                 digest.feed(values, after)
-
-    def _multiply(self, start: int, delta_n: Tensor, state_n: Tensor) -> None:
-        """Write the products of the sampled rows in a block that begins at element `start`."""
-        row = start // ROW_NUMEL
-        first = -row % self.every
-        delta_rk, state_rk = (_rows_of(each, first, self.every) for each in (delta_n, state_n))
-        begin = (row + first) // self.every
-        pairs = (delta_rk, state_rk), (delta_rk, delta_rk), (state_rk, state_rk)
-        self.products_3r[:, begin : begin + len(delta_rk)] = [
-            product_of(*pair).numpy() for pair in pairs
-        ]

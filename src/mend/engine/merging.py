@@ -88,7 +88,7 @@ class Merging:
 
         def done(result: tuple[Anchor, bytes, float | None]) -> None:
             new, digests, cosine = result
-            numerics.agreement = numerics.agreement.merged(waited=new.waited).with_cosine(cosine)
+            numerics.agreement = numerics.agreement.merged().with_cosine(cosine)
             self._store.tentative[key] = new
             self._jobs.tell(ev.Merged(*key, new.digest, tensors=digests))
 

@@ -102,8 +102,6 @@ class Anchor:
     """None: nothing is encoded against this anchor."""
     proof: bytes = b""
     """What `digest` is the sha256 of; see `StateDigest.proof`."""
-    waited: bool = False
-    """Momentum waited in the step to it, as computed here."""
 
     @property
     def values(self) -> Tensor:
@@ -383,32 +381,23 @@ class Numerics:
         state_numel = codecs.state_numel
         rates = rates or self.rates(anchor.rounds, part, len(payloads))
 
-        def run(rates: Rates) -> tuple[MergePass, StateDigest]:
-            digests = [
-                StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts
+        digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
+        merging = self._pass(codec, payloads, runs, anchor, data, rates)
+        self.pool.each(
+            [
+                partial(merging.run, *part, digest)
+                for digest, part in zip(digests, parts, strict=True)
             ]
-            merging = self._pass(codec, payloads, runs, anchor, data, rates)
-            self.pool.each(
-                [
-                    partial(merging.run, *part, digest)
-                    for digest, part in zip(digests, parts, strict=True)
-                ]
-            )
-            for rest in digests[1:]:
-                digests[0].extend(rest)
-            return merging, digests[0]
-
-        merging, digest = run(rates)
-        if merging.points_against:  # rare; so the sum is made beside the step, not ahead of it
-            _, digest = run(rates.turned())
+        )
+        digest = digests[0]
+        for rest in digests[1:]:
+            digest.extend(rest)
         state_S = data[data.numel() - state_numel :]
         if state_numel:
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
             digest.feed_codec(state_S)
-        proof, waited = digest.proof(), merging.points_against
-        return Anchor(
-            data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof, waited
-        )
+        proof = digest.proof()
+        return Anchor(data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof)
 
     def compare(self, payloads: Sequence[Tensor], anchor: Anchor | int) -> float | None:
         """The cosine of the members' deltas on a sample. `anchor`: that of the merge, or of a slice

@@ -74,7 +74,7 @@ class TrainingProgress:
         if step == 0:
             return
         (sent, received), seen = self._traffic(), self._agreement()
-        of_merges = seen.merges, seen.waited, seen.cosine
+        of_merges = seen.merges, seen.cosine
         self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last, *of_merges))
 
     def end(self) -> None:

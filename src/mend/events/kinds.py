@@ -418,8 +418,6 @@ class Progress(DebugEvent, frozen=True, tag="progress"):
     """The process ended in order."""
     merges: Whole = 0
     """Merges of weights that this rank has computed."""
-    waited: Whole = 0
-    """Merges in which momentum waited, as the merged delta pointed against it."""
     agreement: float | None = None
     """Mean cosine of two racks' deltas in these merges, on a sample; none: nothing compared."""
 

@@ -61,7 +61,7 @@ as a tree of halves."""
 MergeKernel = Callable[
     [
         np.ndarray, int, np.ndarray, np.ndarray, _Vector, _Vector, float, float, float, float,
-        float, float, _Vector, _Vector, np.ndarray, np.ndarray,
+        float, float, _Vector, _Vector, np.ndarray,
     ],
     float,
 ]  # fmt: skip
@@ -70,9 +70,7 @@ begins; the ends of R stretches of the vector, int64; their weights, float64 (R,
 anchor, empty where the mean replaces it, and the momentum's vector, empty without; the rates
 `decay`, `share`, `stretch`, `momentum`, `lr` of an outer step; a limit; the next anchor and the
 next vector, which are written: fp32 N, contiguous; the lanes of the digest, uint64 (2, D, 8), of
-both, which are written; products, float64 (3, N / ROW_NUMEL) or (3, 0), which are written: of each
-row the sums of the merged delta times the vector before, and of the squares of the one and of the
-other, as trees of halves) -> the greatest magnitude in the next anchor. From the limit on, NaN and
+both, which are written) -> the greatest magnitude in the next anchor. From the limit on, NaN and
 Inf included, it ends the work with its row.
 
 `begin` is a multiple of 2^20. D: number of whole blocks of 2^20 elements in the part, whose

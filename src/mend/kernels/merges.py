@@ -33,7 +33,7 @@ _BLOCK_NUMEL = 1 << 20
 
 _MERGE = (
     "f4(u8[::1], i8, i8[::1], f8[:, ::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4[::1], "
-    "f4[::1], u8[:, :, ::1], f8[:, ::1], i8)"
+    "f4[::1], u8[:, :, ::1])"
 )
 
 
@@ -151,36 +151,6 @@ def _step(
         out_n[i] = anchor_n[i] - moved * lr
 
 
-_HALF = ROW_NUMEL // 2
-
-
-@part
-def _product(x_k: Any, y_k: Any, room_k: Any) -> Any:
-    """The sum of x times y over a row, as a tree of halves. A product of two fp32 numbers is exact
-    in fp64."""
-    low_k, high_k, before_k, after_k = x_k[:_HALF], x_k[_HALF:], y_k[:_HALF], y_k[_HALF:]
-    for i in range(_HALF):
-        low = _F64(low_k[i]) * _F64(before_k[i])
-        room_k[i] = low + _F64(high_k[i]) * _F64(after_k[i])
-    width = _HALF
-    while width > 1:
-        width //= 2
-        low_n, high_n = room_k[:width], room_k[width : 2 * width]
-        for i in range(width):
-            low_n[i] += high_n[i]
-    return room_k[0]
-
-
-@part
-def _products(sum_k: Any, state_k: Any, delta_k: Any, room_k: Any, products_3: Any) -> None:
-    """`delta_k` and `room_k` are scratch."""
-    for i in range(ROW_NUMEL):
-        delta_k[i] = _F32(sum_k[i])
-    products_3[0] = _product(delta_k, state_k, room_k)
-    products_3[1] = _product(delta_k, delta_k, room_k)
-    products_3[2] = _product(state_k, state_k, room_k)
-
-
 @part
 def greatest(x_n: Any) -> Any:
     """The bits of the greatest magnitude."""
@@ -212,11 +182,11 @@ def _hash(x_N: Any, start: Any, lanes_D8: Any) -> None:
 def _merge(
     places_M: Any, begin: Any, ends_R: Any, weights_RM: Any, anchor_N: Any, state_N: Any,
     decay: Any, share: Any, stretch: Any, momentum: Any, lr: Any, limit: Any,
-    out_N: Any, state_out_N: Any, lanes_2D8: Any, products_3r: Any, every: Any,
+    out_N: Any, state_out_N: Any, lanes_2D8: Any,
 ) -> Any:  # fmt: skip
     top, most, r = _I32(0), _F32(limit).view(_I32), 0
     sum_k, room_2k = np.empty(ROW_NUMEL, _F64), np.empty((2, ROW_NUMEL), _F32)
-    keeps, replaces, half_k = len(state_N) > 0, len(anchor_N) == 0, np.empty(_HALF, _F64)
+    keeps, replaces = len(state_N) > 0, len(anchor_N) == 0
     _begin(lanes_2D8)
     for start in range(0, len(out_N), ROW_NUMEL):
         stop = start + ROW_NUMEL
@@ -230,10 +200,6 @@ def _merge(
             state_k, state_out_k = state_N[:0], state_out_N[:0]
             if keeps:
                 state_k, state_out_k = state_N[start:stop], state_out_N[start:stop]
-                row = (begin + start) // ROW_NUMEL
-                if every and row % every == 0:
-                    products_3 = products_3r[:, row // every]
-                    _products(sum_k, state_k, out_k, half_k, products_3)
             anchor_k = anchor_N[start:stop]
             _step(sum_k, anchor_k, state_k, decay, share, stretch, momentum, lr, out_k, state_out_k)
         top = max(top, greatest(out_k))

@@ -24,17 +24,6 @@ class Rates(NamedTuple):
     stretch: float = 1.0
     """How much longer the merged delta should be, as racks that made unequal numbers of steps are
     in it; at least 1. mend sets it after `rates`; `block` may use it or not."""
-    against: float | None = None
-    """The momentum in place of `momentum` where the merged delta points against the first state
-    vector: where their cosine over a rank's part of the fragment is below `limit`. None: it does
-    not matter, and nothing is summed."""
-    limit: float = 0.0
-    """At most 0."""
-
-    def turned(self) -> Rates:
-        """The rates where it points against it."""
-        momentum = self.momentum if self.against is None else self.against
-        return self._replace(momentum=momentum, against=None)
 
 
 class OuterOptimizer(Protocol):

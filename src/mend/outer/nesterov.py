@@ -17,10 +17,6 @@ from mend.errors import ConfigError, ensure
 from mend.outer.base import Rates
 from mend.types import fp32
 
-AGAINST = -0.3
-"""A large model that learns has smaller angles at any time, and loses by a limit of 0; small ones
-at the noise of their last steps are often below (docs/internals/quality.md)."""
-
 
 class Nesterov:
     """b <- mu b + Delta;  A' = A - lr (Delta + mu b).   Every product and every sum is rounded to
@@ -33,10 +29,6 @@ class Nesterov:
     Racks that made unequal numbers of steps have a `stretch` f > 1, by which the delta counts more
     in the step: A' = A - (s lr) (f Delta + mu b). In b it does not: momentum adds up some ten
     merges, and such a mean is noisier than that of racks in step.
-
-    Where the merged delta points against b, with a cosine below AGAINST, momentum waits: A' = A -
-    (s lr) f Delta, and b' as ever. There the racks go to and fro about one place, and momentum
-    would multiply the noise of their last steps.
 
     A rack that is alone gains nothing from momentum, and a merge of nothing but last offers loses
     by it, as no rack trains after its step: A' = A - s Delta there, and b stays as it is.
@@ -80,15 +72,7 @@ class Nesterov:
         if self.ramp:
             mu = min(fp32(rounds / (rounds + self.ramp)), mu)
         decay = 1 - part * (1 - Fraction(mu))
-        against = 0.0 if mu else None
-        return Rates(
-            fp32(part * Fraction(self.lr)),
-            mu,
-            fp32(decay),
-            float(part),
-            against=against,
-            limit=AGAINST,
-        )
+        return Rates(fp32(part * Fraction(self.lr)), mu, fp32(decay), float(part))
 
     def block(
         self,

@@ -208,35 +208,13 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return total.float()
 
 
-def against(delta: Tensor, momentum: Tensor) -> bool:
-    """Whether the cosine of Delta and b is below -.3."""
-    both, of_delta, of_momentum = (
-        _product(x, y) for x, y in ((delta, momentum), (delta, delta), (momentum, momentum))
-    )
-    return both < 0 and both * both > 0.3 * 0.3 * (of_delta * of_momentum)
-
-
-def _product(x: Tensor, y: Tensor) -> float:
-    """The sum of x y: fp64, of each 4096 elements first and second half are added until one number
-    is left, and the sum of these is rounded once."""
-    sums = []
-    for start in range(0, len(x), 4096):
-        products = x[start : start + 4096].double() * y[start : start + 4096].double()
-        total = torch.nn.functional.pad(products, (0, 4096 - len(products)))
-        while len(total) > 1:
-            total = total[: len(total) // 2] + total[len(total) // 2 :]
-        sums.append(total.item())
-    return math.fsum(sums)
-
-
 def outer_step(
     anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1),
-    plain: bool = False, f: float = 1.0, parts: Sequence[Tensor] | None = None,
+    plain: bool = False, f: float = 1.0,
 ) -> Anchor:  # fmt: skip
-    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b), without mu b where Delta
-    points against the former b: fp32, every product and every sum rounded. `plain`, for one rack
-    with nobody absent and for last offers: A' = A - s f Delta, and b is kept for later, f = 1.
-    `parts`: the elements of each rank, which looks at its own; None: there is one."""
+    """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b): fp32, every product and
+    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s f
+    Delta, and b is kept for later, f = 1."""
     lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
         mu = min(fp32(k / (k + settings.ramp)), mu)
@@ -244,10 +222,8 @@ def outer_step(
     if momentum is not None and plain:
         lr = 1.0
     elif momentum is not None:
-        old, momentum = momentum, momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
-        for own in parts or [torch.arange(len(delta))]:
-            if mu and not against(delta[own], old[own]):
-                step[own] += momentum[own] * mu
+        momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
+        step = delta * f + momentum * mu
     values = anchor.values - step * fp32(s * Fraction(lr))
     return Anchor(anchor.version + 1, values, momentum, k + s)
 
@@ -329,8 +305,7 @@ class _Log:
         last = not commit.training and all(offer.closing for offer in offers)
         plain = last or (len(racks) == 1 and s == 1)
         f = 1.0 if last else stretch(commit.members, self.settings)  # last: what the racks hold
-        parts = self.parts(commit.fragment)
-        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f, parts))
+        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
         if self.low_rank:
             pairs = zip(offers, weights, strict=True)
             sent = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]

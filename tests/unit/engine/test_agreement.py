@@ -43,17 +43,14 @@ def test_long_vectors_are_compared_in_their_middle() -> None:
     )
 
 
-def test_merge_says_that_momentum_waited() -> None:
+def test_deltas_of_a_merge_are_compared() -> None:
     numerics = Numerics(FLOAT32, Average(), Nesterov(1.0, 0.5))
-    forth, back = sent([1.0, 1.0], [1.0, 1.0]), sent([-1.0, -1.0], [-1.0, -1.0])
+    forth = sent([1.0, 1.0], [1.0, 1.0])
     first = numerics.merge(forth, [0.5, 0.5], numerics.genesis(torch.zeros(2)), 1)
-    assert not first.waited
-    assert not numerics.merge(forth, [0.5, 0.5], first, 2).waited
-    assert numerics.merge(back, [0.5, 0.5], first, 2).waited
     assert numerics.compare(forth, first) == pytest.approx(1.0)
 
 
 def test_sums_give_means() -> None:
-    seen = Agreement().merged(waited=True).with_cosine(0.5).merged(waited=False).with_cosine(None)
-    assert (seen.merges, seen.waited, seen.cosine) == (2, 1, 0.5)
+    seen = Agreement().merged().with_cosine(0.5).merged().with_cosine(None)
+    assert (seen.merges, seen.cosine) == (2, 0.5)
     assert Agreement().cosine is None

@@ -67,7 +67,7 @@ def test_the_momentum_rises_with_the_rounds_up_to_its_limit() -> None:
 
 def test_without_a_ramp_the_momentum_is_whole_from_the_first_round() -> None:
     assert {rates(Nesterov(0.7, 0.5), rounds) for rounds in (0, 1, 1000)} == {
-        Rates(float(np.float32(0.7)), 0.5, 0.5, 1.0, against=0.0, limit=-0.3)
+        Rates(float(np.float32(0.7)), 0.5, 0.5, 1.0)
     }
 
 
@@ -173,13 +173,3 @@ def test_a_stretch_is_of_the_step_and_not_of_the_momentum(momentum: float) -> No
         assert anchor.tolist() == [1 - 0.25 * (3 + 2), 1 - 0.25 * (-12 - 2)]
     else:
         assert anchor.tolist() == [1 - 0.25 * 3, 1 + 0.25 * 12]
-
-
-def test_only_a_step_with_momentum_asks_where_the_merged_delta_points() -> None:
-    outer = Nesterov(1.0, 0.9, 10)
-    assert rates(outer, 0).against is None, "its first round has no momentum"
-    assert rates(outer, 5, plain=True).against is None
-    assert rates(Nesterov(1.0, 0.0), 5).against is None
-    asked = rates(outer, 5)
-    assert asked.turned() == asked._replace(momentum=0.0, against=None)
-    assert rates(outer, 0).turned() == rates(outer, 0)

@@ -75,7 +75,6 @@ class Merges:
     """What a rank has said of the merges that it computed."""
 
     merges: int = 0
-    waited: int = 0
     agreement: float | None = None
 
 
@@ -287,7 +286,7 @@ class Gathering:
             base.bytes_received + event.bytes_received,
         )
         source.track.add(source.now)
-        source.merges = Merges(event.merges, event.waited, event.agreement)
+        source.merges = Merges(event.merges, event.agreement)
         source.closed = source.closed or event.last
         self._extend(event.at_ns)
 

@@ -1,4 +1,4 @@
-"""Whether merging helped: the merged model against the racks' own, their agreement, momentum, and
+"""Whether merging helped: the merged model against the racks' own, their agreement, and
 the one setting to change first. Pure.
 
 Legend: M racks of a round, c mean cosine of two racks' deltas.
@@ -15,7 +15,7 @@ MERGED = "_merged"
 """What is recorded as NAME_merged is of the merged model, and NAME is of the rack."""
 FEW_ROUNDS = 10
 """Of a fragment: fewer make a merge too rare to help."""
-WAITED_OFTEN, STALLED, APART = 0.25, 0.05, 0.05
+STALLED, APART = 0.05, 0.05
 PERIOD_BEST = 32
 """The least loss of those that were measured (mend.tools.plan_loss)."""
 
@@ -31,7 +31,7 @@ def learning(facts: RunFacts, settings: Mapping[str, object], stall_share: float
         "held-out loss as runtime.record(held_out=...), and the same inside "
         "runtime.anchor_weights() as held_out_merged=..."
     ]
-    sentences += [*_agreed(facts), *_momentum(facts)]
+    sentences += _agreed(facts)
     worse = any(merged > own for (own, merged), _ in compared)
     return [*sentences, "To change first: " + _first(facts, settings, stall_share, worse=worse)]
 
@@ -90,17 +90,6 @@ def _racks(facts: RunFacts) -> int:
     return sorted(merged)[len(merged) // 2] if merged else len(facts.racks)
 
 
-def _momentum(facts: RunFacts) -> list[str]:
-    merges = sum(each.merges.merges for each in facts.ranks.values())
-    waited = sum(each.merges.waited for each in facts.ranks.values())
-    if not merges or not facts.outer[1]:
-        return []
-    return [
-        f"Momentum was left out of {waited / merges:.0%} of the steps, as the merged delta pointed "
-        "against it"
-    ]
-
-
 def _first(
     facts: RunFacts, settings: Mapping[str, object], stall_share: float, *, worse: bool
 ) -> str:
@@ -109,8 +98,6 @@ def _first(
     period = given if isinstance(given, int) else 0
     per_fragment = (facts.rounds - facts.moment_rounds) / max(1, len(facts.fragments))
     turnout = list(facts.turnout.elements())
-    merges = sum(each.merges.merges for each in facts.ranks.values())
-    waited = sum(each.merges.waited for each in facts.ranks.values())
     cosine = mean_cosine(facts)
     shorter = (
         f"sync_period_steps, from {period} to {max(1, period // 2)}"
@@ -126,10 +113,6 @@ def _first(
             stall_share > STALLED,
             "codec (int8, then int4): training waits for the exchange; more than that is for "
             "mend plan",
-        ),
-        (
-            merges > 0 and waited > WAITED_OFTEN * merges,
-            "outer_optimizer_momentum, to half of it: the merged steps go to and fro",
         ),
         (per_fragment < FEW_ROUNDS, f"{shorter}: a fragment was merged {per_fragment:.0f} times"),
         (

@@ -66,7 +66,7 @@ class Following(Hand):
         comparer = ReplayComparison(script, ME, [["w"]], report, self.failed.append)
         self.trainer = ReplayTrainer(
             MINE, old.policy, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
-            post=self.events.append, own=self._own,
+            post=self._post, own=self.offers.append,
             note=lambda event: self.notes.append(pair(event)), numerics=self.numerics,
             script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),
         )  # fmt: skip

@@ -94,7 +94,7 @@ def test_settings_and_who_said_them(
     monkeypatch: pytest.MonkeyPatch, rack_at: Callable[[str], tuple[int, int]]
 ) -> None:
     here, data = rack_at("127.0.0.1")
-    monkeypatch.setenv("MEND_OVERLAP_STEPS", "100")
+    monkeypatch.setenv("MEND_OVERLAP_STEPS", "20")
     monkeypatch.setenv("WORLD_SIZE", "8")
     report, _ = examine(None)
     assert {"field": "rack", "value": 1, "source": "MEND_RACK"} in report["settings"]

@@ -132,7 +132,8 @@ def test_it_says_what_the_run_came_to(page: str) -> None:
     assert "Outer momentum 0.52 after 11 rounds" in said
     titles = re.findall(r"<h3>(.*?)</h3>", page)
     assert titles == ["Loss", "Throughput", "Stall", "Traffic", "Why rounds closed",
-                      "Participation", "Did merging help?", "Racks", "Warnings and faults", "Digests"]  # fmt: skip
+                      "Participation", "Did merging help?", "Racks", "Warnings and faults",
+                      "Digests"]  # fmt: skip
     assert not page.count("…"), "something was cut"
 
 

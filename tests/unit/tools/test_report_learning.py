@@ -15,13 +15,11 @@ def recorded(step: int, **values: float) -> dict[str, Any]:
     return {"kind": "recorded", "step": step, "tokens": 10, "at_ns": step, "values": values}
 
 
-def job(
-    rounds: int = 20, waited: int = 0, agreement: float | None = 0.25, **values: float
-) -> RunFacts:
+def job(rounds: int = 20, agreement: float | None = 0.25, **values: float) -> RunFacts:
     run = Run().both(progress(1))
     for version in range(1, rounds + 1):
         run.both({**commit(0, version, {0: version, 1: version}), "live": 2, "momentum": 0.5})
-    run.both(progress(9, merges=rounds, waited=waited, agreement=agreement))
+    run.both(progress(9, merges=rounds, agreement=agreement))
     return (run.both(recorded(9, **values)) if values else run).ends()
 
 
@@ -45,15 +43,10 @@ def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:
     assert not any("cosine" in each for each in learning(job(agreement=None), {}, 0.0))
 
 
-def test_share_of_steps_without_momentum_is_said() -> None:
-    assert any("left out of 10% of" in each for each in learning(job(waited=2), {}, 0.0))
-
-
 @pytest.mark.parametrize(
     ("facts", "settings", "stall", "first"),
     [
         (job(), {"sync_period_steps": 32}, 0.2, "codec"),
-        (job(waited=10), {"sync_period_steps": 32}, 0.0, "outer_optimizer_momentum"),
         (job(rounds=4), {"sync_period_steps": 64}, 0.0, "sync_period_steps, from 64 to 32: a frag"),
         (job(), {"sync_period_steps": 128}, 0.0, "sync_period_steps, from 128 to 32, with codec"),
         (job(agreement=0.01), {"sync_period_steps": 16}, 0.0, "sync_period_steps, from 16 to 8"),

@@ -76,7 +76,12 @@ class Suite:
         (self.folder / "test_it.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-        env |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        # Tokens of its own: those of the machine are held by the tests around this one.
+        env |= {
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "TMPDIR": str(self.folder),
+        }
         env.pop("GATE_RUN", None)
         done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr

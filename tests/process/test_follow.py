@@ -137,8 +137,7 @@ def test_every_committed_version_has_the_bits_of_the_racks(
     assert not job.events(0, kind="frame-refused")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_follower_goes_on_when_its_rack_dies_or_freezes(jobs: Jobs, end: signal.Signals) -> None:
+def test_follower_goes_on_when_its_rack_dies(jobs: Jobs) -> None:
     """It knows the address of that rack alone, and has learnt the others."""
     job = jobs(witness=True, key=True)
     config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 5}
@@ -148,7 +147,7 @@ def test_follower_goes_on_when_its_rack_dies_or_freezes(jobs: Jobs, end: signal.
     following = Following(job.addresses[0], keys=(reader_key(KEY),), stall_s=1.0)
     until(lambda: len(following.versions) > 3, lambda: f"it follows {following}")
     assert not following.error
-    job.processes[0].signal(end)
+    job.processes[0].signal(signal.SIGKILL)
     before = following.versions[-1].number
     until(lambda: following.versions[-1].number > before + 8, lambda: f"it goes on {following}")
     Path(stop).touch()

@@ -105,3 +105,22 @@ def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
         assert [line["kind"] for line in found] == ["start", "end"]
         assert found[-1]["reason"] == "budget"
     assert "0 cells (budget)" in table(tmp_path)
+
+
+@pytest.mark.slow
+def test_long_run_ends_with_equal_digests(nursery: Nursery) -> None:
+    command = [
+        *(nursery.python, "-m", "mend.tools", "launch", "--no-witness", "--racks", "2"),
+        *("benchmarks/long_run.py", "--minutes", "0.05", "--every-s", "1", "--shape", "tiny"),
+        *("--sequences", "2", "--positions", "16"),
+    ]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, cwd=ROOT, env={**environment(), "PYTHONPATH": path}, text=True,
+        timeout=LIMIT_S, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.partition("] ")[2] for line in done.stdout.splitlines()]
+    ends = [json.loads(line) for line in said if line.startswith("{") and '"outcome"' in line]
+    assert [end["outcome"] for end in ends] == ["merged", "merged"]
+    assert len({end["digest"] for end in ends}) == 1

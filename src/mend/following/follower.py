@@ -153,8 +153,8 @@ class Follower:
             stall_ns = int(self._stall_s * SECOND)
             reader = LaneReader(answer.job, self._secrets, self._proxy, stall_ns)
             self._puller = Puller(reader)
-        if self._puller.racks != self._log.racks:
-            self._puller.racks, self._puller.first = self._log.racks, answer.rack
+        # The rack that answers is alive: it is asked before one that may be frozen.
+        self._puller.racks, self._puller.first = self._log.racks, answer.rack
         if anew:
             self._puller.forget()
 

@@ -137,7 +137,8 @@ def test_every_committed_version_has_the_bits_of_the_racks(
     assert not job.events(0, kind="frame-refused")
 
 
-def test_follower_goes_on_when_its_rack_dies(jobs: Jobs) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "freezes"])
+def test_follower_goes_on_when_its_rack_dies(jobs: Jobs, sent: int) -> None:
     """It knows the address of that rack alone, and has learnt the others."""
     job = jobs(witness=True, key=True)
     config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 5}
@@ -147,7 +148,7 @@ def test_follower_goes_on_when_its_rack_dies(jobs: Jobs) -> None:
     following = Following(job.addresses[0], keys=(reader_key(KEY),), stall_s=1.0)
     until(lambda: len(following.versions) > 3, lambda: f"it follows {following}")
     assert not following.error
-    job.processes[0].signal(signal.SIGKILL)
+    job.processes[0].signal(sent)
     before = following.versions[-1].number
     until(lambda: following.versions[-1].number > before + 8, lambda: f"it goes on {following}")
     Path(stop).touch()

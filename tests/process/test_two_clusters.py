@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from mend.engine.io_loop import _token
 from mend.tools.keys_command import create
 from mend.transport.bulk_link import SEALED_MAGIC
-from mend.transport.bulk_wire import HELLO, WIRE_VERSION, hello_bytes
+from mend.transport.bulk_wire import HELLO, WIRE_VERSION, hello_bytes, lane_token
 from mend.transport.probe import GREETING
 from tests.process.racks import Forked, Job, Nursery, Siblings, environment, until
 
@@ -211,14 +210,14 @@ def test_rack_of_two_hosts_is_reached_through_one_port_of_its_leader(
         for rack in range(2):
             until(Path(job.gate(f"there{rack}")).exists, lambda: f"rack trains\n{job.stacks()}")
         wrong = [b"GET / HTTP/1.1\r\nHost: mend\r\n\r\n", hello_bytes(b"token of another "[:16])]
-        far, at = hello_bytes(_token("clusters", 1)), two.address(1)
+        far, at = hello_bytes(lane_token("clusters", 1)), two.address(1)
         for greeting in (*wrong, far + bytes(4096)):
             assert answer_to(at, greeting) == b"", "the relay and the far rank refuse it"
         assert answer_to(at, GREETING + bytes(4096))[:1] == GREETING[:1], "the sideband ends it"
         idle = [socket.create_connection((two.sites[1][1], PORT), 60) for _ in range(80)]
         for sock in idle:  # more than a rank has places
             stack.callback(sock.close)
-            sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, _token("clusters", 1)))
+            sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, lane_token("clusters", 1)))
         Path(job.gate()).touch()
         for rack in range(2):
             job.ended(rack, code=0)

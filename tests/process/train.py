@@ -497,8 +497,9 @@ class Acts:
         """Tell the test the versions that this rack has applied, and their bits."""
         with self.runtime.anchor_weights():
             told = {"versions": self.runtime.status().versions, "weights": weights(self.model)}
-        Path(f"{path}.part").write_text(json.dumps(told))
-        os.replace(f"{path}.part", path)
+        part = Path(f"{path}.{os.getpid()}")  # every rank of the rack writes the same
+        part.write_text(json.dumps(told))
+        part.rename(path)
 
     def disk(self, free_bytes: int) -> None:
         """No file may grow beyond this; Python ignores the signal, so a write fails as on a full

@@ -379,9 +379,8 @@ class Numerics:
         parts = self._parts(anchor.numel)
         after, states = anchor.rounds + part, len(self.outer.states)
         state_numel = codecs.state_numel
-        rates = rates or self.rates(anchor.rounds, part, len(payloads))
-
         digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
+        rates = rates or self.rates(anchor.rounds, part, len(payloads))
         merging = self._pass(codec, payloads, runs, anchor, data, rates)
         self.pool.each(
             [
@@ -473,16 +472,15 @@ class Numerics:
         data: Tensor,
         digest: StateDigest | None,
         block: int | None = None,
-    ) -> MergePass:
+    ) -> None:
         """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
-        while the block is in the cache. One pass, wherever the merged delta points."""
+        while the block is in the cache."""
         runs = [(anchor.numel, tuple(weights))]
         codec = anchor.codec
         self._check(codec, payloads, runs, anchor, data)
         rates = self.rates(anchor.rounds, WHOLE, len(payloads))
         merging = self._pass(codec, payloads, runs, anchor, data, rates)
         merging.run(0, anchor.numel, digest, block)
-        return merging
 
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""

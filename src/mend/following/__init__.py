@@ -33,9 +33,16 @@ def follow(
     follower that was away or slow gets the present version, and the number of those it has missed.
     Closing the iterator ends it. Raises ConfigError for a wrong address, key or number.
     """
-    keys = read_keys(Path(key_file)) if key_file is not None else secrets_in_force()
-    given = [addresses] if isinstance(addresses, str) else list(addresses)
-    proxy, limit_s = socks_proxy_in_force(), math.inf if wait_s is None else wait_s
-    follower = Follower(given, keys, job_id, proxy, every=every, wait_s=limit_s)
-    with closing(follower):
+    given = [addresses] if isinstance(addresses, str) else addresses
+    limit_s = math.inf if wait_s is None else wait_s
+    with closing(follower_of(given, key_file, job_id, every, limit_s)) as follower:
         yield from follower
+
+
+def follower_of(
+    addresses: Sequence[str], key_file: str | Path | None, job_id: str, every: int, wait_s: float
+) -> Follower:
+    """With the key and the proxy of the environment where none is named. Close it. Raises
+    ConfigError."""
+    keys = read_keys(Path(key_file)) if key_file is not None else secrets_in_force()
+    return Follower(addresses, keys, job_id, socks_proxy_in_force(), every=every, wait_s=wait_s)

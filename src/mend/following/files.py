@@ -11,17 +11,14 @@ import msgspec
 import torch
 from torch import Tensor
 
+from mend.engine.checkpoint_files import sync_folder
+from mend.engine.plain_data import DTYPES
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 from mend.errors import CheckpointError, ConfigError, UsageError
 from mend.following.follower import Version
 
 PATTERN = "version-*.safetensors"
-_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-}
+_TYPES = {DTYPES[name]: name for name in ("F64", "F32", "F16", "BF16")}
 
 
 class About(msgspec.Struct, frozen=True):
@@ -57,7 +54,7 @@ class VersionFiles:
         try:
             _write(part, about, version)
             os.replace(part, path)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -129,11 +126,3 @@ def _type(name: str, tensor: Tensor) -> str:
     if tensor.dtype not in _TYPES:
         raise UsageError(f"{name} is {tensor.dtype}, which a safetensors file does not hold")
     return _TYPES[tensor.dtype]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

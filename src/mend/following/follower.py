@@ -144,17 +144,18 @@ class Follower:
         except WireError as error:
             self.trouble, self._log.index, self._log.lineage = str(error), 0, ""
             return []
+        self._follow_racks(answer, moved=address != self._at, anew=before != self._log.lineage)
         self._at, self._heard_s, self._job = address, now_s, answer.job
-        self._follow_racks(answer, anew=before != self._log.lineage)
         return found
 
-    def _follow_racks(self, answer: Followed, *, anew: bool) -> None:
+    def _follow_racks(self, answer: Followed, *, moved: bool, anew: bool) -> None:
         if self._puller is None:
             stall_ns = int(self._stall_s * SECOND)
             reader = LaneReader(answer.job, self._secrets, self._proxy, stall_ns)
             self._puller = Puller(reader)
-        # The rack that answers is alive: it is asked before one that may be frozen.
-        self._puller.racks, self._puller.first = self._log.racks, answer.rack
+        if moved or self._puller.racks != self._log.racks:
+            # A rack that begins to answer is asked before the one that has stopped.
+            self._puller.racks, self._puller.first = self._log.racks, answer.rack
         if anew:
             self._puller.forget()
 
@@ -174,17 +175,14 @@ class Follower:
             except (TransportError, WireError) as error:
                 self.trouble = str(error)
                 if len(waiting) == 1 and not self._log.over:
-                    self._hear_more(waiting)  # it may be on its way to the racks
+                    waiting += self._hear(RETRY_S)  # it may be on its way to the racks
+                    self._check_silence()
                     continue
                 version = None
             del waiting[0]
             if version is not None:
                 self.trouble = ""
                 yield version
-
-    def _hear_more(self, waiting: list[Decided]) -> None:
-        waiting += self._hear(RETRY_S)
-        self._check_silence()
 
     def _check_silence(self) -> None:
         silent_s = time.monotonic() - self._heard_s

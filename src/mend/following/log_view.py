@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mend.errors import WireError
 from mend.status.follow_messages import Followed, RackLanes
@@ -34,7 +34,7 @@ class LogView:
     index: int = 0
     now: Decided | None = None
     over: bool = False
-    racks: tuple[RackLanes, ...] = field(default=())
+    racks: tuple[RackLanes, ...] = ()
 
     def accepts(self, answer: Followed, *, alone: bool) -> bool:
         """Whether an answer goes on from here. One of a process that does not know this lineage
@@ -69,6 +69,8 @@ class LogView:
         found = []
         for commit in answer.commits:
             fragment, versions, digests = commit.fragment, list(now.versions), list(now.digests)
+            if fragment < len(versions) and commit.version <= versions[fragment]:
+                continue  # the answer to a question that was asked twice
             if fragment >= len(versions) or commit.version != versions[fragment] + 1:
                 raise WireError(f"version {commit.version} of fragment {fragment} out of order")
             versions[fragment], digests[fragment] = commit.version, commit.digests

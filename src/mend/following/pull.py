@@ -3,6 +3,7 @@ the log. A part comes from any rack that has it; one that breaks off goes on fro
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from mend.engine.difference import with_difference
 from mend.engine.digest import DIGEST_BLOCK_BYTES, blocks_in
-from mend.errors import ChecksumMismatch, PayloadGone, TransportError, WireError, require
+from mend.errors import (
+    ChecksumMismatch,
+    PayloadGone,
+    PeerUnreachable,
+    TransportError,
+    WireError,
+    require,
+)
 from mend.following.log_view import Decided
 from mend.following.puzzle import Puzzle
 from mend.status.follow_messages import LAYOUT_BYTES_MAX, RackLanes, decode_parts
@@ -28,6 +36,10 @@ STREAMS = 4
 """Parts that are pulled at once."""
 
 PROOF_BYTES_MAX = 64 << 20
+
+SHUNNED_S = 30.0
+"""A rack that did not answer is not waited for again where another one says that it lacks a part:
+with a wait for each, a follower of a frozen rack never catches up."""
 
 
 @dataclass(slots=True)
@@ -85,6 +97,8 @@ class Puller:
         self._puzzle: Puzzle | None = None
         self.racks: tuple[RackLanes, ...] = ()
         self.first = -1
+        self._shunned: dict[int, float] = {}
+        """By rack, until when."""
 
     @property
     def bytes_received(self) -> int:
@@ -168,16 +182,26 @@ class Puller:
     def _from_any(self, rank: int, ask: Callable[[Address, int], T]) -> T:
         """What the first rack gives that can. Raises the errors of all."""
         errors: list[TransportError | WireError] = []
-        for rack in sorted(self.racks, key=lambda each: each.rack != self.first):
+        for rack in sorted(
+            self.racks, key=lambda each: (self._shuns(each), each.rack != self.first)
+        ):
+            if self._shuns(rack) and any(isinstance(error, PayloadGone) for error in errors):
+                break
             try:
                 found = ask(rack.lanes[rank], rank)
                 self.first = rack.rack
                 return found
+            except PeerUnreachable as error:
+                self._shunned[rack.rack] = time.monotonic() + SHUNNED_S
+                errors.append(error)
             except (TransportError, WireError) as error:
                 errors.append(error)
         reasons = "; ".join(map(str, errors)) or "the job has no rack"
         gone = bool(errors) and all(isinstance(error, PayloadGone) for error in errors)
         raise (PayloadGone if gone else TransportError)(reasons)
+
+    def _shuns(self, rack: RackLanes) -> bool:
+        return time.monotonic() < self._shunned.get(rack.rack, 0.0)
 
     def close(self) -> None:
         """Idempotent."""

@@ -70,11 +70,6 @@ shift_left = _instruction(_I32, (_I32, _I32), lambda to, a, b: to.shl(a, b))
 shift_right = _instruction(_I32, (_I32, _I32), lambda to, a, b: to.ashr(a, b))
 is_zero = _instruction(_BOOL, (_I32,), lambda to, a: to.icmp_signed("==", a, _WORD(0)))
 
-INSTRUCTIONS = (
-    "fma", "fma_wide", "where", "sqrt", "bits", "number", "low_bits", "as_float", "widen",
-    "narrow", "plus", "minus", "masked", "joined", "shift_left", "shift_right", "is_zero",
-)  # fmt: skip
-
 # constants
 
 _F = np.float32

@@ -8,10 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from mend.config.keyfile import read_keys, secrets_in_force
-from mend.config.sources import socks_proxy_in_force
+from mend.following import follower_of
 from mend.following.files import VersionFiles
-from mend.following.follower import Follower, Version
+from mend.following.follower import Version
 from mend.tools.top.run import addresses_in_force, sigterm_exits
 
 
@@ -31,12 +30,9 @@ class Wanted:
 
 def follow(wanted: Wanted) -> int:
     """Returns the exit status. Raises ConfigError for a wrong argument, GaveUp without a job."""
-    keys = read_keys(wanted.key_file) if wanted.key_file is not None else secrets_in_force()
-    given = list(wanted.addresses) or addresses_in_force()
+    given = wanted.addresses or addresses_in_force()
     files, written = VersionFiles(wanted.to, wanted.keep), True
-    follower = Follower(
-        given, keys, wanted.job, socks_proxy_in_force(), every=wanted.every, wait_s=wanted.wait_s
-    )
+    follower = follower_of(given, wanted.key_file, wanted.job, wanted.every, wanted.wait_s)
     with closing(follower), sigterm_exits():
         try:
             for version in follower:

@@ -87,15 +87,15 @@ class LaneReader:
             try:
                 done = work(link)
             except PayloadGone:
-                self._drop(link)  # replies to other requests are under way
+                self._forget(link.sock)  # replies to other requests are under way
                 raise
             except (OSError, EOFError) as error:
-                self._drop(link)
+                self._forget(link.sock)
                 if fresh:
                     raise _unreachable(holder, error) from error
                 continue
             except BaseException:
-                self._drop(link)
+                self._forget(link.sock)
                 raise
             with self._lock:
                 self._idle[holder, rank].append(link)
@@ -126,9 +126,6 @@ class LaneReader:
                 self._forget(sock)
                 error = refused
         raise _unreachable(holder, error)
-
-    def _drop(self, link: ReaderEnd) -> None:
-        self._forget(link.sock)
 
     def _forget(self, sock: socket.socket) -> None:
         with self._lock:

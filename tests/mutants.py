@@ -68,8 +68,8 @@ MUTANTS = (
     Mutant(
         "last-rank: a launch names the last rank that is not merged",
         "tools.launch:Launch._find_unmerged",
-        "reversed(told)",
-        "told",
+        "reversed(ended_as)",
+        "ended_as",
         ("tests/unit/tools/test_launch.py",),
     ),
     Mutant(

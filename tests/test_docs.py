@@ -65,7 +65,7 @@ DIALECT = (
     "are said", "so long", "is no number", "are no numbers", "mended", "without a word", "for good",
     "would believe", "what there is", "on (?:his|her) side",
 )  # fmt: skip
-"""Phrases that no page uses outside of code and quoted messages."""
+"""Phrases that neither the source uses, nor a page outside of code and quoted messages."""
 RECORDS = ("DECISIONS.md", "LOG.md")
 """They keep the words of their time."""
 
@@ -268,6 +268,12 @@ def test_source_files_exist(page: Path) -> None:
 def test_prose_has_no_dialect(page: Path) -> None:
     prose = re.sub(r"^```.*?^```|`[^`\n]*`|\"[^\"\n]*\"", "", page.read_text(), flags=re.S | re.M)
     found = re.findall(rf"\b(?:{'|'.join(DIALECT)})\b[^\n]*", prose, re.IGNORECASE)
+    assert not found, found
+
+
+@for_each(sorted((ROOT / "src").rglob("*.py")))
+def test_source_has_no_dialect(path: Path) -> None:
+    found = re.findall(rf"[^\n]*\b(?:{'|'.join(DIALECT)})\b[^\n]*", path.read_text(), re.IGNORECASE)
     assert not found, found
 
 

@@ -333,7 +333,7 @@ class Runtime:
     ) -> Path:
         """Write the state of the whole job into `folder`, with all racks at one place of the log.
 
-        All ranks of all racks call it, with folders of the same name; whoever comes first waits for
+        All ranks of all racks call it, with folders of the same name; the first to arrive waits for
         the others, up to `timeout_s` (None: wait_timeout_s). `save(path)` is called on every rank
         of this rack when it stands there: what it writes into that folder (the model, the
         optimizer, the position in the data) becomes a part of the checkpoint. Returns when all

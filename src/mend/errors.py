@@ -214,7 +214,7 @@ class TapeError(MendError):
 
 
 class ReplayDiffers(MendError):
-    """A replay came to something that is not as it was on the tape."""
+    """A replay differs from its tape."""
 
 
 class NotDeterministic(MendError, RuntimeError):

@@ -164,7 +164,7 @@ def test_a_job_is_watched_to_its_end_and_does_not_notice(
         status, text = once("--json", "--wait", str(LIMIT_S), other)
         assert status == 0, text
         told.update(json.loads(text))
-        return [rack["told_by"] for rack in told["racks"]] == ["itself"] * 2
+        return [rack["source"] for rack in told["racks"]] == ["itself"] * 2
 
     until(both_answer, f"both racks answer themselves: {told}")
     assert (told["job"], told["state"], told["configured"]) == (job.name, "running", 2)

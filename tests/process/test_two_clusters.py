@@ -307,7 +307,7 @@ def test_witness_and_top_reach_the_other_cluster_through_the_proxy(
         )  # fmt: skip
         assert seen.wait() == 0
         picture = json.loads((tmp_path / "top.txt").read_text())
-        assert [line["told_by"] for line in picture["racks"]] == ["itself", "itself"]
+        assert [line["source"] for line in picture["racks"]] == ["itself", "itself"]
         Path(job.gate()).touch()
         for rack in range(2):
             job.ended(rack, code=0)

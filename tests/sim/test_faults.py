@@ -171,7 +171,7 @@ def test_a_fault_waits_for_its_message_and_strikes_between_two_sends() -> None:
     assert report.felt["crash"] == 1
     assert world.witness is not None
     assert world.witness.dead
-    struck = [when_ns for when_ns, text in world.broken.told if "crashes" in text]
+    struck = [when_ns for when_ns, text in world.broken.struck if "crashes" in text]
     assert len(struck) == 1
     assert struck[0] in heard, "it strikes with the send, not at a time of its own"
 
@@ -182,7 +182,7 @@ def test_one_rank_dies_first_and_whoever_started_the_rack_ends_the_rest() -> Non
     assert report.felt["crash"] == 2
     assert world.trainings[Peer(1, 0)].process.dead
     assert world.trainings[Peer(1, 1)].process.dead
-    died = [w for w, text in world.broken.told if text == "rank 1 of rack 1 crashes"]
+    died = [w for w, text in world.broken.struck if text == "rank 1 of rack 1 crashes"]
     assert died == [7 * SECOND // 10]
 
 

@@ -1,4 +1,4 @@
-"""Which exchange plan a configuration comes to: a mesh, or slices (coordination/slices.py)."""
+"""The exchange plan that a configuration selects: a mesh, or slices (coordination/slices.py)."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ WORD, READER_WORD = "mend-key-1", "mend-reader-1"
 FILE_BYTES_MAX = 16 << 10
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 HEAD = (
-    "# A key of mend jobs. Whoever reads this file can take part in the job, and read and forge\n"
+    "# A key of mend jobs. Anyone who reads this file can join the job, and read and forge\n"
     "# all of its traffic. Copy it to every rack and the witness by a way that you trust.\n"
 )
 READER_HEAD = (
-    "# A reader's key of mend jobs. Whoever reads this file can read the status and the merged\n"
+    "# A reader's key of mend jobs. Anyone who reads this file can read the status and the merged\n"
     "# weights of the job, and take no part in it.\n"
 )
 MAKE_ONE = "Make one with `mend keys new FILE`."
@@ -116,8 +116,8 @@ def secrets_of(config: MendConfig, bind: str, field: str = "sideband_addr") -> t
     if not config.insecure:
         raise ConfigError(field, bind, "is reached from outside, and there is no key", remedy)
     warnings.warn(
-        f"insecure: {bind} is reached from outside without a key: whoever reaches it can read and "
-        f"forge the job's traffic. Two commands end that: `mend keys new FILE`, and `export "
+        f"insecure: {bind} is reached from outside without a key: anyone who reaches it can read "
+        f"and forge the job's traffic. Two commands end that: `mend keys new FILE`, and `export "
         f"{KEY_FILE}=FILE` on every rack and the witness",
         stacklevel=3,
     )

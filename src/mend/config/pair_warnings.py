@@ -22,7 +22,7 @@ were measured to help there."""
 
 MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 16
 """Default outer momentum: H / (H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
-racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has come to the end
+racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has reached the end
 of what its learning rate allows, and a longer step helps; over few steps it multiplies that rate
 and ruins the model (docs/internals/quality.md)."""
 

@@ -23,7 +23,7 @@ from mend.status.metrics_server import without_package
 from mend.types import MOMENT_PERIODS, RACKS_MAX
 
 PORT_FIRST = 21_900
-"""Rack r listens on port PORT_FIRST + r of the loopback interface when nothing else is said."""
+"""Rack r listens on port PORT_FIRST + r of the loopback interface by default."""
 
 STALL_S, STALL_BLOCKING_S = 0.1, 1.0
 """Adaptive `stall_max_s` where the exchange overlaps training, and where it does not."""

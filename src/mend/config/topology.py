@@ -152,7 +152,7 @@ def _numbers(text: str, room: int) -> list[str]:
     for item in text.split(","):
         match = _RANGE.fullmatch(item)
         if match is None:
-            raise ValueError(f"{item[:20]!r} is no number and no range")
+            raise ValueError(f"{item[:20]!r} is neither a number nor a range")
         low, high = int(match[1]), int(match[2] or match[1])
         if not low <= high < low + room:
             raise ValueError(f"{item!r} has too many numbers, or they fall")

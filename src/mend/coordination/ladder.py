@@ -58,7 +58,7 @@ PER_TOKEN = frozenset({COMPUTE, INPUT})
 KNOWN = PER_TOKEN | {LINK}
 """Causes that a micro-benchmark can identify; any other is unknown, or not validated (yet)."""
 
-MENDED = frozenset({COMPUTE, UNKNOWN})
+RESTARTABLE = frozenset({COMPUTE, UNKNOWN})
 """Causes that a restart may cure. A link or a loader is as slow after it."""
 
 VOTERS_LEFT_MIN = 2
@@ -219,7 +219,7 @@ class Ladder:
         if log.policy is None or not log.policy.evicts or rack not in live:
             return None
         own = next((each for each in judged if each.rack == rack and each.own_past), None)
-        if own is None or own.cause not in MENDED or report is None or report.leaving:
+        if own is None or own.cause not in RESTARTABLE or report is None or report.leaving:
             return None
         price_ns, lost_ns = report.pace.start_ms * MS, self.behind_ns.get(rack, 0)
         if log.evictions.get(rack, 0) >= EVICTIONS_MAX or lost_ns < price_ns or not price_ns:

@@ -179,7 +179,7 @@ def _votes(context: MembershipContext) -> Iterable[Roster]:
 
 def _lost(context: MembershipContext) -> Iterable[tuple[set[int], str]]:
     """Racks whose votes only block the others, and the reason: nothing commits while `hold` needs
-    their bytes; or they have been silent for so long that the next death would block the others."""
+    their bytes; or they have been silent long enough that the next death would block the others."""
     voters, heard = context.log.voters, context.heard
     racks = {member.rack for member in voters} - {WITNESS}
     silent, slow = racks - context.live, racks & context.slow

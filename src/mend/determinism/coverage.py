@@ -233,8 +233,8 @@ def _keeps_with(
         return all(each.is_cuda for each in args[0])
     if func._schema.name.startswith("aten::"):
         return len(args) > 1 and isinstance(args[1], (int, float)) and args[1] in EXPONENTS
-    told = " ".join(_reduction(each) for each in (*args, *kwargs.values())).lower()
-    return "max" in told or "min" in told
+    text = " ".join(_reduction(each) for each in (*args, *kwargs.values())).lower()
+    return "max" in text or "min" in text
 
 
 def _reduction(value: Any) -> str:

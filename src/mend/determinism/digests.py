@@ -94,7 +94,7 @@ def plain_name(name: str) -> str:
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    """In the order in which _pieces() comes to them."""
+    """In the order of _pieces()."""
     if depth > DEPTH_MAX:
         raise UsageError(f"a value is nested deeper than {DEPTH_MAX}; digest a part")
     if isinstance(value, Tensor):

@@ -3,7 +3,7 @@
 Of each shape of a microbatch: the first runs as always, the second is also captured, the first of a
 later step is also replayed, and from there on it is replayed if all bits were equal. Whatever
 stands in the way, such as a number that Python computes anew in every step, shows in one of these;
-then no microbatch is replayed, and the log says why.
+then no microbatch is replayed, and the log gives the reason.
 """
 
 from __future__ import annotations

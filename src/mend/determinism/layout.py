@@ -17,7 +17,7 @@ from mend.errors import NotDeterministic, UsageError
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Lengths of packed sequences, none: every row of a batch is one. `first_row`: of the global
-    batch. `count`: rows of this batch, 0: not told. `token_group`: the ranks that share the tokens
+    batch. `count`: rows of this batch, 0: unknown. `token_group`: the ranks that share the tokens
     of every row, whose share here begins at `first_token`."""
 
     lengths: tuple[int, ...] = ()

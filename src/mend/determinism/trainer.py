@@ -76,7 +76,7 @@ class DeterministicTrainer(Closes):
     `grad_norm_max`: gradients are clipped to it. `cuda_graph`: level shape on one GPU: replay each
     microbatch as a CUDA graph where its shape repeats, to the same bits (graphs.py); `loss_fn` is
     then one object that depends on its arguments alone. What cannot be replayed is not, and the log
-    says why.
+    gives the reason.
     """
 
     def __init__(

@@ -301,19 +301,19 @@ class ConcurrentOuterStep:
     def _committed(self, effect: ev.RecordCommitted) -> None:
         record, rounds, part = effect.record, effect.rounds, effect.part
         if not isinstance(record, Commit):
-            self.published.told(record)
+            self.published.on_decided(record)
             if isinstance(record, Roster) and self.mirrors is not None:
                 self.mirrors.retired(record.retired)
             return
         numerics = self.store.rules[record.fragment].numerics
         if numerics.of_values:
-            self.published.told(record, None)
+            self.published.on_decided(record, None)
             self._note_commit(record)
         else:
             momentum = numerics.rates(
                 rounds, part, len(record.members), all_closing(record.members, record.absent)
             ).momentum
-            self.published.told(record, (rounds / WHOLE, momentum))
+            self.published.on_decided(record, (rounds / WHOLE, momentum))
             self._note_commit(record, (part / WHOLE, rounds / WHOLE, momentum))
         if self.mirrors is not None and not numerics.of_values:
             number = sum(panel.decided for panel in self.published.panels)

@@ -1,8 +1,8 @@
 """Which connection speaks for which process, where no keys say it. Pure.
 
-A process sends over one connection at a time. Whoever else says the same name over another one,
-while the first stands and is heard, is not listened to: a second process with a copied name, or
-somebody who has read it off the network, cannot go between a process and its peers.
+A process sends over one connection at a time. While that one stands and is heard, another one that
+gives the same name is ignored: neither a process with a copied name nor an attacker who has read it
+off the network can come between a process and its peers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mend.types import SECOND, Member
 
 SPEAKERS_MAX = 2_048
 SILENT_NS = SECOND
-"""A connection that has been silent for so long may be half dead: the next one takes its place."""
+"""A connection that has been silent for longer may be half dead: the next one takes its place."""
 
 
 class ConnectionOwners:

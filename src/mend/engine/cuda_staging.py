@@ -183,7 +183,7 @@ def _encoded(
     if found.bad is not None:
         raise NonFinite(
             f"one of the elements {found.bad} to {min(found.bad + ROW_NUMEL, numel) - 1} of the "
-            f"delta is no number below {NORM_MAX:g}: it is not offered. "
+            f"delta is NaN or not below {NORM_MAX:g}: it is not offered. "
             "Look for a loss that is NaN or a learning rate that is too high."
         )
     return Encoded(

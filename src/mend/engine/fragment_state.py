@@ -116,7 +116,7 @@ class StepOptions:
     give_up_ns: int
     shutdown_ns: int
     stall_ns: int
-    """A wait for bytes that is past its limit ends when none has come for so long."""
+    """A wait for bytes that is past its limit ends after this long without any."""
 
 
 @dataclass

@@ -210,7 +210,7 @@ class IoLoop:
                 raise
 
     def break_off(self, error: InvariantError) -> None:
-        """Stop as for an error of the loop's own: nothing more is said to other racks. Returns when
+        """Stop as for an error of the loop's own: nothing more is sent to other racks. Returns when
         it has stopped; any other thread."""
 
         def job() -> None:

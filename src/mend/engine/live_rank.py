@@ -266,7 +266,7 @@ class LiveRank:
             numerics=self.numerics, side=self._side,
             routes=self._routes(state, tracks),
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
-            troubles=io_loop.pull_troubles.told, before_capture=Newcomers(model.plan).refuse,
+            troubles=io_loop.pull_troubles.describe, before_capture=Newcomers(model.plan).refuse,
             benchmark=self._benchmark(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
@@ -444,7 +444,7 @@ class LiveRank:
                 self._work = None
 
     def _break_off(self, error: InvariantError) -> None:
-        """Leave without a word, whichever thread found it: a script that catches the error trains
+        """Leave without notice, whichever thread found it: a script that catches the error trains
         on alone, and each later call raises it again."""
         self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         self.io_loop.break_off(error)

@@ -90,7 +90,7 @@ class MergePass:
     ) -> None:
         """Write elements [begin, end), where `begin` ends a block of the digest, and feed them to
         `digest`. `block`: elements of one call of torch, which then does all. Raises Unmergeable
-        when an element is no number below NORM_MAX."""
+        when an element is NaN or not below NORM_MAX."""
         kernel = kernel_for(self.rule, self.outer, self.codec, self.out_N.numel())
         start = begin
         if kernel is not None and block is None and self._fit():

@@ -126,7 +126,7 @@ class Merging:
                     else:
                         error = "its bytes changed in memory"
                         self._jobs.tell(ev.Fetched(*names[position], error=error))
-                failed("an input was spoiled", ())
+                failed("an input failed its checksum", ())
             elif isinstance(result, Unmergeable) and not sharded:
                 self._blamed(effect, result, failed)
             elif isinstance(result, MendError):

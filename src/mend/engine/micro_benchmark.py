@@ -36,7 +36,7 @@ SIDE_CPU, SIDE_CUDA = 256, 2048
 """Rows of the matrices: about a millisecond."""
 
 GEMM_NS = 60 * MS
-"""Products are made for so long on a CPU: longer than a scheduler lets another process run."""
+"""Time of the products on a CPU: longer than a scheduler lets another process run."""
 
 GEMM_NS_MAX = 250 * MS
 """The training thread waits for no product that begins later."""

@@ -370,7 +370,7 @@ class Numerics:
         `out`: a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches with weights
         of their own. `part`: the share of a round that this merge is, in parts of WHOLE. `rates`:
         of the outer step; None: from the number of payloads. Raises WireError for a payload of
-        another size, Unmergeable when an element of the result is no number below NORM_MAX.
+        another size, Unmergeable when an element of the result is NaN or not below NORM_MAX.
         """
         codecs, codec = anchor._known_codecs, anchor.codec
         data = self.buffers.empty(anchor.data.numel()) if out is None else out
@@ -429,7 +429,7 @@ class Numerics:
         self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
     ) -> None:
         """Merge the members' slices of a part into `out`, without the outer step. `payloads`: of
-        the slices alone. Raises Unmergeable where an element of `out` is no number below NORM_MAX.
+        the slices alone. Raises Unmergeable where an element of `out` is NaN or not below NORM_MAX.
         """
         numel = out.numel()
         codec = self._stateless(numel)
@@ -440,7 +440,7 @@ class Numerics:
         try:
             self.pool.each([partial(merging.run, *part, None) for part in self._parts(numel)])
         except Unmergeable:
-            raise Unmergeable("a slice holds what is no number", ()) from None
+            raise Unmergeable("a slice contains NaN or Inf", ()) from None
 
     def finish(
         self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates

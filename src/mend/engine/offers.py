@@ -183,7 +183,7 @@ def _hashing(
 
 
 def _growth(hashing: _Hashing | None, grows: Callable[[Tensor], Growth] | None) -> Growth:
-    """That of the payload, if it is made from front to back and somebody asks for it."""
+    """That of the payload, if it is made from front to back and is wanted."""
     if grows is None or hashing is None:
         return Growth()
     return grows(hashing.data.view(torch.uint8))

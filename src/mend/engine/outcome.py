@@ -30,7 +30,7 @@ WORDS = {
     "kept-local": "the model keeps its own weights, which are not those that the others merged",
     "uncounted": "the model keeps its own weights, which moved without counted steps",
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
-    "diverged": "the model keeps its own weights, which are no numbers; the others go on without",
+    "diverged": "the model keeps its own weights, which contain NaN or Inf; the others continue",
     "failed": "the model keeps its own weights, as mend could not end in order",
     "aborted": "the rack left without mend_shutdown: the model keeps its own weights",
 }
@@ -42,7 +42,7 @@ GOOD = frozenset({"running", "merged", "left-early", "evicted", "local", "abando
 KEPT = frozenset({"left-alone", "kept-local", "uncounted", "not-exchanged"})
 """The rack ended in order; unmerged work is only in its weights."""
 
-WITHOUT_A_WORD = "its process ended without a word"
+WITHOUT_NOTICE = "its process ended without notice"
 """Detail of the file that a rank writes at its begin."""
 
 
@@ -96,7 +96,7 @@ class Ended(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         outcome = f"{Outcome(self.outcome, self.detail)}"
-        if self.detail == WITHOUT_A_WORD:
+        if self.detail == WITHOUT_NOTICE:
             return outcome
         return f"{outcome}; {self.tokens_merged:.0f} of {self.tokens} tokens are merged"
 
@@ -136,7 +136,7 @@ def write_ended(folder: Path | None, ended: Ended) -> None:
 def tell_begin(me: Peer, folder: Path | None) -> None:
     """Write the file that stays if the process ends without another one (os._exit, SIGKILL). It
     replaces the file of a former life of the rack."""
-    write_ended(folder, Ended(me.rack, me.rank, "aborted", WITHOUT_A_WORD))
+    write_ended(folder, Ended(me.rack, me.rank, "aborted", WITHOUT_NOTICE))
 
 
 def read_ended(folder: Path) -> list[Ended]:
@@ -150,8 +150,8 @@ def read_ended(folder: Path) -> list[Ended]:
         except (OSError, msgspec.DecodeError, ValueError):
             continue
         ends.append(ended)
-    wrote = {end.rack for end in ends if end.detail != WITHOUT_A_WORD}
-    last = [end for end in ends if end.detail != WITHOUT_A_WORD or end.rack not in wrote]
+    wrote = {end.rack for end in ends if end.detail != WITHOUT_NOTICE}
+    last = [end for end in ends if end.detail != WITHOUT_NOTICE or end.rack not in wrote]
     return sorted(last, key=lambda end: (end.rack, end.rank))
 
 

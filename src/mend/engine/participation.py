@@ -63,7 +63,7 @@ class Participation:
         if self.warned or now_ns - self.short_since_ns < SHORT_NS:
             return ""
         self.warned = True
-        return told(self.recent)
+        return describe_rounds(self.recent)
 
 
 @dataclass
@@ -140,7 +140,7 @@ def short_of(rounds: Iterable[Round]) -> int:
     return sum(members < live for members, live in rounds)
 
 
-def told(rounds: Iterable[Round]) -> str:
+def describe_rounds(rounds: Iterable[Round]) -> str:
     """`9 of 10 rounds merged 1 of 2 live racks`; empty without rounds of which that is known."""
     found = [(members, live) for members, live in rounds if live]
     short = [(members, live) for members, live in found if members < live]

@@ -1,8 +1,8 @@
-"""Who listens on a port of this machine, and whether he is about to end. Reads /proc.
+"""Find the process that listens on a port of this machine, and whether it is exiting. Reads /proc.
 
-`kill -9` returns at once, and so does whoever waits for the killed process's environment to vanish.
-The kernel then gives its memory back, and closes its sockets after that. A new life of a rack that
-begins meanwhile finds its port taken.
+`kill -9` returns at once, and the killed process's environment vanishes at once. The kernel frees
+its memory next, and closes its sockets only after that. A new life of a rack that begins meanwhile
+finds its port taken.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _describe(found: list[PortHolder | None]) -> str:
     seen = dict.fromkeys(each.who or "a process that you may not see" for each in found if each)
     if seen:
         return f"Held by {', '.join(seen)}."
-    return "Nobody listens there: the port is the own end of somebody's connection." * bool(found)
+    return "No process listens there: an outgoing connection uses this port." * bool(found)
 
 
 def _holds(process: Path, sockets: dict[str, int]) -> bool:

@@ -194,7 +194,7 @@ class PublishedState:
         with self.changed:
             self.panels[fragment].anchors.pop(version, None)
 
-    def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
+    def on_decided(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         """Take a committed record. `outer`: of a commit, see `outer_last`; None: the commit is of
         moments, which have no outer step and count the same tokens as the weights."""
         with self.changed:

@@ -17,7 +17,7 @@ from mend.types import Address
 
 FAILURES = 3
 SECONDS = 5.0
-"""So many pulls in a row have to fail over so long: a rack that dies is silent before."""
+"""This many pulls in a row have to fail over SECONDS: a rack that dies is silent before."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Row:
     began_s: float
     failures: int = 0
     error: str = ""
-    told: bool = False
+    reported: bool = False
 
 
 class PullTroubles:
@@ -45,22 +45,22 @@ class PullTroubles:
             elif isinstance(error, PeerUnreachable | TransferStalled):
                 self._fails(holder, str(error), now_s)
 
-    def told(self) -> list[str]:
+    def describe(self) -> list[str]:
         """In words: those from which nothing comes, as `pulls-fail` has said. Any thread."""
         return [
             f"no pull from {holder.host}:{holder.port} succeeds ({row.error}): see {PULLS_PAGE}"
             for holder, row in list(self._rows.items())
-            if row.told
+            if row.reported
         ]
 
     def _works(self, holder: Address) -> None:
         row = self._rows.pop(holder, None)
-        if row is not None and row.told:
+        if row is not None and row.reported:
             self._note(PullsWork(f"{holder.host}:{holder.port}"))
 
     def _fails(self, holder: Address, error: str, now_s: float) -> None:
         row = self._rows.setdefault(holder, _Row(now_s))
         row.failures, row.error = row.failures + 1, error
-        if row.failures >= FAILURES and now_s - row.began_s >= SECONDS and not row.told:
-            row.told = True
+        if row.failures >= FAILURES and now_s - row.began_s >= SECONDS and not row.reported:
+            row.reported = True
             self._note(PullsFail(f"{holder.host}:{holder.port}", row.failures, error))

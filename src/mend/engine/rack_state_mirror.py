@@ -32,7 +32,7 @@ SPARE = 2
 """Own states that are served besides those of open offers: another rack may still fetch them."""
 
 MISSED_MAX = 2
-"""Failed fetches in a row at which a person is told: a single state may be gone already."""
+"""Consecutive failed fetches before a warning: a single state may be gone already."""
 
 _HEAD = struct.Struct("!Q16s")
 """Bytes of a state, and its digest."""

@@ -56,7 +56,7 @@ def find(model: nn.Module) -> Any:
 
 def refuse_stranger(model: nn.Module) -> None:
     """Raises UsageError when this module has no runtime while another one has: the caller would
-    believe that he ended it."""
+    wrongly conclude that it has ended."""
     others = [type(other).__name__ for other in list(_runtimes)]
     if others:
         raise UsageError(

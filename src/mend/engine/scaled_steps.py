@@ -1,7 +1,7 @@
 """Steps that a GradScaler skips, because a gradient is not finite.
 
 It does not call the optimizer then, so no hook of torch runs; `GradScaler.step` is wrapped while
-somebody listens. A fused optimizer is called, and told by `found_inf` to change nothing.
+there is a listener. A fused optimizer is called, and `found_inf` makes it change nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def listen(listener: Listener) -> None:
 
 
 def leave(listener: Listener) -> None:
-    """Idempotent. The last one takes the wrapper off, unless somebody has wrapped it again."""
+    """Idempotent. The last one takes the wrapper off, unless other code has wrapped it again."""
     _listeners.discard(listener)
     _unwrap_if_unused()
 
@@ -53,8 +53,8 @@ def _unwrap_if_unused() -> None:
 
 
 def changes_nothing(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the fused step that ends now was told to change nothing. Waits for the GPU, as the
-    scaler does for other optimizers; only where a scaler calls."""
+    """Whether the fused step that ends now was a no-op, as GradScaler found an overflow. Waits for
+    the GPU, as the scaler does for other optimizers; only where a scaler calls."""
     found = getattr(optimizer, "found_inf", None)
     if not isinstance(found, torch.Tensor):
         return False

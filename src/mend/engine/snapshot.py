@@ -18,7 +18,7 @@ from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Orders, RankReport, Reason, Report
 from mend.coordination.round import Phase, Round
-from mend.engine.participation import told
+from mend.engine.participation import describe_rounds
 from mend.engine.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
@@ -308,7 +308,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         closed_by=short(training.published.reason_last),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
-        turnout=short(told(training.published.turned_out()[1])),
+        turnout=short(describe_rounds(training.published.turned_out()[1])),
     )
 
 

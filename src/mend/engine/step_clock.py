@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from mend.types import MS
 
 SAMPLE_NS_MIN = 50 * MS
-"""A sample of the step time covers steps that took at least so long: the work for a sample, and its
+"""A sample of the step time covers steps at least this long: the work for a sample, and its
 place on the tape, are bounded however short the steps are."""
 
 

@@ -1,5 +1,5 @@
 """How a training loop drains, and leaves the job: what is merged, what is put into the model, and
-what is said of it. The methods are generators, as in `trainer_rounds`.
+its outcome. The methods are generators, as in `trainer_rounds`.
 """
 
 from __future__ import annotations
@@ -110,9 +110,11 @@ class TrainerEnd(TrainerRounds):
         self._post(Leaving())
         yield from self._leave(patience)
         if refused[0]:
-            # To be told that they are its own: a merge applied meanwhile does not belong in there.
+            # The saved weights have to be its own, without a merge that is applied meanwhile.
             self.put_back(kept)
-            self.outcome = refusal or Outcome("kept-local", "another rank of this rack says why")
+            self.outcome = refusal or Outcome(
+                "kept-local", "see the other ranks of this rack for the reason"
+            )
             self._stand()
             return
         yield from self._end(keep_local)

@@ -569,8 +569,8 @@ class TrainerRounds:
         return agree(self.policy.ranks, values)
 
     def _discard(self, fragment: int, bad: str) -> Requests:
-        """End an own offer that was not merged. Raises Diverged where the weights are no numbers
-        any more: the rack would train on and never be merged again."""
+        """End an own offer that was not merged. Raises Diverged where the weights contain NaN or
+        Inf: the rack would train on and never be merged again."""
         track = self.tracks[fragment]
         seq = require(track.offer, "no offer is open", fragment=fragment).seq
         self._post(Discarded(fragment, seq, self.step))
@@ -596,7 +596,7 @@ class TrainerRounds:
 
     def _diverged(self, fragment: int, why: str) -> Diverged:
         """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
-        why = why or "another rank of this rack has weights that are no numbers"
+        why = why or "the weights of another rank of this rack contain NaN or Inf"
         error = Diverged(
             f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
             "racks go on without this one. Start it again, and it joins with the merged weights "

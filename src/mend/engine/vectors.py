@@ -50,7 +50,7 @@ def sound(values_n: Tensor) -> bool:
 
 
 def first_unsound(values_N: Tensor) -> int | None:
-    """The first element that is no number below NORM_MAX."""
+    """The first element that is NaN or not below NORM_MAX."""
     for start, stop in blocks(values_N.numel(), _SINGLE_NUMEL):
         block_n = values_N[start:stop]
         if not sound(block_n):

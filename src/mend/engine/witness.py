@@ -74,7 +74,7 @@ class Witness:
         if isinstance(body, Orders | Prepare):
             self._give(self.follower, Heard(peer, incarnation, body))
             if self.follower.follower.acceptor.log.committed.over:
-                self.tick()  # whoever led may be gone: nothing else would make it leave
+                self.tick()  # the leader may be gone: nothing else would make this process leave
 
     def tick(self) -> None:
         self._give(self.coordinator, Tick())

@@ -36,7 +36,7 @@ STRANGE_S = 20.0
 """After this without an answer of its own lineage, a follower takes one of another."""
 
 STALL_S = 10.0
-"""A rack that sends no byte for so long is left for the next one."""
+"""Without a byte for longer, a rack is left for the next one."""
 
 RETRY_S = 0.5
 """Before a newest version that no rack gives is asked for again."""

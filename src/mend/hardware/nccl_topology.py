@@ -4,7 +4,7 @@
 (ncclTopoDumpXmlRec, ncclTopoFillGpu, ncclTopoFillNet): <system version="1">, in it a <cpu> per NUMA
 node (numaid, affinity; -1 where a virtual machine shows none), in it nested <pci busid>, and at
 their ends <gpu dev rank> with <nvlink target tclass>, or <nic> with <net name>. A dump of racks
-with NVLink between machines holds several machines, told apart by host_hash.
+with NVLink between machines holds several machines, distinguished by host_hash.
 
 The text may come from anywhere: no entities, and every size has a limit.
 """

@@ -109,7 +109,7 @@ def _int4_decode(rows_bc: Any, out_bk: Any) -> None:
 
 @part
 def _e3m0_code(value: Any) -> Any:
-    """codec.e3m0 says why: sign, exponent and 7 bits of mantissa decide."""
+    """See codec.e3m0: sign, exponent and 7 bits of mantissa decide."""
     bits = _I32(_F32(value).view(_I32) >> _I32(16))
     size = _I32(bits & _I32(0x7FFF))
     lowest = max(_I32(min(_I32(size >> _I32(7)), _I32(120)) - _I32(119)), _I32(0))

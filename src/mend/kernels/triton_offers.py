@@ -102,7 +102,7 @@ def _level(x_rh: tl.tensor, factor_r: tl.tensor) -> tl.tensor:
 
 @_part
 def _power(x_rh: tl.tensor, factor_r: tl.tensor) -> tl.tensor:
-    """codec.e3m0 says why: sign, exponent and 7 bits of mantissa decide."""
+    """See codec.e3m0: sign, exponent and 7 bits of mantissa decide."""
     bits = (x_rh * factor_r[:, None]).to(tl.int32, bitcast=True) >> 16
     size = bits & 0x7FFF
     lowest = tl.maximum(tl.minimum(size >> 7, 120) - 119, 0)
@@ -270,7 +270,7 @@ def _list(bits_r: tl.tensor, row_r: tl.tensor, room_p: tl.tensor) -> None:
     while most > 0:
         lowest = (bits_r & -bits_r).to(tl.float32).to(tl.int32, bitcast=True)
         index_r = row_r * _COLS + (((lowest >> 23) & 255) - 127)
-        # There are more than KEEP among what is no number.
+        # More than KEEP elements are NaN or Inf.
         tl.store(room_p + place_r, index_r, mask=(bits_r != 0) & (place_r < _KEEP))
         bits_r, place_r, most = bits_r & (bits_r - 1), place_r + 1, most - 1
 

@@ -24,7 +24,7 @@ class Nesterov:
 
     A merge that is the part s of a round, as racks are missing that train, makes that part of the
     step: b <- (1 - s (1 - mu)) b + s Delta;  A' = A - (s lr) (Delta + mu b), so that rounds with
-    parts of 1 in all come to what one round of all racks does.
+    parts of 1 in all do what one round of all racks does.
 
     Racks that made unequal numbers of steps have a `stretch` f > 1, by which the delta counts more
     in the step: A' = A - (s lr) (f Delta + mu b). In b it does not: momentum adds up some ten

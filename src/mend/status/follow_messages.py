@@ -3,7 +3,7 @@ since the last answer. No machine of the job reads them.
 
     follower --Follow--> leader or witness --Followed--> follower
 
-They share the magic and the version of the status messages. What is said of the log has no
+They share the magic and the version of the status messages. Their view of the log has no
 incarnation of a member, with which messages of racks could be forged.
 """
 

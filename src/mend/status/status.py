@@ -121,7 +121,7 @@ class Status:
     residual_share: float = 0.0
     """Part of the newest offer (length over length) that the codec left for a later one."""
     protection: str = "loopback"
-    """What keeps others out: "keys", "loopback" (nobody else reaches this rack's port) or
+    """What keeps others out: "keys", "loopback" (only this host reaches the rack's port) or
     "insecure"."""
     log_lines_lost: int = 0
     """Lines of the log that were lost: its pipe was full, or closed."""

@@ -1,6 +1,6 @@
 """Asks the processes of a job whether it has begun, and never waits for an answer.
 
-A job begins with all its racks, so a rack that ends earlier stops it for good.
+A job begins with all its racks, so a rack that ends earlier stops it permanently.
 """
 
 from __future__ import annotations

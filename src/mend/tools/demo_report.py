@@ -58,7 +58,7 @@ def load_results(folder: Path) -> Ranks:
         result = json.loads(path.read_text(encoding="utf-8"))
         results[(result["rack"], result["rank"])] = result
     if not results:
-        raise FileNotFoundError(f"no result in {folder}; its log says why")
+        raise FileNotFoundError(f"no result in {folder}; see its log for the reason")
     return results
 
 

@@ -47,11 +47,11 @@ def explain(
         which = f"these tapes are of {jobs} jobs; this is the newest. For another, name its tapes"
         typer.echo(which, err=True)
     story = story_of(newest)
-    told = chosen(story, number, fragment, version, everything)
+    rounds = chosen(story, number, fragment, version, everything)
     if number is None and fragment is None and version is None:
         for line in overview(story):
             typer.echo(line)
-    for each in told:
+    for each in rounds:
         typer.echo("")
         for line in sentences(story, each):
             typer.echo(line)

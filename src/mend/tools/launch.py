@@ -42,10 +42,11 @@ from mend.types import RACKS_MAX
 
 POLL_S = 0.05
 WITNESS_EXIT_S = 5.0
-"""The witness has this long to see that all racks left, and again once told; then it is killed."""
+"""The witness has this long to see that all racks left, and as long again after SIGTERM; then it is
+killed."""
 
 END_S = 10.0
-"""Racks that are told to end, as the job can never begin, have so long; then they are killed."""
+"""Seconds that racks have to end where the job can never begin; then they are killed."""
 
 UNMERGED_EXIT = 3
 """A rack that ended in order, with work that nobody merged. It is not started again: what it has
@@ -118,7 +119,7 @@ class Outcome:
     """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
 
     `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
-    `unmerged`: what racks told that ended with work of theirs not merged.
+    `unmerged`: what racks reported that ended with unmerged work.
     """
 
     racks: dict[int, int]
@@ -130,7 +131,7 @@ class Outcome:
     @property
     def status(self) -> int:
         """The interrupt's, else the culprit's, else that of the first rack that failed, else the
-        witness's. Of a rack that told of unmerged work and did not crash: UNMERGED_EXIT."""
+        witness's. Of a rack that reported unmerged work and did not crash: UNMERGED_EXIT."""
         codes = [
             -self.interrupted,
             self.racks[self.culprit] or 1 if self.culprit is not None else 0,
@@ -141,8 +142,8 @@ class Outcome:
         return 128 - first if first < 0 else first
 
     def _code(self, rack: int) -> int:
-        code, told = self.racks[rack], self.unmerged.get(rack)
-        if told is not None and (code == 0 or (code == 1 and told.outcome in KEPT)):
+        code, ended_as = self.racks[rack], self.unmerged.get(rack)
+        if ended_as is not None and (code == 0 or (code == 1 and ended_as.outcome in KEPT)):
             return UNMERGED_EXIT
         return code
 
@@ -332,8 +333,8 @@ class Launch:
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
-        for rack, told in sorted(unmerged.items()):
-            self._say(f'unmerged rack={rack} outcome={told.outcome} why="{told}"')
+        for rack, ended_as in sorted(unmerged.items()):
+            self._say(f'unmerged rack={rack} outcome={ended_as.outcome} why="{ended_as}"')
         witness = self.witness.process.returncode if self.witness is not None else None
         outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
         if not outcome.status:
@@ -341,9 +342,9 @@ class Launch:
         return outcome
 
     def _find_unmerged(self) -> dict[int, Ended]:
-        """Return by rack its first rank whose work was not merged, as its newest life told it."""
-        told = [ended for ended in read_ended(self._outcomes) if not ended.good]
-        return {ended.rack: ended for ended in reversed(told)}
+        """Return by rack its first rank whose work was not merged, reported by its newest life."""
+        ended_as = [ended for ended in read_ended(self._outcomes) if not ended.good]
+        return {ended.rack: ended for ended in reversed(ended_as)}
 
     @contextmanager
     def _network(self) -> Iterator[None]:
@@ -479,15 +480,15 @@ class Launch:
             self._say(f'rack {rack} not-restarted reason="{error.strerror}"')
 
     def _has_failed(self, rack: int) -> bool:
-        told = self._find_unmerged().get(rack)
-        kept = told is not None and told.outcome in KEPT  # its weights are the only copy
+        ended_as = self._find_unmerged().get(rack)
+        kept = ended_as is not None and ended_as.outcome in KEPT  # its weights are the only copy
         return not kept and self.racks[rack].process.returncode not in (None, 0, UNMERGED_EXIT)
 
     def _put_out(self, rack: int) -> str:
         """Return how its newest life was put out of the job, to be started again: evicted, as it
         was slow, or seat-lost, as it was silent for too long. Empty: it was not."""
-        told = [ended.outcome for ended in read_ended(self._outcomes) if ended.rack == rack]
-        return next((word for word in told if word in ("evicted", "seat-lost")), "")
+        ended_as = [ended.outcome for ended in read_ended(self._outcomes) if ended.rack == rack]
+        return next((word for word in ended_as if word in ("evicted", "seat-lost")), "")
 
     def _has_lives(self, rack: int) -> bool:
         """Return whether a rack that ended so is started again, if others are left."""
@@ -528,7 +529,7 @@ class Launch:
     # -------------------------------------------------------------- a job that cannot begin
 
     def _end_what_cannot_begin(self, begun: Begun) -> None:
-        """A rack that failed for good before the job has begun ends all: nobody can begin without
+        """A permanently failed rack before the job has begun ends all: nobody can begin without
         it, and nobody will put it right. The others would wait for `start_timeout_s`."""
         running = [rack for rack, child in enumerate(self.racks) if child.running()]
         if self.culprit is not None:

@@ -102,7 +102,7 @@ def plan_command(
 
     if measure:
         merge_ns = merge_ns_per_element("mean", racks)
-    told = "measured here" if measure else "given" if merge_ns is not None else "assumed"
+    source = "measured here" if measure else "given" if merge_ns is not None else "assumed"
     asked = plan.Asked(
         params_of(params),
         step_ms,
@@ -120,9 +120,9 @@ def plan_command(
     if as_json:
         import json
 
-        typer.echo(json.dumps(as_data(asked, rows, chosen, told), indent=2))
+        typer.echo(json.dumps(as_data(asked, rows, chosen, source), indent=2))
     else:
-        show(asked, rows, chosen, told)
+        show(asked, rows, chosen, source)
     raise typer.Exit(0 if chosen.fits else 1)
 
 
@@ -190,7 +190,7 @@ def row_data(row: Choice) -> dict[str, Any]:
     }
 
 
-def as_data(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> dict[str, Any]:
+def as_data(asked: Asked, rows: list[Choice], chosen: Choice, source: str) -> dict[str, Any]:
     """Return the whole answer as data for --json."""
     from mend.tools import plan
 
@@ -205,7 +205,7 @@ def as_data(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> dict
             "device": asked.device,
             "largest_tensor": asked.largest,
         },
-        "assumed": {"merge_ns": asked.merge_ns, "merge_ns_is": told, **_constants(asked.device)},
+        "assumed": {"merge_ns": asked.merge_ns, "merge_ns_is": source, **_constants(asked.device)},
         "recommended": row_data(chosen),
         "start_s": plan.start_seconds(asked),
         "advice": list(plan.advice(asked, chosen)),
@@ -231,12 +231,12 @@ def _constants(device: str) -> dict[str, float]:
     }
 
 
-def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
+def show(asked: Asked, rows: list[Choice], chosen: Choice, source: str) -> None:
     """Print the answer."""
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(recommendation(asked, chosen, told), markup=False)
+    console.print(recommendation(asked, chosen, source), markup=False)
     console.print("\nThe settings in the file that MEND_CONFIG names:\n")
     for line in toml(chosen):
         console.print(f"  {line}", markup=False)
@@ -244,7 +244,7 @@ def show(asked: Asked, rows: list[Choice], chosen: Choice, told: str) -> None:
     console.print(_table(rows, chosen))
 
 
-def recommendation(asked: Asked, chosen: Choice, told: str) -> str:
+def recommendation(asked: Asked, chosen: Choice, source: str) -> str:
     """The settings, what they lead to, the assumptions and the advice: the words of `mend plan` and
     of `mend doctor`."""
     from mend.tools import plan
@@ -255,7 +255,7 @@ def recommendation(asked: Asked, chosen: Choice, told: str) -> str:
     )
     settings = "\n".join(f"  {line}" for line in exports(chosen))
     advice = (f"! {line}" for line in plan.advice(asked, chosen))
-    parts = (question, settings, "\n".join(outcome(asked, chosen)), assumptions(asked, told))
+    parts = (question, settings, "\n".join(outcome(asked, chosen)), assumptions(asked, source))
     return "\n\n".join([*parts, *advice])
 
 
@@ -348,7 +348,7 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
     return table
 
 
-def assumptions(asked: Asked, told: str) -> str:
+def assumptions(asked: Asked, source: str) -> str:
     """List the assumptions behind the figures."""
     fixed = _constants(asked.device)
     cut = "fragments of equal size" + ("" if asked.largest else " (--largest-tensor not given)")
@@ -360,7 +360,7 @@ def assumptions(asked: Asked, told: str) -> str:
         f"assumed: {fixed['link_share']:.0%} of the rate is payload; an exchange takes "
         f"{fixed['round_trips']:.0f} round trips ({fixed['sharded_trips']:.0f} more where racks "
         f"merge a slice each), {fixed['encode_ns']:g} ns per element to encode "
-        f"and {asked.merge_ns:.2f} to merge ({told}), shared by the {asked.ranks} rank(s); "
+        f"and {asked.merge_ns:.2f} to merge ({source}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "
         "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state, for which "

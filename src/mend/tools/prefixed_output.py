@@ -28,7 +28,7 @@ LAST_WORDS_S = 30.0
 """Longest wait at the end for a reader to take what is left."""
 
 AGAIN_S = 0.05
-"""Pause between two attempts to write to what somebody else has made non-blocking."""
+"""Pause between two attempts to write to a descriptor that is non-blocking for another process."""
 
 
 class Printer:

@@ -97,7 +97,7 @@ class Child:
         return True
 
     def signal(self, number: int) -> None:
-        """Signal the whole process group, if it still runs (a reaped id may be somebody else's)."""
+        """Signal the whole process group, if it still runs: a reaped id may belong to another."""
         if self.running():
             os.killpg(self.process.pid, number)
 
@@ -159,7 +159,7 @@ def orphans(token: str, rack: int | None = None) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             environment = (entry / "environ").read_bytes()  # empty when it is a zombie
-        except OSError:  # gone, or somebody else's
+        except OSError:  # gone, or another user's
             continue
         if marks <= set(environment.split(b"\0")) and int(entry.name) != os.getpid():
             found.append(int(entry.name))

@@ -172,7 +172,7 @@ def _hash_seed(run: Run) -> str:
     return str(run[0].header["facts"].get("PYTHONHASHSEED", "random"))
 
 
-# what is said
+# output
 
 
 def say(line: str) -> None:

@@ -80,7 +80,7 @@ class Extent:
     limit_s: float = 0.0
     """Seconds until the run counts as hung; 0: it may take any time."""
     phase: str = ""
-    """What people are told of it."""
+    """For people to read."""
 
 
 @dataclass(frozen=True)

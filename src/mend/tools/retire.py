@@ -62,7 +62,7 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     life = seat.life if seat is not None else life
     if life is None:
         return _refuse(f"the answers contradict each other about rack {rack}. Try again")
-    print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is dead for good")
+    print(f"job {first.job!r}: telling {about} that rack {rack} ({where}) is permanently lost")
     gone = Retire(rack, life)
     frame = wire.encode(Envelope(first.job, PERSON, 0, secrets.randbits(62), gone))
     end, found = time.monotonic() + wait_s, Outcome("", final=False, accepted=False)

@@ -19,7 +19,7 @@ def retire_command(
         float, typer.Option(min=1.0, max=600.0, help="Seconds to wait for the outcome.")
     ] = 20.0,
 ) -> None:
-    """Declare a rack dead for good, so that the job stops waiting for it.
+    """Declare a rack permanently lost, so that the job stops waiting for it.
 
     A silent rack may be dead, frozen, or cut off by the network; mend never guesses which. A rack
     that is [bold]started again[/bold] proves that its former process is gone, and needs no command.

@@ -17,7 +17,7 @@ def replay_command(
 
     Every process with a diagnostics_dir writes a tape: the events that its state machines received
     and the effects that they returned. Use replay to check a run, or to reproduce a failure that
-    somebody else recorded. It feeds the recorded events to new state machines and compares every
+    another process recorded. It feeds the recorded events to new state machines and compares every
     effect. It sends nothing, needs no GPU, and takes seconds.
 
     It prints one line per tape, or the first difference: the event, its time, the machine, the

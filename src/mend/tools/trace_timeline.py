@@ -34,7 +34,7 @@ RoundKey = tuple[int, int]
 Span = tuple[int, int]
 
 SLOW_EVENTS = (RackSlow, RackSlowCause, RackSlowOver, LinkSlow, LinkSlowOver)
-"""Events of a rank about itself that are told of a whole run."""
+"""Events of a rank about itself that the timeline shows for a whole run."""
 
 
 @dataclass
@@ -158,8 +158,8 @@ def newest_job(tapes: Sequence[Tape]) -> tuple[int, list[tuple[Header, Iterable[
     newest = max(jobs, key=jobs.__getitem__)
     # From where the tape itself has it on: clocks of machines differ.
     begun = [mine.get(newest, jobs[newest]) for mine in founded]
-    told = [(t.header, _since(t, at_ns)) for t, at_ns in zip(tapes, begun, strict=True)]
-    return len(jobs), told
+    placed = [(t.header, _since(t, at_ns)) for t, at_ns in zip(tapes, begun, strict=True)]
+    return len(jobs), placed
 
 
 def _founded(tape: Tape) -> dict[Genesis, int]:

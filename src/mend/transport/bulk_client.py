@@ -67,11 +67,11 @@ class BulkLane:
     """Serves payloads to connections that send the job's token, and fetches payloads from others.
 
     host, ports: where to listen; an inclusive range of ports to try, None for any. advertise: the
-    host that others are told (`address`). token: 16 bytes that say which job this is; a connection
+    host advertised to others (`address`). token: 16 bytes that say which job this is; a connection
     with another token is closed, which guards against mistakes, not against attackers. secrets:
     against those all connections are encrypted and authenticated, both ways.
     job: see `PayloadServer`. socks_proxy: `tcp://host:port` on the way to holders; or empty.
-    stall_ns: a holder that gives no verified byte for so long is left for the next one.
+    stall_ns: a holder that gives no verified byte for longer is left for the next one.
     Raises AddressInUse when no port of the range is free, ConfigError for a value that cannot work.
     """
 
@@ -415,7 +415,7 @@ class BulkLane:
 
 
 async def _settled(threads: set[asyncio.Future[None]]) -> None:
-    """Wait for threads that have been told to stop; a cancellation meanwhile waits as well."""
+    """Wait for threads that have been asked to stop; a cancellation meanwhile waits as well."""
     pending = {thread for thread in threads if not thread.done()}
     cancelled: asyncio.CancelledError | None = None
     while pending:

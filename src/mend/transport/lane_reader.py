@@ -25,7 +25,7 @@ AHEAD = 2
 
 class LaneReader:
     """Of one job. `secrets`: its keys or those of its readers; none where the job has no key.
-    `stall_ns`: a holder that sends nothing for so long is given up. Close it; threads that read
+    `stall_ns`: a holder that sends nothing for longer is given up. Close it; threads that read
     then end with TransportError."""
 
     def __init__(

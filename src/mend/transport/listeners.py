@@ -1,7 +1,7 @@
 """Listening sockets, which end with the process that opened them.
 
 A forked process, such as a worker of a DataLoader, has copies of all sockets. It may live for
-seconds after a `kill -9` of the process that trains, and would hold the rack's ports for so long: a
+seconds after a `kill -9` of the process that trains, and would hold the rack's ports as long: a
 rack that is started again at once would find them taken. So a fork closes them.
 """
 

@@ -35,8 +35,8 @@ class Origins:
         self._looking: threading.Thread | None = None
 
     def fits(self, address: str, number: str) -> bool:
-        """Whether `address` may be that of whoever is connected from `number`. False, too, while
-        the name in it is being looked up: what names it is said again soon."""
+        """Whether `address` may be that of the peer connected from `number`. False, too, while
+        the name in it is being looked up: the name is sent again soon."""
         host = _host(address)
         if host is None:
             return False

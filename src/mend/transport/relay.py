@@ -2,7 +2,7 @@
 
 One thread carries all of them. It reads none of the bytes: what two ranks have sealed stays sealed.
 Per direction it holds at most one piece that the receiver has not taken yet, and reads no further
-until it has: a slow receiver slows its own sender down, and nobody else.
+until it has: a slow receiver slows only its own sender down.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _End:
 
 class Relay:
     """Any number of connections, each with another one to where it is for. `dead_ns`: a side whose
-    kernel is silent for so long is given up."""
+    kernel is silent for longer is given up."""
 
     def __init__(self, name: str, dead_ns: int) -> None:
         self.bytes_carried = 0

@@ -3,7 +3,8 @@
 The process that could bind the port is the door. The first bytes of a connection have the token of
 the rank that is wanted; the door hands a connection for another rank over to that process, which
 then serves it alone: no byte is copied. The processes find each other by names of abstract Unix
-sockets. Whoever can send to these can also connect to the port, so what arrives is trusted no more.
+sockets. A process that can send to these can also connect to the port, so its messages are
+trusted no more than those of a connection.
 
 A connection that greets as ZeroMQ is for the sideband of the rack's leader, whose token is the job.
 """

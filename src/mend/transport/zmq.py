@@ -1,9 +1,9 @@
 """The control plane over ZeroMQ. One ROUTER in, one DEALER out per peer; never blocks.
 
 Why IMMEDIATE and an `early` queue of our own. By default a DEALER queues for a dead peer until
-SNDHWM and then drops what is *new*: whoever comes back first hears the oldest thousand frames. With
-IMMEDIATE=1 libzmq queues only on an open connection and throws the queue away with it, and `send`
-says False while there is none, which is the truth. It would also drop the first frames after
+SNDHWM and then drops what is *new*: a peer that comes back first hears the oldest thousand frames.
+With IMMEDIATE=1 libzmq queues only on an open connection and throws the queue away with it, and
+`send` is False while there is none, which is the truth. It would also drop the first frames after
 `connect`, before the handshake is through, so these wait in a short queue that forgets the oldest;
 it is used once per address.
 
@@ -70,9 +70,10 @@ FRAMES_PER_TURN, BYTES_PER_TURN = 64, 8 << 20
 inbox is empty meanwhile: a flood may come in small pieces."""
 
 FLOOD_REST_S = 0.01
-"""Of the inbox after a turn that was too short for what came: whoever floods it has the loop read
-at most 6,400 frames a second, and the rest waits on his side. Connections are read in turns, so
-that a friend's frame waits for no more than one rest for each 64 connections that flood."""
+"""Of the inbox after a turn that was too short for what came: a peer that floods it makes the loop
+read at most 6,400 frames a second, and the excess queues at the sender. Connections are read in
+turns, so that a friend's frame waits for no more than one rest for each 64 connections that
+flood."""
 
 _DONTWAIT, _POLLIN, _POLLOUT = int(zmq.DONTWAIT), int(zmq.POLLIN), int(zmq.POLLOUT)
 """As plain numbers: arithmetic on pyzmq's enums runs through Python code, for every frame."""

@@ -141,10 +141,10 @@ def run_seeds(seeds: range, fixed: Fixed) -> list[Outcome]:
 
 
 def simulate(wanted: Wanted, console: Console) -> int:
-    """Run the seeds; returns how many broke an invariant. Ctrl-C ends with what there is."""
+    """Run the seeds; returns how many broke an invariant. Ctrl-C ends with the results so far."""
     fixed, tally = fixed_by(wanted.config), Tally()
     if wanted.config is not None:
-        draw(wanted.first, fixed)  # a setting that no scenario can have is said at once
+        draw(wanted.first, fixed)  # a setting that no scenario can have is refused at once
     interrupted = False
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     started_ns = time.monotonic_ns()
@@ -245,7 +245,7 @@ def _tasks(wanted: Wanted, ends_ns: int | None) -> Iterator[range]:
 def _report_failure(
     outcome: Outcome, wanted: Wanted, fixed: Fixed, tally: Tally, console: Console
 ) -> None:
-    """A seed that broke something: shrunk, told, and kept."""
+    """A seed that broke something: shrunk, reported, and kept."""
     if len(tally.failed) > FAILURES_SHOWN or (wanted.as_json and wanted.regressions is None):
         return
     scenario = draw(outcome.seed, fixed)
@@ -275,7 +275,7 @@ def _summary(
 ) -> None:
     count = max(1, tally.seeds)
     if wanted.as_json:
-        told = {
+        report = {
             "first": wanted.first,
             "seeds": tally.seeds,
             "commits": tally.commits,
@@ -285,7 +285,7 @@ def _summary(
             "wall_s": wall_ns / SECOND,
             "failed": [{"seed": o.seed, "problems": list(o.problems)} for o in tally.failed],
         }
-        console.print_json(json.dumps(told))
+        console.print_json(json.dumps(report))
         return
     early = "interrupted after " if interrupted else ""
     say(

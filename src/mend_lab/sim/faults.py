@@ -106,7 +106,7 @@ class Broken:
     def __init__(self, loop: Loop, rng: random.Random) -> None:
         self.loop, self.rng = loop, rng
         self.felt: Counter[str] = Counter()
-        self.told: list[tuple[int, str]] = []
+        self.struck: list[tuple[int, str]] = []
         self.tell: Callable[[int, str], None] | None = None
         self.active: dict[str, list[Fault]] = {}
         self.quiet = False
@@ -129,7 +129,7 @@ class Broken:
         self._tell("from here on nothing is broken any more")
 
     def _tell(self, text: str) -> None:
-        self.told.append((self.loop.now_ns, text))
+        self.struck.append((self.loop.now_ns, text))
         if self.tell is not None:
             self.tell(self.loop.now_ns, text)
 

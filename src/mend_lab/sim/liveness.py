@@ -169,7 +169,7 @@ def _not_converged(world: World) -> list[str]:
 
 def _without_state(world: World) -> list[str]:
     """Ranks that waited for a copy of another rack's training state until their limit. Where nobody
-    can give one, they are told so at once."""
+    can give one, they hear so at once."""
     waited = [
         peer
         for peer, training in world.trainings.items()

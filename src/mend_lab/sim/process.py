@@ -54,7 +54,7 @@ LINGER_NS = 5 * SECOND
 
 START_NS = 30 * SECOND
 BYTES_NS = 3 * SECOND
-"""A wait for bytes that is past its limit ends when none has come for so long."""
+"""A wait for bytes that is past its limit ends after this long without any."""
 CUT_NS = 20 * SECOND
 """How long a simulated script waits for the others in a checkpoint."""
 
@@ -296,9 +296,9 @@ class WatchedState(PublishedState):
         super().__init__(fragments)
         self._process, self._agreement = process, agreement
 
-    def told(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
+    def on_decided(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         self._agreement.check_record(self._process, record)
-        super().told(record, outer)
+        super().on_decided(record, outer)
 
     def restore(self, snapshot: Snapshot) -> None:
         self._agreement.check_snapshot(self._process, snapshot)

@@ -458,7 +458,7 @@ def _late_hello(seed: int, rng: random.Random) -> Scenario:
 
 
 def _retired(seed: int, rng: random.Random) -> Scenario:
-    """One dies for good, and a person says so; others do as well, or come back, or are away."""
+    """One dies permanently, and a person says so; others do as well, or come back, or are away."""
     voters = rng.choice(((2, False), (2, False), (2, True), (3, False), (3, True)))
     scenario = replace(job(seed, rng, voters, LENGTH_S), k=1)
     lost = rng.sample(range(scenario.racks), scenario.racks - 1)
@@ -520,7 +520,7 @@ def _key_is_replaced(seed: int, rng: random.Random) -> Scenario:
 
 def with_slow_rack(seed: int, rng: random.Random) -> Scenario:
     """Rack 1 takes four to eight times as long per micro-batch for a while. Rounds would wait for
-    it, as they do in lockstep anyway; while it is slow, whoever coordinates may go. Where it is
+    it, as they do in lockstep anyway; while it is slow, the coordinator may go. Where it is
     evicted its next life is as slow, and cannot know it."""
     racks, slower, lockstep = rng.choice((2, 3, 3)), rng.choice((4, 6, 8)), rng.random() < 0.3
     ends_ns = rng.choice((4 * SECOND, 6 * SECOND, FOR_EVER))
@@ -575,7 +575,7 @@ WRITES_NS = (0, 300 * MS, 2 * SECOND)
 
 def together(scenario: Scenario) -> Scenario:
     """Of seeds where a slow rack is evicted: what scripts and racks do besides, each in four of
-    ten. A checkpoint; slices; averaged moments; the death of whoever coordinates, or of a rank; or
+    ten. A checkpoint; slices; averaged moments; the death of the coordinator, or of a rank; or
     nobody starts the rack again, and a person may say so. Of chance of its own."""
     if not scenario.evicts:
         return scenario
@@ -605,7 +605,7 @@ def together(scenario: Scenario) -> Scenario:
 
 
 def _death(scenario: Scenario, rng: random.Random) -> Fault:
-    """Of whoever coordinates first, of the rack that is evicted, or of another; it comes back."""
+    """Of the first coordinator, of the rack that is evicted, or of another; it comes back."""
     begin_ns = rng.randint(*EVICTED_NS)
     who = rng.choice((scenario.founder, scenario.founder, SLOW, scenario.racks - 1))
     return Fault("restart", begin_ns, begin_ns + rng.choice((300 * MS, 1500 * MS, 4 * SECOND)), who)

@@ -54,7 +54,7 @@ def setup(scenario: Scenario) -> str:
 
 def happened(world: World) -> list[str]:
     """The events of the job in order of time; equal events of several ranks or fragments once."""
-    events = [(when_ns, text) for when_ns, text in world.broken.told]
+    events = [(when_ns, text) for when_ns, text in world.broken.struck]
     read: dict[str, int] = {}
     processes = [*world.past, *world.processes()]
     for process in processes:

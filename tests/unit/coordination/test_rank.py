@@ -445,8 +445,8 @@ def test_a_spoiled_input_is_fetched_again_and_merged_again() -> None:
     rack.fetched(theirs)
     rack.gather(1, theirs)
     rack(ev.Fetched(theirs.member, 0, 1, error="its bytes changed in memory"))
-    effects = rack(ev.Merged(0, 1, 1, "", error="an input was spoiled"))
-    assert notes(effects, "merge-failed")[0]["error"] == "an input was spoiled"
+    effects = rack(ev.Merged(0, 1, 1, "", error="an input failed its checksum"))
+    assert notes(effects, "merge-failed")[0]["error"] == "an input failed its checksum"
     assert len(of(ev.Fetch, rack.tick(RETRY_NS_MIN))) == 1
     assert rack.report.got == ()
     assert len(of(ev.Merge, rack.fetched(theirs))) == 1
@@ -460,7 +460,7 @@ def test_a_spoiled_anchor_is_copied_again_before_anything_is_merged_onto_it() ->
     rack.gather(1, theirs)
     effects = rack(ev.Spoiled(0, 0))
     assert of(ev.DropAnchor, effects) == [ev.DropAnchor(0, 0)]
-    effects = rack(ev.Merged(0, 1, 1, "", error="an input was spoiled"))
+    effects = rack(ev.Merged(0, 1, 1, "", error="an input failed its checksum"))
     effects += rack.tick(RETRY_NS_MAX)
     assert of(ev.Merge, effects) == []
     assert [copy.version for copy in of(ev.Copy, effects)] == [0]
@@ -831,8 +831,8 @@ def test_another_attempt_is_measured_anew_and_looks_at_its_inputs() -> None:
     (measure,) = of(ev.Measure, rack.gather(1, a, b, attempt=2))
     assert (measure.attempt, measure.verify) == (2, True)
     assert of(ev.Merge, rack.told(totals=(Total(0, 1, 1, b"first"),))) == []
-    effects = rack(ev.Measured(0, 1, 2, b"", error="an input was spoiled"))
-    assert notes(effects, "merge-failed")[0]["error"] == "an input was spoiled"
+    effects = rack(ev.Measured(0, 1, 2, b"", error="an input failed its checksum"))
+    assert notes(effects, "merge-failed")[0]["error"] == "an input failed its checksum"
     (again,) = of(ev.Measure, rack.tick(RETRY_NS_MIN))
     assert again == measure
     rack(ev.Measured(0, 1, 2, b"second"))

@@ -56,7 +56,7 @@ def test_another_attempt_or_another_version_is_measured_anew() -> None:
 def test_a_measurement_that_failed_is_made_again() -> None:
     sums = Sums()
     sums.towards(merge())
-    sums.on_measured(Measured(0, 1, 1, b"", error="an input was spoiled"))
+    sums.on_measured(Measured(0, 1, 1, b"", error="an input failed its checksum"))
     assert sums.partial(0, newest=0) is None
     assert isinstance(sums.towards(merge()), Measure)
 

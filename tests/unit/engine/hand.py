@@ -201,7 +201,7 @@ class Hand:
         dropped = (Ended(MINE, mine.seq),) if drops and mine is not None else ()
         numel = track.owned.numel
         anchor = self.numerics.adopt(torch.full((numel,), to), numel, version)
-        self.published.told(
+        self.published.on_decided(
             Commit(
                 fragment, version, tuple(members), dropped, (anchor.digest,) * self.ranks, "test"
             )

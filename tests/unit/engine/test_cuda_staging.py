@@ -125,7 +125,7 @@ def test_an_offer_that_is_no_number_is_declined_with_its_place() -> None:
     hand.step(1)
     (offer,) = hand.offers
     assert offer.encoding is not None
-    with pytest.raises(NonFinite, match="elements 0 to 3 of the delta is no number"):
+    with pytest.raises(NonFinite, match="elements 0 to 3 of the delta is NaN or not below"):
         offer.encoding()
 
 

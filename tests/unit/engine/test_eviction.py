@@ -19,7 +19,7 @@ REASON = "rack 0 is slow"
 
 
 def told(hand: Hand, stage: int = EVICTED) -> None:
-    hand.published.told(Mitigation(MINE.rack, stage, REASON))
+    hand.published.on_decided(Mitigation(MINE.rack, stage, REASON))
 
 
 def others(hand: Hand) -> None:

@@ -15,8 +15,8 @@ from mend.engine.participation import (
     SHORT_NS,
     LastRounds,
     Participation,
+    describe_rounds,
     short_of,
-    told,
 )
 from mend.errors import require
 from mend.types import SECOND
@@ -24,11 +24,11 @@ from tests.unit.coordination.nouns import commit, offer
 
 
 def test_it_is_said_in_one_line() -> None:
-    assert told([]) == ""
-    assert told([(2, 2)]) == "1 round merged every live rack"
-    assert told([(2, 2)] + [(1, 2)] * 9) == "9 of 10 rounds merged 1 of 2 live racks"
+    assert describe_rounds([]) == ""
+    assert describe_rounds([(2, 2)]) == "1 round merged every live rack"
+    assert describe_rounds([(2, 2)] + [(1, 2)] * 9) == "9 of 10 rounds merged 1 of 2 live racks"
     mixed = [(1, 3), (2, 3), (2, 2), (3, 4), (3, 3)]
-    assert told(mixed) == "3 of 5 rounds merged 1 to 3 of 3 to 4 live racks"
+    assert describe_rounds(mixed) == "3 of 5 rounds merged 1 to 3 of 3 to 4 live racks"
     assert short_of(mixed) == 3
 
 
@@ -45,7 +45,7 @@ def test_a_member_that_died_meanwhile_lived_and_an_unknown_rest_is_not_counted_a
     turnout = Participation()
     assert turnout.add((0, 2), {0, 1}) == (2, 3)
     assert turnout.add((0,), ()) == (1, 0)
-    assert told([(1, 0)]) == ""
+    assert describe_rounds([(1, 0)]) == ""
 
 
 class Rounds:

@@ -119,14 +119,14 @@ def test_of_a_process_without_memory_only_the_user_is_seen(tmp_path: Path) -> No
     assert find_holder(21_900, root(tmp_path / "other", 21_900, other, "", "")) == ("", False)
 
 
-def test_a_port_that_is_somebody_s_own_end_is_refused(
+def test_port_of_an_outgoing_connection_is_refused(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody listens, so there is nobody whose end could be awaited for long."""
+    """No process listens, so there is none whose end could be awaited for long."""
     monkeypatch.setattr("mend.engine.port_holders.CLOSES_S_MAX", 0.2)
     with closing(socket.socket()) as end:
         end.bind(("127.0.0.1", free_port))
-        with pytest.raises(AddressInUse, match="Nobody listens there"):
+        with pytest.raises(AddressInUse, match="No process listens there"):
             open_when_free(lambda: open_port(free_port), Notes(), lambda: False)
 
 

@@ -54,34 +54,34 @@ def test_versions_come_and_go() -> None:
 def test_records_are_shown_as_they_are_decided() -> None:
     published = PublishedState(2)
     assert not published.begun
-    published.told(genesis(racks=3, fragments=2))
+    published.on_decided(genesis(racks=3, fragments=2))
     assert published.begun
     assert published.seats == (0, 1, 2)
     assert published.digest(1, 0) == (digest(1),)
     merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
-    published.told(merged, (3.0, 0.25))
+    published.on_decided(merged, (3.0, 0.25))
     assert published.panels[1].commits == {1: merged}
     assert [panel.decided for panel in published.panels] == [0, 1]
     assert published.digest(1, 1) == merged.digests
     assert published.look().outer_last == (3.0, 0.25)
     assert (published.commits, published.members_last, published.tokens_merged) == (1, (0, 2), 12)
     assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
-    published.told(Drop(0, (), "nothing to show"))
-    published.told(roster(1, [0, 2]))
+    published.on_decided(Drop(0, (), "nothing to show"))
+    published.on_decided(roster(1, [0, 2]))
     assert published.seats == (0, 2)
     assert published.commits == 1
 
 
 def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published = PublishedState(1)
-    published.told(genesis(racks=3))
+    published.on_decided(genesis(racks=3))
     published.begin_to_train()
     published.heard((0, 1, 2), (), (0,))
-    published.told(commit(1, [offer(0)]))
+    published.on_decided(commit(1, [offer(0)]))
     published.heard((0, 2), (), (0,))
-    published.told(commit(2, [offer(0)]))
-    published.told(roster(1, [0]))
-    published.told(commit(3, [offer(0)]))
+    published.on_decided(commit(2, [offer(0)]))
+    published.on_decided(roster(1, [0]))
+    published.on_decided(commit(3, [offer(0)]))
     assert published.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
 
 
@@ -89,22 +89,22 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     """A rack that returned read the rounds of the time that it was dead, compared them with those
     that live now, itself among them, and warned of short rounds."""
     published = PublishedState(1)
-    published.told(genesis(racks=2))
+    published.on_decided(genesis(racks=2))
     published.heard((0, 1), (), (0,))
     for version in range(1, 1 + ROUNDS_RECENT):
-        published.told(commit(version, [offer(0, version)]))
+        published.on_decided(commit(version, [offer(0, version)]))
         assert published.turnout.warning(version * SHORT_NS) == ""
     assert published.turned_out() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
     published.begin_to_train()
-    published.told(commit(1 + ROUNDS_RECENT, [offer(0)]))
+    published.on_decided(commit(1 + ROUNDS_RECENT, [offer(0)]))
     assert published.turned_out()[1][-1] == (1, 2)
 
 
 def test_what_was_applied_is_not_kept() -> None:
     published = PublishedState(1)
-    published.told(genesis())
+    published.on_decided(genesis())
     for version in range(1, 5):
-        published.told(commit(version, [offer(0, version)]))
+        published.on_decided(commit(version, [offer(0, version)]))
     published.applied(0, 3)
     assert sorted(published.panels[0].commits) == [4]
     assert sorted(published.panels[0].digests) == [3, 4], "the applied one may still be asked for"
@@ -121,7 +121,7 @@ def test_the_first_failure_stays() -> None:
 Change = Callable[[PublishedState], None]
 CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
     "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.panels[0].anchors),
-    "told": (lambda b: b.told(genesis()), lambda b: b.begun),
+    "decided": (lambda b: b.on_decided(genesis()), lambda b: b.begun),
     "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.panels[0].discarded),
     "finish": (lambda b: b.finish(), lambda b: b.finished),
     "settled": (lambda b: b.heard((0,), (), (0,)), lambda b: b.settled == (0,)),

@@ -49,12 +49,12 @@ def test_what_has_failed_to_the_end_is_told_with_a_remedy() -> None:
     troubles = PullTroubles(lambda event: None)
     for at_s in (0.0, 3.0):
         troubles.ended((OWNER,), CLOSED, at_s)
-    assert troubles.told() == [], "it may be a rack that dies"
+    assert troubles.describe() == [], "it may be a rack that dies"
     troubles.ended((OWNER,), CLOSED, SECONDS)
-    (told,) = troubles.told()
+    (told,) = troubles.describe()
     assert told == f"no pull from hostB:22000 succeeds ({CLOSED}): see {PULLS_PAGE}"
     troubles.ended((OWNER,), None, 60.0)
-    assert troubles.told() == []
+    assert troubles.describe() == []
 
 
 def test_some_failures_within_seconds_are_no_line(pull: Pull) -> None:

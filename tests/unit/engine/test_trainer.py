@@ -65,7 +65,7 @@ def begin(hand: Hand, values: float = 0.0) -> None:
         anchor = hand.numerics.genesis(torch.full((track.owned.numel,), values))
         digests.append((anchor.digest,))
         hand.published.publish(fragment, anchor)
-    hand.published.told(Genesis(SEATS, None, policy(), "", tuple(digests)))
+    hand.published.on_decided(Genesis(SEATS, None, policy(), "", tuple(digests)))
     hand.published.heard((0, 1), (), (0,) * len(digests))
 
 
@@ -674,7 +674,7 @@ def test_a_rack_that_was_silent_at_the_end_is_named_by_who_left() -> None:
     hand.during = lambda: merging(hand)
     hand.step(6)
     end = Roster(2, (), (THEIRS.rack,), None, "all racks are done")
-    hand.published.told(end)
+    hand.published.on_decided(end)
     hand.run(hand.trainer.close())
     assert hand.trainer.outcome.word == "merged"
     assert hand.trainer.outcome.detail.startswith(f"without rack {THEIRS.rack}, silent or gone")
@@ -835,7 +835,8 @@ def test_who_hears_of_the_next_checkpoint_first_cannot_say_that_this_one_is_comp
     hand = Hand()
     begin(hand)
     began_ns, second = hand.now_ns, CheckpointRecord(2, "two", "ab" * 32, (1,))
-    come = snapshot(hand, OURS, second) if by == "snapshot" else lambda: hand.published.told(second)
+    decided = lambda: hand.published.on_decided(second)  # noqa: E731
+    come = snapshot(hand, OURS, second) if by == "snapshot" else decided
     with pytest.raises(CheckpointError, match="may be incomplete: the next one was begun"):
         run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), come)
     assert hand.now_ns == began_ns
@@ -849,7 +850,7 @@ def test_a_rack_that_others_have_overtaken_gives_a_checkpoint_up_at_once() -> No
 
     def overtaken() -> None:
         for record in (merged(1), OURS, merged(2)):
-            published.told(record)
+            published.on_decided(record)
         published.publish(0, hand.numerics.adopt(torch.ones(4), 4, 2))
 
     with pytest.raises(
@@ -878,7 +879,7 @@ def test_what_is_decided_behind_a_checkpoint_is_not_applied_before_it() -> None:
 
     def come() -> None:
         for record in (merged(1), OURS, merged(2)):
-            hand.published.told(record)
+            hand.published.on_decided(record)
         for version in (1, 2):
             hand.published.publish(0, hand.numerics.adopt(torch.ones(4), 4, version))
 

@@ -164,8 +164,8 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     hand, heard = Hand(ranks=2, polls=2, period=40, **PATIENT), False
     hand.agree = lambda values: values if heard else [*values[:2], 100, -100, *values[4:]]
     mine, reason = MINE.rack, "rack 0 is slow"
-    hand.published.told(Mitigation(THEIRS.rack, SMALLER, "slow", 10))
-    hand.published.told(Mitigation(mine, SMALLER, reason, 50))
+    hand.published.on_decided(Mitigation(THEIRS.rack, SMALLER, "slow", 10))
+    hand.published.on_decided(Mitigation(mine, SMALLER, reason, 50))
     hand.step(3)
     assert hand.trainer.batch_pct == 100
     heard = True
@@ -175,7 +175,7 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     assert hand.noted("local-batch") == [
         ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
     ]
-    hand.published.told(Mitigation(mine, AWAITED, "it is no longer slow"))
+    hand.published.on_decided(Mitigation(mine, AWAITED, "it is no longer slow"))
     hand.step(4)
     assert hand.posted(BatchSet)[1:] == [BatchSet(6, 100)]
 

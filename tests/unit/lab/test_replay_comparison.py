@@ -92,7 +92,7 @@ def test_a_capture_is_placed_before_the_round_it_goes_into(story: Story) -> None
         (b"", "the tape does not say which tensor"),
     ],
 )
-def test_a_merge_is_told_by_round_and_tensor(story: Story, tensors: bytes, which: str) -> None:
+def test_a_merge_is_source_round_and_tensor(story: Story, tensors: bytes, which: str) -> None:
     (found,) = story.put(merged(result=7, tensors=tensors))
     assert (found.about, found.place) == (MERGE, (1, 1))
     assert found.text.startswith("round 1 (fragment 0, version 1), rack 0 rank 0: the result has")
@@ -106,7 +106,7 @@ def test_only_the_first_difference_counts(story: Story) -> None:
 
 
 def test_a_merge_that_failed_is_no_difference(story: Story) -> None:
-    assert story.put(ev.Merged(0, 1, 1, "", error="an input was spoiled")) == []
+    assert story.put(ev.Merged(0, 1, 1, "", error="an input failed its checksum")) == []
 
 
 def test_other_first_weights_are_told(story: Story) -> None:

@@ -227,7 +227,7 @@ def test_a_donor_keeps_its_state_before_it_stops(tmp_path: Path) -> None:
         hand.step()
 
 
-def test_a_state_that_is_another_is_told_by_its_donor(tmp_path: Path) -> None:
+def test_a_state_that_is_another_is_source_its_donor(tmp_path: Path) -> None:
     script = msgspec.structs.replace(script_of(CAPTURE, ends=False), given=(given("ab" * 16),))
     hand, _ = twin(tmp_path, script)
     hand.step(6)

@@ -19,7 +19,7 @@ OUTSIDE = {"sideband_addr": "tcp://0.0.0.0:7", "advertise_host": "me"}
     [
         ({"rack": 0}, "ok", "loopback interface only"),
         (OUTSIDE, "problem", "is reached from outside, and there is no key"),
-        ({**OUTSIDE, "insecure": True}, "note", "open to whoever reaches it"),
+        ({**OUTSIDE, "insecure": True}, "note", "open to anyone who reaches it"),
         ({**OUTSIDE, "key_file": "good"}, "ok", "only holders of the key take part"),
         ({**OUTSIDE, "key_file": "good", "encrypt_payloads": False}, "note", "not encrypted"),
         ({**OUTSIDE, "key_file": "open"}, "problem", "may be read by others"),

@@ -61,7 +61,7 @@ def test_one_address_leads_to_all(racks: list[Served], onlooker: StatusClient) -
         says(racks, rack, names)
     watch = watched(onlooker, names[1])
     assert watch.complete
-    assert [(r.rack, r.told_by) for r in watch.picture().racks] == [
+    assert [(r.rack, r.source) for r in watch.picture().racks] == [
         (0, "itself"), (1, "itself"), (2, "itself"),
     ]  # fmt: skip
     assert sorted(watch.asked()) == sorted(names.values())
@@ -81,7 +81,7 @@ def test_one_process_under_two_addresses_is_asked_once(
         watch.listen(0.1)
     assert watch.asked() == [near[0], far[1]]
     picture = watch.picture()
-    assert [line.told_by for line in picture.racks] == ["itself", "itself"]
+    assert [line.source for line in picture.racks] == ["itself", "itself"]
     assert picture.silent == ()
 
 

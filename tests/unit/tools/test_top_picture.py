@@ -46,7 +46,7 @@ def witness(**changes: Any) -> JobStatus:
 
 def test_a_rack_speaks_for_itself() -> None:
     line = lines(seen(view(0, doings=doings(ranks=4))))[0]
-    assert (line.state, line.told_by, line.step, line.ranks) == ("running", "itself", 100, 4)
+    assert (line.state, line.source, line.step, line.ranks) == ("running", "itself", 100, 4)
     assert line.steps_per_s == pytest.approx(10)
     assert line.tokens_per_s == pytest.approx(4 * 640), "counted at the leader, times its ranks"
     assert line.stall_share == pytest.approx(0.01)
@@ -57,7 +57,7 @@ def test_a_rack_speaks_for_itself() -> None:
 
 def test_of_a_rack_that_does_not_answer_the_coordinator_tells() -> None:
     line = lines(seen(witness()))[1]
-    assert (line.state, line.told_by) == ("running", "the witness")
+    assert (line.state, line.source) == ("running", "the witness")
     assert (line.step, line.behind, line.step_ms) == (64, 2, 250)
     assert (line.steps_per_s, line.stall_share, line.sent_per_s) == (None, None, None)
 
@@ -68,8 +68,8 @@ def test_who_coordinates_is_believed_about_the_others() -> None:
         rack_seen(0), rack_seen(1, step=48, step_ns=0, behind=-1, silent_ms=-1),
     ))  # fmt: skip
     alone = lines(seen(vague))[1]
-    assert (alone.step, alone.told_by, alone.behind) == (48, "rack 0", None)
-    assert lines(seen(vague, witness()))[1].told_by == "the witness"
+    assert (alone.step, alone.source, alone.behind) == (48, "rack 0", None)
+    assert lines(seen(vague, witness()))[1].source == "the witness"
 
 
 def test_lag_is_behind_the_rack_that_is_furthest() -> None:
@@ -109,7 +109,7 @@ def test_states_of_racks() -> None:
         "running", "silent", "joining", "leaving", "absent",
     ]  # fmt: skip
     assert lines(found)[1].silent_s == 4.0
-    assert "no hello yet from rack 5" in found.told
+    assert "no hello yet from rack 5" in found.notices
 
 
 def test_for_how_long_a_rack_was_silent_is_for_the_others_to_say() -> None:
@@ -117,7 +117,7 @@ def test_for_how_long_a_rack_was_silent_is_for_the_others_to_say() -> None:
     racks = (rack_seen(0), rack_seen(1, live=False, silent_ms=4000))
     found = seen(witness(racks=racks), view(1, racks=(rack_seen(1, silent_ms=0),)))
     line = lines(found)[1]
-    assert (line.state, line.told_by, line.silent_s) == ("silent", "itself", 4.0)
+    assert (line.state, line.source, line.silent_s) == ("silent", "itself", 4.0)
     alone = lines(seen(view(1, racks=(rack_seen(1, live=False, silent_ms=0),))))[1]
     assert (alone.state, alone.silent_s) == ("silent", None), "nobody else answers"
 
@@ -126,7 +126,7 @@ def test_a_rack_that_stopped_answering_is_described_by_others() -> None:
     old, fresh = answered(view(1), age_s=LATE_S + 1), answered(witness())
     found = picture_of(old + fresh)
     line = lines(found)[1]
-    assert (line.told_by, line.step, line.steps_per_s) == ("the witness", 64, None)
+    assert (line.source, line.step, line.steps_per_s) == ("the witness", 64, None)
     assert found.silent == ("tcp://rack1:1: no answer for 4 s",)
 
 
@@ -178,7 +178,7 @@ def test_job_that_is_over_shows_every_rack_as_ended(last: list[JobStatus]) -> No
     found = seen(*last)
     assert found.state == "ended"
     assert [line.state for line in found.racks] == ["ended", "ended"]
-    assert (found.in_flight, found.rounds, found.told) == (0, (), ())
+    assert (found.in_flight, found.rounds, found.notices) == (0, (), ())
 
 
 def test_rack_that_died_before_the_end_stays_silent() -> None:
@@ -199,34 +199,34 @@ def test_a_rack_that_ended_alone_is_named_with_its_reason() -> None:
     gone = view(1, state="ended", detail="GaveUp: no quorum")
     found = seen(view(0), gone)
     assert found.state == "running"
-    assert "rack 1 has ended: GaveUp: no quorum" in found.told
+    assert "rack 1 has ended: GaveUp: no quorum" in found.notices
     assert found.silent == ()
 
 
 def test_two_jobs_and_two_versions_are_told() -> None:
     found = seen(view(0), view(1, mend="0.2.0"), view(3, job="run8"))
-    assert "different versions of mend: 0.1.0, 0.2.0" in found.told
-    assert "rack 3 of another job also answers: run8" in found.told
+    assert "different versions of mend: 0.1.0, 0.2.0" in found.notices
+    assert "rack 3 of another job also answers: run8" in found.notices
     assert set(lines(found)) == {0, 1}
 
 
 def test_a_slow_link_is_told_with_its_direction_and_by_how_much() -> None:
     link = FailSlow(1, 3, True, 400, 41, 999, "link", 0, of_link=True)
-    (told,) = seen(view(0, slow=(link,))).told
-    assert told == (
+    (notice,) = seen(view(0, slow=(link,))).notices
+    assert notice == (
         "the link 1 -> 0 is slow: pulls by rank 3 of rack 0 take 4.1x the time per byte of its own "
         "past, since its step 400 (99.9 % sure)"
     )
 
 
 def test_who_was_evicted_and_is_not_back_is_told_with_what_to_do() -> None:
-    (told,) = seen(view(0, evicted=(2,))).told
-    assert told.startswith("rack 2 was evicted because it was slow: start it again")
+    (notice,) = seen(view(0, evicted=(2,))).notices
+    assert notice.startswith("rack 2 was evicted because it was slow: start it again")
 
 
 def test_slow_racks_are_told_with_what_they_are_compared_with() -> None:
     slow = (FailSlow(1, 3, True, 400, 21, 999), FailSlow(1, 3, False, 410, 20))
-    own, peers = seen(view(0, slow=slow)).told
+    own, peers = seen(view(0, slow=slow)).notices
     assert own.startswith("rack 1 is slow: 2.1x the time per token of its own past, since its step")
     assert peers.endswith(
         "2.0x the time per token of the median of the others, seen at its step 410"

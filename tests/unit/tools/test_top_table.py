@@ -69,7 +69,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert all(len(line) <= width for line in lines), lines
     assert sum(line.startswith("! ") for line in lines) == 2
     assert {"rack", "state"} <= set(lines[3].split())
-    wide = {"ms/step": 92, "missed": 92, "tokens/s": 72, "recorded": 116, "told": 116}
+    wide = {"ms/step": 92, "missed": 92, "tokens/s": 72, "recorded": 116, "source": 116}
     assert {n for n in wide if n in lines[3].split()} == {n for n, w in wide.items() if width >= w}
 
 
@@ -140,6 +140,6 @@ def test_markup_in_what_others_say_is_text() -> None:
     recorded = {"[bold]x[/bold]": 1.0}
     what = picture()
     racks = (replace(what.racks[0], recorded=recorded), *what.racks[1:])
-    text = "\n".join(drawn(replace(what, told=(evil,), rounds=rounds, racks=racks), 200))
+    text = "\n".join(drawn(replace(what, notices=(evil,), rounds=rounds, racks=racks), 200))
     assert text.count(evil) == 2
     assert "[bold]x[/bold]=1" in text

@@ -23,7 +23,7 @@ from mend.types import Owned, Span
 
 ROUND_TRIPS = 6
 """Round trips of an exchange between racks that a witness coordinates: an offer is announced (1),
-pulled and reported (1 1/2), gathered and its result held (1), voted on (1) and told (1/2), and one
+pulled and reported (1 1/2), gathered and its result held (1), voted on (1), announced (1/2); one is
 for TCP to find the rate. Measured over a shaped link: docs/internals/plan.md."""
 
 SHARDED_TRIPS = 2
@@ -123,7 +123,7 @@ class Room:
 def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list[Finding]:
     """`ranks_here`: ranks that share this machine."""
     need = memory.total * ranks_here
-    told = (
+    text = (
         f"{ranks_here} rank(s) here need about {amount(need)} of host memory "
         f"({memory.parts()} each)"
     )
@@ -134,13 +134,13 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
     )
     findings = []
     if room.limit is not None and need > room.limit:
-        findings.append(problem("memory", f"{told}; there are {amount(room.limit)}.", shrink))
+        findings.append(problem("memory", f"{text}; there are {amount(room.limit)}.", shrink))
     elif room.available is not None and need > MEMORY_SHARE * room.available:
         findings.append(
-            remark("memory", f"{told}; {amount(room.available)} are available now.", shrink)
+            remark("memory", f"{text}; {amount(room.available)} are available now.", shrink)
         )
     else:
-        findings.append(ok("memory", told))
+        findings.append(ok("memory", text))
     if gpu and room.locked is not None and need > room.locked:
         findings.append(
             remark(

@@ -120,7 +120,9 @@ def of_keys(config: MendConfig) -> list[Finding]:
         except ConfigError as error:
             return [problem("keys", f"{error.field}: {error.rule}.", error.remedy)]
     if protection == "insecure":
-        found = f"{bind} is open to whoever reaches it: MEND_INSECURE is set, and there is no key."
+        found = (
+            f"{bind} is open to anyone who reaches it: MEND_INSECURE is set, and there is no key."
+        )
         return [remark("keys", found, f"{MAKE_ONE} Set MEND_KEY_FILE on every rack.")]
     if protection == "keys" and not config.encrypt_payloads:
         found = "a key: only who has it is in. Payloads are authenticated and not encrypted."

@@ -49,11 +49,11 @@ def _of_the_whole(meeting: Meeting) -> Iterator[Finding]:
         s.rack for s in meeting.peers if s.error or (meeting.megabytes and not s.mbit)
     ]:
         racks = ", ".join(map(str, missing))
-        change = "See what is said of these racks, also by their own doctors."
+        change = "See the findings about these racks, also those of their own doctors."
         yield problem("meeting", f"The racks began, and nothing was pulled from {racks}.", change)
     else:
-        told = f"all {meeting.racks} racks began together, exchanged and ended in"
-        yield ok("meeting", f"{told} {meeting.seconds:.1f} s; what a job compares is equal")
+        text = f"all {meeting.racks} racks began together, exchanged and ended in"
+        yield ok("meeting", f"{text} {meeting.seconds:.1f} s; what a job compares is equal")
     if meeting.witness is not None:
         yield _of_witness(meeting.witness)
 
@@ -238,8 +238,8 @@ def _of_flow(meeting: Meeting, seen: Seen) -> Iterator[Finding]:
         )
     if seen.mbit is None:
         return
-    told = f"rack {rack} to rack {mine}: {rate(seen.mbit)} in {seen.megabytes:.3g} MB"
-    yield ok(topic, f"{told}, while all racks pulled from all")
+    text = f"rack {rack} to rack {mine}: {rate(seen.mbit)} in {seen.megabytes:.3g} MB"
+    yield ok(topic, f"{text}, while all racks pulled from all")
     limit = window_mbit(meeting.buffers, seen.p50_ms)
     if limit is not None and seen.p50_ms is not None and seen.mbit > WINDOW_SHARE * limit:
         wanted = min(WINDOW_MB_MAX, 2 ** (int(seen.mbit * seen.p50_ms / 4000).bit_length() + 1))

@@ -125,7 +125,7 @@ def _describe(view: JobStatus, address: str) -> str:
 
 
 def of_taken(config: MendConfig, error: AddressInUse, system: System | None = None) -> Finding:
-    """Somebody has the port: who?"""
+    """Another process has the port: which?"""
     if error.lane:  # of the data ports; the sideband's comes after it
         change = "Give MEND_DATA_PORTS a wider range, or end what holds these (`ss -ltnp`)."
         return problem("this rack", str(error), change)

@@ -231,8 +231,8 @@ def _of_routes(network: Network) -> Iterator[Finding]:
             yield problem(route.what, found, change)
         else:
             card = cards.get(route.card or "")
-            told = f"{route.host} is reached from {route.source} over {_named(card)}"
-            yield ok(route.what, told)
+            text = f"{route.host} is reached from {route.source} over {_named(card)}"
+            yield ok(route.what, text)
             yield from _of_card(route, card, cards)
 
 

@@ -82,8 +82,8 @@ E = TypeVar("E", bound=LoggedEvent)
 
 
 @dataclass
-class Told:
-    """What the job of the meeting came to, on this rank."""
+class MeetingResult:
+    """The result of the meeting's job on this rank."""
 
     events: list[Timed] = field(default_factory=list)
     status: Status | None = None
@@ -101,13 +101,13 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
     `megabytes`: what each rack pulls from all others together. Raises AddressInUse, and any
     MendError that keeps this rank from listening."""
     begun_s, doors = time.monotonic(), dict(config.peer_addresses)
-    told = Told()
+    result = MeetingResult()
     watch = Watch(_watched(config), config.socks_proxy, config.rack_number)
     try:
-        told = _run(config, wait_s, megabytes, lambda runtime: _look_around(config, runtime, watch))
+        result = _run(config, wait_s, megabytes, lambda live: _look_around(config, live, watch))
     finally:
         watch.stop()
-    if isinstance(error := told.error, _OF_THIS_RANK):
+    if isinstance(error := result.error, _OF_THIS_RANK):
         raise error
     others = [rack for rack in doors if rack != config.rack_number]
     return Meeting(
@@ -119,15 +119,15 @@ def meet(config: MendConfig, wait_s: float, megabytes: float) -> Meeting:
         detect_ms=detect_ns(config.sideband_heartbeat_ms) / MS,
         seconds=time.monotonic() - begun_s,
         megabytes=megabytes,
-        peers=tuple(_seen(config, told, watch, rack) for rack in others),
+        peers=tuple(_seen(config, result, watch, rack) for rack in others),
         failure=f"{type(error).__name__}: {error}" if error is not None else "",
         timed_out=isinstance(error, StartTimeout),
         answered=_answered(config, watch),
-        outcome=_outcome(told),
+        outcome=_outcome(result),
         settings=settings_of(config),
         witness=_port(watch, WITNESS, config.witness_addr) if config.witness_addr else None,
         buffers=System().buffers(),
-        inbound_mbit=told.flows.inbound_mbit or None if told.flows else None,
+        inbound_mbit=result.flows.inbound_mbit or None if result.flows else None,
     )
 
 
@@ -167,8 +167,8 @@ def _run(
     wait_s: float,
     megabytes: float,
     between: Callable[[Runtime], dict[int, Trips]],
-) -> Told:
-    told = Told()
+) -> MeetingResult:
+    result = MeetingResult()
     os.environ.pop(OUTCOMES, None)  # a launcher would count this as the training
     with _rack(wait_s), tempfile.TemporaryDirectory(prefix="mend-doctor-") as folder:
         probe = probe_config(config, wait_s, Path(folder))
@@ -176,18 +176,18 @@ def _run(
         try:
             runtime = mend_init(model, probe, optimizer := _optimizer(model, probe))
             try:
-                told.trips = between(runtime)
+                result.trips = between(runtime)
                 _pull_apart(model, runtime.status().rack)
                 optimizer.step()
-                told.status = mend_shutdown(model)
+                result.status = mend_shutdown(model)
             finally:
                 runtime.abort()
         except (MendError, Evicted) as error:
-            told.error = error
-        told.events = _events(Path(folder))
-        if told.status is not None and megabytes:
-            told.flows = _of_all_ranks(flows_of(told.events, told.status.rack))
-    return told
+            result.error = error
+        result.events = _events(Path(folder))
+        if result.status is not None and megabytes:
+            result.flows = _of_all_ranks(flows_of(result.events, result.status.rack))
+    return result
 
 
 def probe_config(config: MendConfig, wait_s: float, folder: Path) -> MendConfig:
@@ -322,17 +322,17 @@ def _port(watch: Watch, rack: int, address: str) -> Seen:
     )
 
 
-def _seen(config: MendConfig, told: Told, watch: Watch, rack: int) -> Seen:
+def _seen(config: MendConfig, result: MeetingResult, watch: Watch, rack: int) -> Seen:
     address = config.peer_addresses[rack]
-    trips = told.trips.get(rack, Trips(0, 0, None, None))
+    trips = result.trips.get(rack, Trips(0, 0, None, None))
     clock_ns = watch.looks.clocks_ns.get(address)
-    flows = told.flows
-    refused = [event.detail for event in told.of(RackRefused) if event.rack == rack]
-    failed = [event.error for event in told.of(FetchFailed) if event.rack == rack]
+    flows = result.flows
+    refused = [event.detail for event in result.of(RackRefused) if event.rack == rack]
+    failed = [event.error for event in result.of(FetchFailed) if event.rack == rack]
     mbit = flows.mbit.get(rack) if flows is not None else None
     return replace(
         _port(watch, rack, address),
-        hello=any(event.rack == rack for event in told.of(HelloHeard)),
+        hello=any(event.rack == rack for event in result.of(HelloHeard)),
         refused=refused[-1] if refused else "",
         settings=_recorded(watch, address),
         tried=trips.tried,
@@ -357,8 +357,8 @@ def _answered(config: MendConfig, watch: Watch) -> bool:
     return config.rack == FOUNDER or mine is None or bool(mine.missing or mine.decided)
 
 
-def _outcome(told: Told) -> str:
-    status = told.status
+def _outcome(result: MeetingResult) -> str:
+    status = result.status
     if status is None or Outcome(status.outcome).good:
         return ""
     return str(Outcome(status.outcome, status.outcome_detail))

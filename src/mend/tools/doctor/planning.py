@@ -44,15 +44,15 @@ def _without_a_step(config: MendConfig, mine: plan.Choice) -> Finding:
 
 def _of_settings(asked: plan.Asked, mine: plan.Choice, chosen: plan.Choice) -> Finding:
     exchange, training, link = (" ".join(line.split()) for line in outcome(asked, mine)[:3])
-    told = f"{exchange}. {training}. {link}"
+    text = f"{exchange}. {training}. {link}"
     config = mine.config
     hidden = config.concurrent_outer_step and config.tau > 0
     if mine.fits and hidden:
-        return ok("overlap", f"These settings fit. {told}")
+        return ok("overlap", f"These settings fit. {text}")
     change = (
         "See the advice above."
         if not chosen.fits
         else "Set " + " ".join(line.removeprefix("export ") for line in exports(chosen))
     )
     waits = "" if hidden else " Training waits for each exchange (tau=0 or blocking)."
-    return remark("overlap", f"These settings do not fit.{waits} {told}.", change)
+    return remark("overlap", f"These settings do not fit.{waits} {text}.", change)

@@ -100,7 +100,7 @@ def _of_meeting(asked: Asked) -> tuple[float, float]:
 
 
 def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeting | None:
-    """None: not wanted, or not possible; then `findings` says why."""
+    """None: not wanted, or not possible; then `findings` has the reason."""
     if not asked.meet:
         return None
     if not report["readable"]:
@@ -169,5 +169,5 @@ def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | Non
         config.simulated_merge_delay_ms,
         "cuda" if report["devices"] else "cpu",
     )
-    report["plan"], told = planned(config, question, has_step=asked.step_ms is not None)
-    return findings + told
+    report["plan"], advice = planned(config, question, has_step=asked.step_ms is not None)
+    return findings + advice

@@ -182,7 +182,7 @@ Bits = dict[tuple[int, int], tuple[str, ...]]
 
 
 class Gathering:
-    """Takes the events of all files in the order of time; `facts` is what they come to.
+    """Takes the events of all files in the order of time; `facts` is their result.
 
     Several jobs may have written into one folder: a `start` under another name begins anew.
     """
@@ -192,7 +192,7 @@ class Gathering:
         self.facts = RunFacts()
         self._loudness: defaultdict[tuple[int, int], Loudness] = defaultdict(Loudness)
         self.refused = 0
-        """Recorded values that are no numbers."""
+        """Recorded values that are NaN or Inf."""
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
         self._of_kind: dict[type[LoggedEvent], Callable[[RankFacts, int, Any], None]] = {
@@ -238,8 +238,8 @@ class Gathering:
         for each in self.facts.ranks.values():
             for curve in each.curves.values():
                 curve.finish()
-        racks, told = self.facts.racks, self.facts.protection
-        self.facts.protection = {rack: told[rack] for rack in racks if rack in told}
+        racks, protection = self.facts.racks, self.facts.protection
+        self.facts.protection = {rack: protection[rack] for rack in racks if rack in protection}
         return self.facts
 
     def _rank(self, rack: int, rank: int) -> RankFacts:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mend.config import describe
 from mend.coordination.slow import OWN_PAST
-from mend.engine.participation import short_of, told
+from mend.engine.participation import describe_rounds, short_of
 from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds
@@ -131,7 +131,7 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     if facts.turnout:
         rounds = list(facts.turnout.elements())
         enough = 2 * short_of(rounds) <= len(rounds) or None
-        answers.append(Verdict("Racks in a round", told(rounds), enough))
+        answers.append(Verdict("Racks in a round", describe_rounds(rounds), enough))
     slow = [
         f"rack {rack}{_cause(facts, rack, against)}, {one.ratio:.1f}x its {against}, found at "
         f"its step {one.step}"
@@ -301,11 +301,11 @@ def extent(facts: RunFacts, totals: dict[int, Total]) -> str:
 
 
 Digest = tuple[int, str] | None
-"""(version, its bits) of a fragment on a rack; None: the rack was told of none."""
+"""(version, its bits) of a fragment on a rack; None: the rack has recorded none."""
 
 
 def digests(facts: RunFacts) -> tuple[list[int], list[tuple[int, list[Digest], bool]]]:
-    """The racks whose leaders were told of versions, and by fragment the newest version on each
+    """The racks whose leaders have recorded versions, and by fragment the newest version on each
     of these racks, and whether the bits of the newest are equal."""
     leaders = {each.rack: each for each in facts.ranks.values() if each.versions and not each.rank}
     fragments = sorted({fragment for each in leaders.values() for fragment in each.versions})

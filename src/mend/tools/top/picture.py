@@ -55,7 +55,7 @@ class RackLine:
     rack: int
     state: str = "absent"
     """starting, running, joining, leaving, ended, silent, absent (not in the job yet)."""
-    told_by: str = ""
+    source: str = ""
     """itself, or who said this."""
     address: str = ""
     ranks: int | None = None
@@ -92,7 +92,7 @@ class RoundLine:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A moment of a job. `told`: plain sentences that somebody should read."""
+    """A moment of a job. `notices`: plain sentences for the reader."""
 
     job: str
     state: str = "nobody"
@@ -111,7 +111,7 @@ class Picture:
     racks: tuple[RackLine, ...] = ()
     in_flight: int = 0
     rounds: tuple[RoundLine, ...] = ()
-    told: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     """Addresses that do not answer, with the reason."""
     turnout: str = ""
@@ -119,7 +119,7 @@ class Picture:
 
 
 def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "") -> Picture:
-    """`late_s`: after so long an answer counts no more. `job`: the one that was asked for."""
+    """`late_s`: age after which an answer no longer counts. `job`: the one that was asked for."""
     known = [(answer.view, answer) for answer in answers if answer.view is not None]
     fresh = [view for view, answer in known if answer.age_s <= late_s and view.state != "ended"]
     views = fresh or [view for view, _ in known]
@@ -144,7 +144,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
             RoundLine(r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why)
             for r in first.rounds
         ),
-        told=tuple(_sentences(first, others, [view for view, _ in known])),
+        notices=tuple(_sentences(first, others, [view for view, _ in known])),
         silent=silent,
     )  # fmt: skip
     return _after_the_end(picture, [view for view, _ in known]) if is_over(answers) else picture
@@ -159,8 +159,8 @@ def _after_the_end(picture: Picture, known: Sequence[JobStatus]) -> Picture:
         else line
         for line in picture.racks
     )
-    told = tuple(each for each in picture.told if not each.endswith(" has ended"))
-    return replace(picture, state="ended", racks=racks, in_flight=0, rounds=(), told=told)
+    notices = tuple(each for each in picture.notices if not each.endswith(" has ended"))
+    return replace(picture, state="ended", racks=racks, in_flight=0, rounds=(), notices=notices)
 
 
 def addresses_of(view: JobStatus) -> list[str]:
@@ -195,7 +195,9 @@ def _sentences(
 ) -> list[str]:
     sentences = [*first.why, *map(sentence_of, first.slow)]
     start_it = "was evicted because it was slow: start it again (mend launch does) to rejoin"
-    sentences += [f"rack {r} {start_it}; lost for good: `mend retire {r}`" for r in first.evicted]
+    sentences += [
+        f"rack {r} {start_it}; permanently lost: `mend retire {r}`" for r in first.evicted
+    ]
     if first.missing:
         sentences.append("no hello yet from " + ", ".join(map(rack_name, first.missing)))
     sentences += [f"{rack_name(view.rack)}: {view.detail}" for view in others if view.detail]
@@ -233,12 +235,12 @@ def _lines(
         if rack not in seen:
             yield RackLine(rack)
             continue
-        each, teller = seen[rack]
+        each, source = seen[rack]
         speaks = rack in lively and rack in own
-        yield _line(each, first, teller, own.get(rack) if speaks or teller.rack == rack else None)
+        yield _line(each, first, source, own.get(rack) if speaks or source.rack == rack else None)
 
 
-def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | None) -> RackLine:
+def _line(each: RackSeen, first: JobStatus, source: JobStatus, own: JobStatus | None) -> RackLine:
     """`own`: its View of itself, if there is one that counts. It hears itself always, so for how
     long it was silent is for `first` to say."""
     heard = next((r for r in first.racks if r.rack == each.rack), each)
@@ -246,7 +248,7 @@ def _line(each: RackSeen, first: JobStatus, teller: JobStatus, own: JobStatus | 
     line = RackLine(
         each.rack,
         state=_rack_state(each, heard, first, own),
-        told_by="itself" if own is not None else rack_name(teller.rack),
+        source="itself" if own is not None else rack_name(source.rack),
         address=each.address,
         step=each.step if each.step >= 0 else None,
         behind=each.behind if each.behind >= 0 else None,

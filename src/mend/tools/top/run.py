@@ -82,7 +82,7 @@ class Watch:
                 return
 
     def gather(self, wait_s: float, every_s: float) -> None:
-        """Ask every `every_s` until somebody has answered, at most `wait_s`; then the others."""
+        """Ask every `every_s` until one has answered, at most `wait_s`; then the others."""
         self._ask_until(lambda: self.anybody, wait_s, every_s)
         if self.anybody:
             self._ask_until(lambda: self.complete, STRAGGLER_S, every_s)
@@ -97,7 +97,7 @@ class Watch:
         try:
             view = decode_view(frame)
         except WireError:
-            return  # whoever it is, it does not answer what was asked
+            return  # not an answer to this question
         own = next((rack.address for rack in view.racks if rack.rack == view.rack), address)
         at = self._at.setdefault((view.rack, view.life), address)
         if at != address:

@@ -33,12 +33,12 @@ STYLES = {
 
 def screen_of(picture: Picture, width: int, height: int | None = None) -> RenderableType:
     """`height` None: as long as it takes, no row is left out and no reason is cut."""
-    said = [("! " + each, "yellow") for each in picture.told]
-    said += [("! " + each, "red") for each in picture.silent]
+    notices = [("! " + each, "yellow") for each in picture.notices]
+    notices += [("! " + each, "red") for each in picture.silent]
     head = _head(picture)
     racks_max, rounds_max = len(picture.racks), len(picture.rounds)
     if height is not None:
-        left = height - len(head) - 4 - len(said)  # two headings, two blank lines
+        left = height - len(head) - 4 - len(notices)  # two headings, two blank lines
         rounds_max = _fitting(picture.in_flight, max(2, left - racks_max))
         racks_max = _fitting(racks_max, left - rounds_max - (picture.in_flight > rounds_max))
         racks_max = max(RACKS_MIN, racks_max)
@@ -47,7 +47,7 @@ def screen_of(picture: Picture, width: int, height: int | None = None) -> Render
         parts += [Text(), *_racks(picture.racks, width, racks_max)]
     if picture.fragments:
         parts += [Text(), *_rounds(picture, rounds_max, whole=height is None)]
-    sentences = [Text(text, style) for text, style in said]
+    sentences = [Text(text, style) for text, style in notices]
     parts += sentences if height is None else map(_line, sentences)
     return Group(*parts)
 
@@ -130,7 +130,7 @@ COLUMNS = (
     Column("out B/s", lambda r: _number(r.sent_per_s), NARROW),
     Column("in B/s", lambda r: _number(r.received_per_s), NARROW),
     Column("recorded", lambda r: _recorded_values(r), WIDER, left=True),
-    Column("told by", lambda r: r.told_by or NOTHING, WIDER, left=True),
+    Column("source", lambda r: r.source or NOTHING, WIDER, left=True),
 )
 
 

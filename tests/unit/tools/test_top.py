@@ -67,6 +67,24 @@ def test_one_address_leads_to_all(racks: list[Served], onlooker: StatusClient) -
     assert sorted(watch.asked()) == sorted(names.values())
 
 
+def test_picture_after_the_end_keeps_racks_that_no_leader_knows_any_more(
+    racks: list[Served], onlooker: StatusClient
+) -> None:
+    """The last table was empty where the answers came after the last good-bye."""
+    names = {rack: each.address for rack, each in enumerate(racks)}
+    for rack in names:
+        says(racks, rack, names)
+    watch = watched(onlooker, names[0])
+    assert [line.state for line in watch.picture().racks] == ["running"] * 3
+    for each in range(3):
+        says(racks, each, {}, state="ended", over=True)
+    watch.ask()
+    watch.listen(1.0)
+    last = watch.picture()
+    assert last.state == "ended"
+    assert [(line.rack, line.state) for line in last.racks] == [(r, "ended") for r in range(3)]
+
+
 def test_one_process_under_two_addresses_is_asked_once(
     racks: list[Served], onlooker: StatusClient
 ) -> None:

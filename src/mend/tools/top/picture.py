@@ -154,13 +154,26 @@ def _after_the_end(picture: Picture, known: Sequence[JobStatus]) -> Picture:
     """No rack trains and no round is open, whatever a rack said last before it ended."""
     gone = {view.rack for view in known if view.state == "ended" and view.job == picture.job}
     racks = tuple(
-        replace(line, state="ended")
-        if line.rack in gone or line.state not in ("silent", "absent")
-        else line
-        for line in picture.racks
+        _ended(line) if line.rack in gone else _unless_lost(line) for line in picture.racks
     )
     notices = tuple(each for each in picture.notices if not each.endswith(" has ended"))
     return replace(picture, state="ended", racks=racks, in_flight=0, rounds=(), notices=notices)
+
+
+def with_former_racks(picture: Picture, former: Iterable[RackLine]) -> Picture:
+    """At the end a leader knows no rack any more; those of the picture before it have ended."""
+    shown = {line.rack for line in picture.racks}
+    missing = [_unless_lost(line) for line in former if line.rack not in shown]
+    lines = sorted((*picture.racks, *missing), key=lambda line: line.rack)
+    return replace(picture, racks=tuple(lines))
+
+
+def _unless_lost(line: RackLine) -> RackLine:
+    return line if line.state in ("silent", "absent") else _ended(line)
+
+
+def _ended(line: RackLine) -> RackLine:
+    return replace(line, state="ended")
 
 
 def addresses_of(view: JobStatus) -> list[str]:

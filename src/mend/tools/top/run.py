@@ -19,7 +19,16 @@ from mend.config.keyfile import secrets_in_force
 from mend.config.sources import socks_proxy_in_force
 from mend.errors import ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
-from mend.tools.top.picture import LATE_S, Answer, Picture, addresses_of, is_over, picture_of
+from mend.tools.top.picture import (
+    LATE_S,
+    Answer,
+    Picture,
+    RackLine,
+    addresses_of,
+    is_over,
+    picture_of,
+    with_former_racks,
+)
 from mend.tools.top.table import screen_of
 from mend.transport.status_client import StatusClient
 
@@ -58,6 +67,8 @@ class Watch:
         self._at: dict[tuple[int, int], str] = {}
         """(rack, life) -> the address that it is asked at; it may have several."""
         self._aliases: set[str] = set()
+        self._racks: tuple[RackLine, ...] = ()
+        """Of the newest picture of a job that runs."""
         self._met = set(addresses)
         for address in addresses:
             onlooker.watch(address)
@@ -135,7 +146,11 @@ class Watch:
 
     def picture(self) -> Picture:
         late_s = max(LATE_S, 3 * self._wanted.interval_s)
-        return picture_of(self.answers(), late_s, self._wanted.job)
+        picture = picture_of(self.answers(), late_s, self._wanted.job)
+        if picture.state == "ended":
+            return with_former_racks(picture, self._racks)
+        self._racks = picture.racks or self._racks
+        return picture
 
     def answers(self) -> list[Answer]:
         """Return the answers of all that are asked, and the last ones of those that have ended."""

@@ -14,7 +14,18 @@ from rich.console import Console
 from mend.coordination import wire
 from mend.coordination.messages import Envelope
 from mend.errors import WireError
+from mend.following.log_view import LogView
+from mend.following.puzzle import Puzzle
 from mend.status import messages as status_messages
+from mend.status.follow_messages import (
+    ANSWER_BYTES_MAX,
+    Follow,
+    Followed,
+    Parts,
+    decode_asked,
+    decode_followed,
+    decode_parts,
+)
 from mend.tools.top.picture import Answer, picture_of
 from mend.tools.top.table import screen_of
 from tests.fuzz.jobs import frames_heard
@@ -120,8 +131,23 @@ class Wire:
         pass
 
 
+LONGEST = {
+    status_messages.Look: status_messages.LOOK_BYTES_MAX,
+    Follow: status_messages.LOOK_BYTES_MAX,
+    status_messages.JobStatus: status_messages.VIEW_BYTES_MAX,
+    Followed: ANSWER_BYTES_MAX,
+    Parts: ANSWER_BYTES_MAX,
+}
+
+
+def _parts_in(frame: bytes) -> Parts:
+    """They come as a payload, whose own digest has found damage before."""
+    return decode_parts(wire.body_of(frame, status_messages.HEAD, ANSWER_BYTES_MAX))
+
+
 class Looks:
-    """What observers say and hear, whole, wild and damaged. The first byte says who reads it."""
+    """What observers and followers say and hear, whole, wild and damaged. The first byte says who
+    reads it."""
 
     name, inputs = "looks", 50_000
 
@@ -129,15 +155,15 @@ class Looks:
         rng = random.Random(f"looks {seed}")
         self.corpus = [self._frame(rng, kind) for kind in self._kinds for _ in range(OF_EACH)]
 
-    _kinds = (status_messages.Look, status_messages.JobStatus)
-    _readers = (status_messages.decode_look, status_messages.decode_view)
+    _kinds = (status_messages.Look, status_messages.JobStatus, Follow, Followed, Parts)
+    _readers = (decode_asked, status_messages.decode_view, decode_asked, decode_followed, _parts_in)
 
     def _frame(self, rng: random.Random, kind: type, wild: float = 0.0) -> bytes:
         tree = value_of(rng, inspect.type_info(kind), wild)
         return wire.framed(msgspec.msgpack.encode(tree), status_messages.HEAD)
 
     def example(self, rng: random.Random) -> bytes:
-        which = rng.randrange(2)
+        which = rng.randrange(len(self._kinds))
         draw = rng.random()
         if draw < 0.5:
             frame = self._frame(rng, self._kinds[which], rng.choice((0.0, 0.0, 0.01, 0.1)))
@@ -151,13 +177,18 @@ class Looks:
         return bytes([which]) + frame
 
     def take(self, data: bytes) -> str:
-        which, frame = data[0] % 2 if data else 0, data[1:]
+        which, frame = data[0] % len(self._kinds) if data else 0, data[1:]
         try:
-            word = self._readers[which](frame)
+            word: object = self._readers[which](frame)
+            if isinstance(word, Followed):
+                LogView().take(word)
+            elif isinstance(word, Parts):
+                Puzzle([word])
         except WireError as error:
             return class_of(error)
-        assert type(word) is self._kinds[which], word
-        assert len(frame) <= (status_messages.LOOK_BYTES_MAX, status_messages.VIEW_BYTES_MAX)[which]
+        asked = (status_messages.Look, Follow)
+        assert type(word) is self._kinds[which] or {type(word), self._kinds[which]} == {*asked}
+        assert len(frame) <= LONGEST[self._kinds[which]]
         if isinstance(word, status_messages.JobStatus):
             picture = picture_of([Answer("tcp://there:1", word, 0.0, "speaks")])
             if frame[-1] % 8 == 0:  # drawing costs a hundred times as much as all the rest

@@ -52,7 +52,10 @@ class Puzzle:
                 ends = [0, *(stop for _, stop in spans)]
                 if [start for start, _ in spans] != ends[:-1] or ends[-1] != prod(found[0].box):
                     raise WireError(f"a part of {first.name} is owned by no rank, or by several")
-            if sum(prod(box) for box, _ in boxes) != prod(first.shape):
+            full = [each for each in boxes if prod(each[0])]
+            if sum(prod(box) for box, _ in full) != prod(first.shape) or not _are_cells(
+                first.shape, full
+            ):
                 raise WireError(f"the ranks of a rack do not hold all of {first.name}")
 
     def _of_each_tensor(self, fragment: int) -> dict[str, list[Piece]]:
@@ -99,6 +102,16 @@ def _fits(piece: Piece) -> bool:
         return False
     inside = zip(piece.at, piece.box, piece.shape, strict=True)
     return piece.start <= piece.stop and all(at + box <= whole for at, box, whole in inside)
+
+
+def _are_cells(shape: Shape, boxes: Sequence[_Box]) -> bool:
+    """Whether they are different cells of one grid over the tensor, and so do not overlap."""
+    for axis, whole in enumerate(shape):
+        starts = sorted({at[axis] for _, at in boxes})
+        ends = dict(zip(starts, [*starts[1:], whole], strict=True)) if starts else {}
+        if any(at[axis] + box[axis] != ends[at[axis]] for box, at in boxes):
+            return False
+    return len({at for _, at in boxes}) == len(boxes)
 
 
 def _type(piece: Piece) -> torch.dtype:

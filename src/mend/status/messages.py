@@ -11,7 +11,7 @@ job; what does not fit is counted.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -185,9 +185,7 @@ class JobStatus(WireStruct, frozen=True, tag=2):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_looks, _views = msgspec.msgpack.Decoder(Look), msgspec.msgpack.Decoder(JobStatus)
-
-T = TypeVar("T")
+_views = msgspec.msgpack.Decoder(JobStatus)
 
 
 def encode_look(look: Look) -> bytes:
@@ -202,20 +200,11 @@ def encode_view(view: JobStatus) -> bytes:
     return frame
 
 
-def decode_look(frame: bytes) -> Look:
-    """Decode a look. Raises WireError and nothing else, whatever the bytes."""
-    return _decoded(_looks, frame, LOOK_BYTES_MAX)
-
-
 def decode_view(frame: bytes) -> JobStatus:
     """Decode a status. Raises WireError and nothing else, whatever the bytes."""
-    return _decoded(_views, frame, VIEW_BYTES_MAX)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], frame: bytes, bytes_max: int) -> T:
-    body = wire.body_of(frame, HEAD, bytes_max)
+    body = wire.body_of(frame, HEAD, VIEW_BYTES_MAX)
     try:
-        return decoder.decode(body)
+        return _views.decode(body)
     except (msgspec.DecodeError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"not a word of observers: {error}") from error
 

@@ -55,9 +55,10 @@ def test_parts_give_the_tensor(pieces: list[Piece]) -> None:
         [piece((5, 4), (0, 0), 0, 8), piece((5, 4), (0, 0), 7, 20)],
         [piece((3, 4), (0, 0), 0, 12), piece((1, 4), (3, 0), 0, 4)],
         [piece((5, 4), (1, 0), 0, 20)],
+        [piece((3, 4), (0, 0), 0, 12), piece((2, 4), (2, 0), 0, 8)],
         [piece((5, 4), (0, 0), 0, 20), piece((5, 4), (0, 0), 0, 20)],
     ],
-    ids=["a hole", "an overlap", "rows missing", "outside", "twice"],
+    ids=["a hole", "an overlap", "rows missing", "outside", "boxes that overlap", "twice"],
 )
 def test_parts_that_do_not_fit_are_refused(pieces: list[Piece]) -> None:
     with pytest.raises(WireError, match="w"):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from mend.coordination import wire
 from mend.coordination.messages import Envelope
 from mend.errors import WireError
+from mend.status.follow_messages import decode_asked
 from mend.status.messages import (
     HEAD,
     LOOK_BYTES_MAX,
@@ -24,7 +25,6 @@ from mend.status.messages import (
     Look,
     RankSeen,
     RoundSeen,
-    decode_look,
     decode_view,
     encode_look,
     encode_view,
@@ -36,7 +36,7 @@ from tests.unit.status.seen import doings, rack_seen, view
 
 def test_a_look_and_a_view_come_back_as_they_were() -> None:
     for job in ("", "run7", "j" * 64):
-        assert decode_look(encode_look(Look(job))) == Look(job)
+        assert decode_asked(encode_look(Look(job))) == Look(job)
     for each in (view(), view(doings=None), view(doings=doings(recorded=(("loss", 2.5),)))):
         assert decode_view(encode_view(each)) == each
 
@@ -46,11 +46,11 @@ def test_they_are_no_messages_of_the_job_and_the_job_has_no_looks() -> None:
         with pytest.raises(WireError, match="do not begin like a mend frame"):
             wire.decode(frame)
     message = wire.encode(Envelope("job", 0, 0, 1, report(1)))
-    for read in (decode_look, decode_view):
+    for read in (decode_asked, decode_view):
         with pytest.raises(WireError, match="do not begin like a mend frame"):
             read(message)
     with pytest.raises(WireError):
-        decode_look(encode_view(view(racks=(), rounds=(), doings=None)))
+        decode_asked(encode_view(view(racks=(), rounds=(), doings=None)))
     with pytest.raises(WireError):
         decode_view(encode_look(Look("")))
 
@@ -58,7 +58,7 @@ def test_they_are_no_messages_of_the_job_and_the_job_has_no_looks() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_look_or_a_wire_error(noise: bytes) -> None:
     for frame in (noise, HEAD + noise, wire.framed(noise, HEAD)):
-        for read in (decode_look, decode_view):
+        for read in (decode_asked, decode_view):
             with contextlib.suppress(WireError):
                 read(frame)
 
@@ -75,14 +75,14 @@ def test_another_version_is_named() -> None:
     frame = bytearray(encode_look(Look("")))
     frame[3] += 1
     with pytest.raises(WireError, match="wire version 4, this is version 3"):
-        decode_look(bytes(frame))
+        decode_asked(bytes(frame))
 
 
 def test_a_long_look_is_not_read() -> None:
     with pytest.raises(WireError, match=f"the limit is {LOOK_BYTES_MAX}"):
-        decode_look(wire.framed(bytes(LOOK_BYTES_MAX), HEAD))
+        decode_asked(wire.framed(bytes(LOOK_BYTES_MAX), HEAD))
     with pytest.raises(WireError, match="length <= 64"):
-        decode_look(encode_look(Look("j" * 65)))
+        decode_asked(encode_look(Look("j" * 65)))
 
 
 def test_the_largest_view_fits() -> None:

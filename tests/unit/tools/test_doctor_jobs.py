@@ -14,7 +14,8 @@ import pytest
 
 from mend.config import MendConfig
 from mend.errors import AddressInUse
-from mend.status.messages import HEAD, decode_look, encode_view
+from mend.status.follow_messages import decode_asked
+from mend.status.messages import HEAD, encode_view
 from mend.tools.doctor.jobs import STOP_IT, Looks, jobs_at, look_around, of_jobs, of_taken
 from mend.tools.doctor.local import System
 from mend.transport.zmq import ZmqSideband
@@ -31,7 +32,7 @@ async def sideband(port: int, answer: bytes = b"") -> AsyncIterator[None]:
     made = ZmqSideband(f"tcp://127.0.0.1:{port}")
 
     def take(route: bytes, frame: bytes) -> None:
-        decode_look(frame)
+        decode_asked(frame)
         made.reply(route, answer)
 
     if answer:

@@ -51,11 +51,13 @@ def reader_key(secret: bytes) -> bytes:
 class Following:
     """A follower in a thread: what it has got so far."""
 
-    def __init__(self, *addresses: str, keys: tuple[bytes, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, *addresses: str, keys: tuple[bytes, ...] = (), proxy: str = "", **options: Any
+    ) -> None:
         self.versions: list[Version] = []
         self.error = ""
         told = {"every": 1, "wait_s": LIMIT_S, **options}
-        self.follower = Follower(addresses, keys, "", "", **told)
+        self.follower = Follower(addresses, keys, "", proxy, **told)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -235,6 +237,45 @@ def test_readers_key_follows_and_can_do_nothing_else(
     assert "reader's key" in caplog.text
     mend.mend_shutdown(training.model)
     following.ended()
+
+
+def test_follower_goes_on_when_its_link_is_cut_and_healed(
+    training: Training, nursery: Nursery, tmp_path: Path, free_port: int
+) -> None:
+    """Weights come through a proxy that stands still, so no byte and no reset arrive, goes on, and
+    is then another process."""
+    log, proxy = tmp_path / "proxy.log", f"tcp://127.0.0.1:{free_port}"
+    argv = ["tests.process.socks_server", "127.0.0.1", str(free_port), str(log)]
+    server = Forked(nursery, argv, environment(), tmp_path / "first.log")
+    following = Following(
+        training.runtime.config.sideband_addr, keys=(reader_key(KEY),), proxy=proxy, stall_s=0.5
+    )
+
+    def newer() -> Callable[[], bool]:
+        before = len(following.versions)
+        return lambda: len(following.versions) > before + 2
+
+    def cut() -> bool:
+        return "timed out" in following.follower.trouble
+
+    training.until(newer(), lambda: f"it follows {following}")
+    assert "127.0.0.1" in log.read_text(), "not through the proxy"
+    server.signal(signal.SIGSTOP)
+    training.until(cut, lambda: f"no byte comes {following}")
+    server.signal(signal.SIGCONT)
+    training.until(newer(), lambda: f"it goes on {following}")
+    server.kill()
+    server = Forked(nursery, argv, environment(), tmp_path / "second.log")
+    training.until(newer(), lambda: f"it goes on {following}")
+
+    told = training.merged()
+    until(lambda: following.has(told["versions"]), lambda: f"{told['versions']} {following}")
+    assert_is(next(v for v in following.versions if [*v.versions] == told["versions"]), told)
+    for one, other in pairwise(following.versions):
+        assert other.missed == other.number - one.number - 1
+    mend.mend_shutdown(training.model)
+    following.ended()
+    server.kill()
 
 
 def test_other_key_gets_no_answer(training: Training) -> None:

@@ -70,6 +70,7 @@ from mend.events.kinds import (
 )
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
+from mend.fragment.stages import Contents
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
@@ -127,6 +128,7 @@ class LiveRank:
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = group = RackGroup(settings.members, limit_ns / SECOND)
         undo.callback(group.close)
+        plan.join(group.gather(plan.contents, Contents), group.members)
         self.settings = settings = settings.completed(group.ranks, plan)
         self.me = me = Peer(settings.rack, group.rank)
         self.recorder = EventLog({"rack": me.rack, "rank": me.rank}, settings.diagnostics)

@@ -37,6 +37,7 @@ def net() -> nn.Module:
 def rack_model(group: RackGroup, model: nn.Module | None = None, **fields: Any) -> RackModel:
     config = MendConfig(rack=0, fragments=2, **fields)
     plan = ModelPlan(model or net(), 2)
+    plan.join([plan.contents] * group.ranks, group.members)
     settings = settings_of(config, None).completed(group.ranks, plan)
     return RackModel(plan, settings, group, numerics_of(config, plan))
 

@@ -46,8 +46,8 @@ class Options:
     steps: int = 8
     config: dict[str, Any] = field(default_factory=dict)
     layout: str = "stages"
-    """one, one-experts: a rank has it all. stages: a stage each. interleaved: two stages each, as a ModuleList.
-    stages-fsdp2: two stages, each over half of the ranks. experts: a mixture of experts, which lie
+    """one, one-experts: a rank has it all. stages: a stage each. interleaved: two stages each, as a
+    ModuleList. stages-fsdp2: two stages, each over half of the ranks. experts: they lie
     over pairs, and all else over all ranks. local: as stages, which count from 0."""
     schedule: str = "gpipe"
     synthetic: bool = False
@@ -60,6 +60,8 @@ class Options:
     pace_ms: float = 0.0
     dies_at: int = 0
     """Step before which the rack kills itself."""
+    stop: str = ""
+    """All ranks of the rack make no further step once the test has made this file."""
     leave_out: str = ""
     """A parameter that no rank of this rack trains."""
 
@@ -228,8 +230,8 @@ def spread_experts(block: Any, mesh: DeviceMesh) -> nn.Parameter:
 
 
 KINDS: dict[str, Callable[[Options, int], Trained]] = {
-    "one": Trained, "one-experts": Trained, "stages": Staged, "interleaved": Staged, "stages-fsdp2": Staged,
-    "experts": Mixed, "local": Staged,
+    "one": Trained, "one-experts": Trained, "stages": Staged, "interleaved": Staged,
+    "stages-fsdp2": Staged, "experts": Mixed, "local": Staged,
 }  # fmt: skip
 
 
@@ -259,6 +261,8 @@ def load(
         return {}
     path = Path(options.resume) / f"rack-{rack}" / f"script-{os.environ.get('RANK', 0)}.pt"
     state = torch.load(path, weights_only=False)
+    if state["model"].keys() != model.state_dict().keys():
+        return {"resume": options.resume}  # of another layout
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     return {"resume": options.resume}
@@ -268,6 +272,8 @@ def steps_of(options: Options, runtime: Any) -> Iterator[int]:
     for step in range(runtime.status().step + 1, options.steps + 1):
         if step == options.dies_at:
             os.kill(os.getpid(), 9)
+        if options.stop and runtime.any_rank(Path(options.stop).exists()):
+            return
         yield step
         time.sleep(options.pace_ms / 1000)
 

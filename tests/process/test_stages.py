@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Result
+from tests.process.racks import Job, Result, until
+from tests.process.test_follow import Following
 
 SCRIPT = "tests.process.staged"
 CONFIG: dict[str, Any] = {
@@ -106,3 +109,98 @@ def test_moments_and_running_statistics_of_stages_are_averaged(jobs: Jobs) -> No
     }  # fmt: skip
     merged = run(jobs, "stages", 2, config=config, normed=True, optimizer="AdamW")
     assert any(name.endswith("running_var") for name in merged)
+
+
+def test_a_resumed_job_of_stages_has_the_bits_of_one_that_was_not_interrupted(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    config = {**CONFIG, "codec": "int8"}
+    cut = str(tmp_path / "cut")
+    whole = run(jobs, "stages", config=config, checkpoints={"12": cut})
+    assert run(jobs, "stages", config=config, resume=cut) == whole
+    job = jobs()
+    told = {"script": SCRIPT, "steps": STEPS, "config": config, "resume": cut, "layout": "one"}
+    for rack in range(2):
+        job.start(rack, **told)
+    for rack in range(2):
+        job.ended(rack, code=1)
+        kind, text = job.told(rack)["error"]
+        assert kind == "CheckpointError"
+        assert "ranks" in text
+
+
+def test_a_killed_rack_of_stages_comes_back_and_ends_with_the_bits_of_the_others(
+    jobs: Jobs,
+) -> None:
+    """The one that coordinated, with a momentum that it copies, stage by stage."""
+    job = jobs(racks=3, ranks=2)
+    config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "codec": "int8",
+              "shutdown_timeout_s": 60}  # fmt: skip
+    told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 10,
+            "stop": job.gate("stop"), "optimizer": "AdamW"}  # fmt: skip
+    for rack in range(3):
+        job.start(rack, **told, dies_at=0 if rack else 40)
+    assert job.ended(0) != 0
+    until(lambda: any(job.events(rack, kind="takes-over") for rack in (1, 2)), "another takes over")
+    job.start(0, **told)
+    until(lambda: bool(job.events(0, kind="joined")), lambda: f"rack 0 joins\n{job.stacks()}")
+    version = job.events(0, kind="joined")[0]["versions"][1]
+    job.event(0, "commit", fragment=1, version=version + 2)
+    Path(job.gate("stop")).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack, rank) for rack in range(3) for rank in range(2)]
+    merged = weights_of(results[:2])
+    assert weights_of(results[2:4]) == merged
+    assert weights_of(results[4:]) == merged
+    assert not [e for rank in range(2) for e in job.events(0, rank, kind="state-fresh")]
+    copied = [job.events(0, rank, kind="state-copied") for rank in range(2)]
+    assert all(copied), "each stage copies its own state"
+
+
+def test_a_follower_puts_the_stages_together(jobs: Jobs) -> None:
+    job = jobs(ranks=2)
+    config, stop = {**CONFIG, "lockstep": False}, job.gate("stop")
+    told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}
+    for rack in range(2):
+        job.start(rack, **told)
+    following = Following(*job.addresses)
+    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
+    Path(stop).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    following.ended()
+    results = [job.result(0, rank) for rank in range(2)]
+    last = following.versions[-1]
+    told_bits = {
+        name: each.reshape(-1).view(torch.int32).tolist() for name, each in last.tensors.items()
+    }
+    assert told_bits == weights_of(results)
+
+
+def failing(job: Job, **options: Any) -> list[list[str]]:
+    """The errors of all ranks."""
+    for rack in range(job.racks):
+        job.start(rack, **{"script": SCRIPT, "config": CONFIG, **options})
+    for rack in range(job.racks):
+        assert job.ended(rack) != 0
+    return [job.told(r, k)["error"] for r in range(job.racks) for k in range(job.ranks)]
+
+
+def test_stages_that_name_their_layers_alike_are_refused_by_name(jobs: Jobs) -> None:
+    """The norms of two blocks are equal at first: they would pass for replicas."""
+    for kind, text in failing(jobs(ranks=2), layout="local"):
+        assert kind == "ConfigError"
+        assert "blocks.0.norm.weight" in text
+        assert "ranks 0, 1 of this rack" in text
+
+
+def test_a_parameter_that_one_rack_lacks_is_refused_by_name(jobs: Jobs) -> None:
+    job = jobs(ranks=2)
+    for rack in range(2):
+        left_out = "blocks.3.linear.bias" if rack else ""
+        job.start(rack, script=SCRIPT, config=CONFIG, leave_out=left_out)
+    assert job.ended(1) != 0
+    kind, text = job.told(1)["error"]
+    assert kind == "PlanMismatch"
+    assert "blocks.3.linear.bias" in text

@@ -52,8 +52,8 @@ class RackModel:
             name, one, other = unequal
             raise UsageError(  # each replica exchanges a slice for all of them
                 f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
-                "model in DistributedDataParallel, or broadcast its parameters, before mend_init. If "
-                "they are stages or experts, give their parameters the names of the whole model"
+                "model in DistributedDataParallel, or broadcast its parameters, before mend_init; "
+                "name those of stages or experts as in the whole model"
             )
         measures = numerics.measuring is not None
         self.plain = self._plain_slots(group) if measures else []

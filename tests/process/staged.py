@@ -48,7 +48,8 @@ class Options:
     layout: str = "stages"
     """one, one-experts: a rank has it all. stages: a stage each. interleaved: two stages each, as a
     ModuleList. stages-fsdp2: two stages, each over half of the ranks. experts: they lie
-    over pairs, and all else over all ranks. local: as stages, which count from 0."""
+    over pairs, and all else over all ranks. local: as stages, which count from 0.
+    alike: replicas that nobody keeps equal."""
     schedule: str = "gpipe"
     synthetic: bool = False
     """Gradients are fixed functions of name, rack and step, and no stage runs."""
@@ -168,6 +169,13 @@ class Trained:
             p.grad = p.grad / MICRO_BATCHES if p.grad is not None else None
 
 
+class Alike(Trained):
+    """The same model on every rank, each with gradients of its own."""
+
+    def backward(self, rack: int, step: int) -> None:
+        super().backward(100 * rack + dist.get_rank(), step)
+
+
 class Staged(Trained):
     def __init__(self, options: Options, seed: int) -> None:
         ranks, rank, each = dist.get_world_size(), dist.get_rank(), 1
@@ -231,7 +239,7 @@ def spread_experts(block: Any, mesh: DeviceMesh) -> nn.Parameter:
 
 KINDS: dict[str, Callable[[Options, int], Trained]] = {
     "one": Trained, "one-experts": Trained, "stages": Staged, "interleaved": Staged,
-    "stages-fsdp2": Staged, "experts": Mixed, "local": Staged,
+    "stages-fsdp2": Staged, "experts": Mixed, "local": Staged, "alike": Alike,
 }  # fmt: skip
 
 

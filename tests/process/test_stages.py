@@ -195,6 +195,17 @@ def test_stages_that_name_their_layers_alike_are_refused_by_name(jobs: Jobs) -> 
         assert "ranks 0, 1 of this rack" in text
 
 
+def test_parts_that_began_alike_and_train_apart_are_refused_before_anything_is_merged(
+    jobs: Jobs,
+) -> None:
+    """Stages of one structure, made from one seed, under one name: at first they pass for
+    replicas."""
+    for kind, text in failing(jobs(ranks=2), layout="alike", steps=STEPS):
+        assert kind == "UsageError"
+        assert "enter.weight" in text
+        assert "ranks 0 and 1 of this rack" in text
+
+
 def test_a_parameter_that_one_rack_lacks_is_refused_by_name(jobs: Jobs) -> None:
     job = jobs(ranks=2)
     for rack in range(2):

@@ -44,7 +44,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import Newcomers
+from mend.engine.model_checks import Copies, Newcomers
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import Outcome, report_end, tell_begin
 from mend.engine.rack import RackGroup
@@ -268,7 +268,7 @@ class LiveRank:
             numerics=self.numerics, side=self._side,
             routes=self._routes(state, tracks),
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
-            troubles=io_loop.pull_troubles.told, before_capture=Newcomers(model.plan).refuse,
+            troubles=io_loop.pull_troubles.told, before_capture=_before_captures(model.plan, group),
             benchmark=self._benchmark(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
@@ -550,6 +550,17 @@ class LiveRank:
     def _close_noting(self, close: Callable[[], list[str]]) -> None:
         if left := close():
             self.recorder.note(CloseGaveUp(tuple(left)))
+
+
+def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
+    """What is checked before captures, on all ranks of the rack together."""
+    newcomers, copies = Newcomers(plan), Copies(plan, group)
+
+    def refuse() -> None:
+        newcomers.refuse()
+        copies.refuse()
+
+    return refuse
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -98,9 +98,10 @@ class ModelPlan:
         self.__dict__["_rack"] = Together(ranks, members)
 
     @property
-    def differs(self) -> bool:
-        """Whether the ranks of the rack have different parameters."""
-        return self._rack.differ
+    def unproven(self) -> set[str]:
+        """Parameters that several ranks of the rack have, and neither a DTensor nor
+        DistributedDataParallel says that they are one."""
+        return self._rack.unproven & set(self._rack.parameters)
 
     def statistics_of(self, rank: int) -> dict[str, Shard]:
         """The running statistics of a rank of the rack, which holds all of each."""

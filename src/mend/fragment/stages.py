@@ -90,6 +90,8 @@ class Together:
 
     def __init__(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
         self.ranks, self._members = tuple(ranks), tuple(members)
+        self.unproven = set[str]()
+        """Names that several ranks have and that nothing says to be one tensor."""
         self.parameters = self._united([each.parameters for each in ranks], _NAME_PARAMETERS)
         """By name, in the order of the first rank that has them."""
         self.statistics = self._united([each.statistics for each in ranks], _LEAVE_STATISTICS)
@@ -98,11 +100,6 @@ class Together:
     def moments(self, number: int) -> list[tuple[str, str]]:
         """(state, parameter) of an order of moments."""
         return list(dict.fromkeys(pair for each in self.ranks for pair in each.moments[number]))
-
-    @property
-    def differ(self) -> bool:
-        """Whether the ranks have different parameters."""
-        return len({each.names for each in self.ranks}) > 1
 
     def cut(
         self, slots: Sequence[tuple[str, str, Tensor]], fragments: int, first: int = 0
@@ -147,9 +144,10 @@ class Together:
                 )
                 raise ConfigError("model", name, rule, remedy)
         together = tuple(sorted(self._members[rank] for rank in holders))
-        if len({self.ranks[rank].names for rank in holders}) > 1 and any(
-            held.team != together for held in holders.values()
-        ):
+        if not others or all(held.team == together for held in holders.values()):
+            return
+        self.unproven.add(name)
+        if len({self.ranks[rank].names for rank in holders}) > 1:
             rule = (
                 f"is on ranks {', '.join(map(str, holders))} of this rack, which hold different "
                 "modules, and nothing says that it is one tensor"

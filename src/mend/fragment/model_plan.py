@@ -147,7 +147,7 @@ class ModelPlan:
     @property
     def _nothing(self) -> Tensor:
         """In place of a tensor that this rank does not hold."""
-        return torch.empty(0, device=self.device or "cpu")
+        return torch.empty(0, dtype=torch.float32, device=self.device or "cpu")
 
     @cached_property
     def ids(self) -> set[int]:

@@ -90,6 +90,9 @@ class Together:
 
     def __init__(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
         self.ranks, self._members = tuple(ranks), tuple(members)
+        names = [each.names for each in ranks]
+        self._first_alike = [names.index(each) for each in names]
+        """Per rank, the first one with the same parameters."""
         self.unproven = set[str]()
         """Names that several ranks have and that nothing says to be one tensor."""
         self.parameters = self._united([each.parameters for each in ranks], _NAME_PARAMETERS)
@@ -147,7 +150,7 @@ class Together:
         if not others or all(held.team == together for held in holders.values()):
             return
         self.unproven.add(name)
-        if len({self.ranks[rank].names for rank in holders}) > 1:
+        if len({self._first_alike[rank] for rank in holders}) > 1:
             rule = (
                 f"is on ranks {', '.join(map(str, holders))} of this rack, which hold different "
                 "modules, and nothing says that it is one tensor"

@@ -63,6 +63,8 @@ class Options:
     """Step before which the rack kills itself."""
     stop: str = ""
     """All ranks of the rack make no further step once the test has made this file."""
+    table: str = ""
+    """A module that gets a buffer of the rack's own."""
     leave_out: str = ""
     """A parameter that no rank of this rack trains."""
 
@@ -295,6 +297,9 @@ def run(options: Options, result: dict[str, Any]) -> None:
         dist.init_process_group("gloo")
     trained = KINDS[options.layout](options, rack)
     model = trained.model
+    for name, module in model.named_modules():
+        if name and name == options.table:
+            module.register_buffer("table", torch.full((2,), rack))
     for name, p in model.named_parameters():
         p.requires_grad_(name != options.leave_out)
     kinds: dict[str, Any] = {"SGD": partial(torch.optim.SGD, momentum=0.9)}

@@ -178,6 +178,12 @@ def test_a_follower_puts_the_stages_together(jobs: Jobs) -> None:
     assert told_bits == weights_of(results)
 
 
+def test_buffers_of_a_later_stage_that_differ_at_the_start_are_named(jobs: Jobs) -> None:
+    told = {"script": SCRIPT, "steps": 4, "config": CONFIG, "table": "blocks.3"}
+    found = jobs(ranks=2).run(**told)[0].kinds("buffers-differ")
+    assert [(e["buffer"], e["more"], e["racks"]) for e in found] == [("blocks.3.table", 0, [1])]
+
+
 def failing(job: Job, **options: Any) -> list[list[str]]:
     """The errors of all ranks."""
     for rack in range(job.racks):

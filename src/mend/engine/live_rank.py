@@ -76,7 +76,7 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import MS, SECOND, WITNESS, Member, Peer
+from mend.types import BUFFERS_MAX, MS, SECOND, WITNESS, Member, Peer
 
 SLICE_NS = 100 * MS
 """How long a signal that comes in a wait may go unseen."""
@@ -185,8 +185,16 @@ class LiveRank:
         return part.compared(model.plan.tensors, model.frozen_then)
 
     def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
-        leads = self.me.rank == 0 and self.settings.policy.racks > 1
-        return digests_of_buffers(model.plan.module) if leads and self._resumed is None else ()
+        """Those of the first rank, and of ranks with other modules those that it does not have."""
+        apart, leads = model.plan.differs, self.me.rank == 0
+        if self.settings.policy.racks == 1 or self._resumed is not None or not (leads or apart):
+            return ()
+        lines = digests_of_buffers(model.plan.module)
+        if not apart:
+            return lines
+        ranks = self.group.gather(lines, tuple[tuple[str, str], ...])
+        named = {name: digest for rank in reversed(ranks) for name, digest in rank}
+        return tuple(sorted(named.items()))[:BUFFERS_MAX] if leads else ()
 
     def _tracks(self, model: RackModel) -> list[FragmentState]:
         """The fragments at version 0, or at those of the checkpoint. With a GPU, also allocate the

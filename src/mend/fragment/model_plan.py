@@ -98,6 +98,11 @@ class ModelPlan:
         self.__dict__["_rack"] = Together(ranks, members)
 
     @property
+    def differs(self) -> bool:
+        """Whether the ranks of the rack have different parameters."""
+        return self._rack.differ
+
+    @property
     def unproven(self) -> set[str]:
         """Parameters that several ranks of the rack have, and neither a DTensor nor
         DistributedDataParallel says that they are one."""

@@ -100,6 +100,11 @@ class Together:
         self.statistics = self._united([each.statistics for each in ranks], _LEAVE_STATISTICS)
         self.tied = tuple(dict.fromkeys(pair for each in ranks for pair in each.tied))
 
+    @property
+    def differ(self) -> bool:
+        """Whether the ranks have different parameters."""
+        return any(self._first_alike)
+
     def moments(self, number: int) -> list[tuple[str, str]]:
         """(state, parameter) of an order of moments."""
         return list(dict.fromkeys(pair for each in self.ranks for pair in each.moments[number]))

@@ -100,6 +100,7 @@ def test_ranks_with_different_modules_share_what_spans_exactly_them(team: tuple[
         together = Together(ranks, [4, 5])
         assert [*together.parameters] == ["dense", "one", "two"]
         assert together.unproven == set()
+        assert together.differ
     else:
         with pytest.raises(ConfigError, match="dense"):
             Together(ranks, [4, 5])

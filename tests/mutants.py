@@ -319,6 +319,20 @@ MUTANTS = (
         ("tests/unit/fragment/test_shards.py",),
     ),
     Mutant(
+        "one-name: layers of two stages that have one name pass for replicas",
+        "fragment.stages:Together._refuse_two_of_one_name",
+        "if not others or all(held.team == together for held in holders.values()):\n    return",
+        "return",
+        ("tests/unit/fragment/test_stages.py",),
+    ),
+    Mutant(
+        "began-alike: stages that were made alike are merged as replicas",
+        "engine.model_checks:Copies.refuse",
+        "if not names or module is None:\n    return",
+        "return",
+        ("tests/unit/engine/test_rack_model.py",),
+    ),
+    Mutant(
         "early-upload: what waits on the GPU is applied though another version is due",
         "engine.cuda_staging:CudaStaging._taken",
         "uploaded.move == move",

@@ -75,6 +75,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_resume.py": ("engine", "codec"),
     "tests/process/test_simulate.py": ("mend_lab",),
     "tests/process/test_sleepers.py": ("engine",),
+    "tests/process/test_stages.py": ("fragment", "engine"),
     "tests/process/test_start.py": ("engine", "api"),
     "tests/process/test_statistics.py": ("fragment", "engine"),
     "tests/process/test_strangers.py": ("transport",),

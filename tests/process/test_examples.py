@@ -212,6 +212,11 @@ def test_fsdp2_saves_a_model_that_one_process_can_load(nursery: Nursery, tmp_pat
 
 
 @pytest.mark.slow
+def test_pipeline_inside_each_rack(nursery: Nursery) -> None:
+    agree(launched(nursery.python, "pipeline.py", "--steps", "96"), 96)
+
+
+@pytest.mark.slow
 def test_one_torchrun_over_both_racks(nursery: Nursery, free_ports: FreePorts) -> None:
     first, second = free_ports(2)
     peers = f"0=tcp://127.0.0.1:{first},1=tcp://127.0.0.1:{second}"

@@ -123,8 +123,8 @@ class Hello(WireStruct, frozen=True, tag=10):
     resume_step: Count = 0
     """Step at which this rack's part of the checkpoint was written."""
     buffers: Annotated[tuple[tuple[Text, Text], ...], Meta(max_length=BUFFERS_MAX)] = ()
-    """(name, digest) of the buffers of its first rank. They may differ and do not affect the
-    admission."""
+    """(name, digest) of the buffers of its first rank, and of stages that others hold. They may
+    differ and do not affect the admission."""
     part_lost: bool = False
     """The rack was given a checkpoint without a part for it and begins with a copy."""
 

@@ -21,15 +21,16 @@ def parts_of(
     plan: ModelPlan, boxes: Sequence[dict[str, Shard]], rank: int, tracks: Sequence[FragmentState]
 ) -> Parts:
     """Where the parts that this rank owns lie in the model: of the weights and of the running
-    statistics. `boxes`: per rank of the rack, what it holds of every parameter."""
+    statistics. `boxes`: per rank of the rack, what it holds of every parameter
+    and running statistic."""
     parts = []
     for number, (fragment, track) in enumerate(zip(plan.planned, tracks, strict=True)):
         if fragment.moments:
             continue
         pieces = []
         for slot, span in zip(fragment.layout.slots, track.owned.spans, strict=True):
-            whole = Shard(slot.shape, (0,) * len(slot.shape))
-            box = whole if fragment.statistics else boxes[rank][slot.name]
+            if (box := boxes[rank].get(slot.name)) is None:
+                continue
             of = (slot.name, slot.dtype, slot.shape, box.shape, box.offset)
             pieces.append(Piece(*of, span.start, span.stop))
         parts.append(Part(number, tuple(pieces), moving=bool(fragment.statistics)))

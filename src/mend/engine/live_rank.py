@@ -44,7 +44,7 @@ from mend.engine.fragment_state import (
 )
 from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import Newcomers
+from mend.engine.model_checks import Copies, Newcomers
 from mend.engine.numerics import Numerics
 from mend.engine.outcome import Outcome, report_end, tell_begin
 from mend.engine.rack import RackGroup
@@ -70,12 +70,13 @@ from mend.events.kinds import (
 )
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
+from mend.fragment.stages import Contents
 from mend.fragment.statistics import digests_of_buffers, digests_of_rest, in_few_words
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import MS, SECOND, WITNESS, Member, Peer
+from mend.types import BUFFERS_MAX, MS, SECOND, WITNESS, Member, Peer
 
 SLICE_NS = 100 * MS
 """How long a signal that comes in a wait may go unseen."""
@@ -127,6 +128,7 @@ class LiveRank:
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
         self.group = group = RackGroup(settings.members, limit_ns / SECOND)
         undo.callback(group.close)
+        plan.join(group.gather(plan.contents, Contents), group.members)
         self.settings = settings = settings.completed(group.ranks, plan)
         self.me = me = Peer(settings.rack, group.rank)
         self.recorder = EventLog({"rack": me.rack, "rank": me.rank}, settings.diagnostics)
@@ -183,8 +185,16 @@ class LiveRank:
         return part.compared(model.plan.tensors, model.frozen_then)
 
     def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
-        leads = self.me.rank == 0 and self.settings.policy.racks > 1
-        return digests_of_buffers(model.plan.module) if leads and self._resumed is None else ()
+        """Those of the first rank, and of ranks with other modules those that it does not have."""
+        apart, leads = model.plan.differs, self.me.rank == 0
+        if self.settings.policy.racks == 1 or self._resumed is not None or not (leads or apart):
+            return ()
+        lines = digests_of_buffers(model.plan.module)
+        if not apart:
+            return lines
+        ranks = self.group.gather(lines, tuple[tuple[str, str], ...])
+        named = {name: digest for rank in reversed(ranks) for name, digest in rank}
+        return tuple(sorted(named.items()))[:BUFFERS_MAX] if leads else ()
 
     def _tracks(self, model: RackModel) -> list[FragmentState]:
         """The fragments at version 0, or at those of the checkpoint. With a GPU, also allocate the
@@ -266,7 +276,8 @@ class LiveRank:
             numerics=self.numerics, side=self._side,
             routes=self._routes(state, tracks),
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
-            troubles=io_loop.pull_troubles.describe, before_capture=Newcomers(model.plan).refuse,
+            troubles=io_loop.pull_troubles.describe,
+            before_capture=_before_captures(model.plan, group),
             benchmark=self._benchmark(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
@@ -548,6 +559,17 @@ class LiveRank:
     def _close_noting(self, close: Callable[[], list[str]]) -> None:
         if left := close():
             self.recorder.note(CloseGaveUp(tuple(left)))
+
+
+def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
+    """What is checked before captures, on all ranks of the rack together."""
+    newcomers, copies = Newcomers(plan), Copies(plan, group)
+
+    def refuse() -> None:
+        newcomers.refuse()
+        copies.refuse()
+
+    return refuse
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:

@@ -7,11 +7,12 @@ import warnings
 import weakref
 from collections.abc import Sequence
 
+from mend.engine.rack import RackGroup
 from mend.engine.step_hooks import HoldsParameters, held_by
 from mend.errors import UsageError
 from mend.events.kinds import BUFFERS_PAGE
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.plan import newcomers
+from mend.fragment.plan import Item, first_unequal_replica, inventory, newcomers
 from mend.fragment.statistics import in_few_words, running_statistics
 
 
@@ -71,4 +72,32 @@ class Newcomers:
                 f"parameter {names[0]}{more} became trainable after mend_init, so it is not "
                 "exchanged and would differ between racks. Add and unfreeze parameters before "
                 "mend_init, or set exchange_frozen=True there"
+            )
+
+
+class Copies:
+    """Parameters that ranks of the rack had with equal bits at mend_init, although neither a
+    DTensor nor DistributedDataParallel makes them replicas: the script may keep them equal, or they
+    are of two stages that were made alike. Compared once, before the first capture. Does not keep
+    the model alive."""
+
+    def __init__(self, plan: ModelPlan, group: RackGroup) -> None:
+        self._module, self._group = weakref.ref(plan.module), group
+        self._names = plan.unproven
+
+    def refuse(self) -> None:
+        """Raise UsageError where training has made them different. All ranks of the rack call it
+        together."""
+        module, names = self._module(), self._names
+        if not names or module is None:
+            return
+        self._names = set()
+        items = tuple(i for i in inventory(module, (), hash_all=True) if i.name in names)
+        if unequal := first_unequal_replica(self._group.gather(items, tuple[Item, ...])):
+            name, one, other = unequal
+            raise UsageError(
+                f"ranks {one} and {other} of this rack began with equal values of {name} and "
+                "trained different ones. If they are replicas, wrap the model in "
+                "DistributedDataParallel or average the gradients; if they are stages or experts, "
+                "name them as in the whole model"
             )

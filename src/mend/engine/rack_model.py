@@ -4,6 +4,7 @@ rank only, as it keeps the model alive."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from mend.engine.checkpoint import FROZEN_FACT, Cuttable, Facts
 from mend.engine.followed import parts_of
@@ -22,7 +23,7 @@ from mend.fragment.plan import (
     rank_facts,
     sharded_by_rows,
 )
-from mend.fragment.shards import Holding, Shard, holding, replicated
+from mend.fragment.shards import NOTHING, Holding, Shard, holding
 from mend.status.follow_messages import Parts
 
 
@@ -51,10 +52,11 @@ class RackModel:
             name, one, other = unequal
             raise UsageError(  # each replica exchanges a slice for all of them
                 f"ranks {one} and {other} of this rack hold different values of {name}; wrap the "
-                "model in DistributedDataParallel, or broadcast its parameters, before mend_init"
+                "model in DistributedDataParallel, or broadcast its parameters, before mend_init; "
+                "name those of stages or experts as in the whole model"
             )
         measures = numerics.measuring is not None
-        self.plain = plan.plain_slots(settings.merge_mean_names) if measures else []
+        self.plain = self._plain_slots(group) if measures else []
         """Per fragment, which tensors are merged by the mean although the rule is another; empty:
         none."""
         check_room(plan.layouts, self.plain, settings.policy.racks, numerics.rule.name)
@@ -67,6 +69,10 @@ class RackModel:
         self.facts = self._facts_of(self._inventories)
         """(key, value): must be equal on all racks, and in a checkpoint that is resumed."""
 
+    def _plain_slots(self, group: RackGroup) -> list[tuple[bool, ...]]:
+        own = self.plan.plain_names(self._settings.merge_mean_names)
+        return self.plan.plain_slots(set(chain(*group.gather(own, tuple[str, ...]))))
+
     def _facts_of(self, inventories: Sequence[Sequence[Item]]) -> Facts:
         """The facts of a rack whose ranks have these inventories."""
         ranks = ("ranks per rack", str(len(inventories)))
@@ -78,16 +84,20 @@ class RackModel:
 
     @property
     def _boxes(self) -> list[dict[str, Shard]]:
-        return [{item.name: item.shard for item in items} for items in self._inventories]
+        """Per rank, of parameters and running statistics. Under FSDP2 and TP, too, every rank that
+        has a layer holds all of its statistics."""
+        return [
+            {item.name: item.shard for item in items} | self.plan.statistics_of(rank)
+            for rank, items in enumerate(self._inventories)
+        ]
 
     def tracks(self) -> list[FragmentState]:
         """The fragments at version 0. Raises ConfigError where shards do not make up a tensor."""
         boxes = self._boxes
 
         def held(cut: PlannedFragment) -> Holding:
-            if cut.statistics:  # of FSDP2 and TP, too, every rank holds all of them
-                return replicated(cut.layout, len(boxes), self._rank)
-            shards = [[of[name] for name in self.plan.names_in(cut)] for of in boxes]
+            names = self.plan.names_in(cut)
+            shards = [[of.get(name, NOTHING) for name in names] for of in boxes]
             return holding(cut.layout, shards, self._rank)
 
         return tracks_of(self.plan, self._numerics, held)

@@ -4,7 +4,7 @@ files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mend.fragment.device import device_of
 from mend.fragment.in_place import InPlace
-from mend.fragment.moments import Moment, MomentsView, Optimizer, build_moment_plan, moments_of
+from mend.fragment.moments import FIRST, Moment, MomentsView, Optimizer, moments_of
 from mend.fragment.plan import (
     Item,
-    cut_weights,
+    check_cut,
     exchanged_parameters,
     inventory,
     plan_facts,
@@ -32,7 +32,8 @@ from mend.fragment.running_statistics import (
     plan_statistics,
     statistics_of,
 )
-from mend.fragment.shards import mesh_ranks
+from mend.fragment.shards import Shard, mesh_ranks, whole
+from mend.fragment.stages import Contents, Elsewhere, Together, held_of
 from mend.fragment.view import FragmentView
 from mend.types import Layout
 
@@ -42,8 +43,8 @@ class PlannedFragment(NamedTuple):
     neither."""
 
     layout: Layout
-    moments: tuple[Moment, ...] = ()
-    statistics: tuple[Statistic, ...] = ()
+    moments: tuple[Moment | Elsewhere, ...] = ()
+    statistics: tuple[Statistic | Elsewhere, ...] = ()
 
     @property
     def averaged(self) -> bool:
@@ -84,6 +85,76 @@ class ModelPlan:
         """Reshards; raises UsageError when a parameter was replaced. Holds no module alive."""
 
     @cached_property
+    def _rack(self) -> Together:
+        """Of a rack of one rank, until `join`."""
+        return Together([self.contents], [0])
+
+    def join(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
+        """Plan for a rack of several ranks, before anything is read of the plan. `ranks`: their
+        `contents`, in rank order; `members`: their global ranks. Raises ConfigError, see
+        `Together`."""
+        for cut in ("weights", "moments", "statistics", "planned", "layouts"):
+            self.__dict__.pop(cut, None)
+        self.__dict__["_rack"] = Together(ranks, members)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the ranks of the rack have different parameters."""
+        return self._rack.differ
+
+    @property
+    def unproven(self) -> set[str]:
+        """Parameters that several ranks of the rack have, and neither a DTensor nor
+        DistributedDataParallel says that they are one."""
+        return self._rack.unproven & set(self._rack.parameters)
+
+    def statistics_of(self, rank: int) -> dict[str, Shard]:
+        """The running statistics of a rank of the rack, which holds all of each."""
+        return {each.name: whole(each.shape) for each in self._rack.ranks[rank].statistics}
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What this rank exchanges. Raises ConfigError for an optimizer that does not keep the
+        moments of `moment_periods`."""
+        return Contents(
+            tuple(
+                held_of(name, p, self._teams.get(id(p), ())) for name, p in self.parameters.items()
+            ),
+            tuple(tuple((m.kind.state, m.name) for m in found) for found in self._own_moments),
+            tuple(held_of(each.name, each.first) for each in self._own_statistics),
+            tied_names(self.module),
+        )
+
+    @cached_property
+    def _own_moments(self) -> list[list[Moment]]:
+        named = [*self.parameters.items()]
+        return [
+            moments_of(named, self._optimizers, order, period)
+            for order, period in self.moment_periods.items()
+        ]
+
+    @cached_property
+    def _own_statistics(self) -> list[Statistic]:
+        return statistics_of(self.module) if self._statistics else []
+
+    @cached_property
+    def _teams(self) -> dict[int, tuple[int, ...]]:
+        """id of a parameter -> the global ranks that hold it together, where that is known."""
+        found = {id(p): tuple(sorted(mesh_ranks(p))) for p in self.parameters.values()}
+        for module in self.model.modules():
+            if isinstance(module, DistributedDataParallel):
+                team = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+                ignored = module.parameters_to_ignore
+                averaged = (p for n, p in module.module.named_parameters() if n not in ignored)
+                found |= {id(p): team for p in averaged if not found.get(id(p))}
+        return found
+
+    @property
+    def _nothing(self) -> Tensor:
+        """In place of a tensor that this rank does not hold."""
+        return torch.empty(0, dtype=torch.float32, device=self.device or "cpu")
+
+    @cached_property
     def ids(self) -> set[int]:
         """ids of the exchanged parameters."""
         return {id(parameter) for parameter in self.parameters.values()}
@@ -91,8 +162,7 @@ class ModelPlan:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Name -> what is exchanged of the model: the parameters and the running statistics."""
-        statistics = (each for fragment in self.statistics for each in fragment.statistics)
-        return {**self.parameters, **{each.name: each.live() for each in statistics}}
+        return {**self.parameters, **{each.name: each.live() for each in self._own_statistics}}
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -112,32 +182,49 @@ class ModelPlan:
     @cached_property
     def weights(self) -> tuple[PlannedFragment, ...]:
         """Raises ConfigError without a trainable parameter."""
-        layouts = cut_weights(self.module, [*self.parameters.items()], self._fragments)
-        return tuple(PlannedFragment(layout) for layout in layouts)
+        parameters = self._rack.parameters
+        check_cut(self.module, parameters, self._fragments)
+        slots = [(name, name, held.like) for name, held in parameters.items()]
+        return tuple(map(PlannedFragment, self._rack.cut(slots, self._fragments)))
 
     @cached_property
     def moments(self) -> tuple[tuple[PlannedFragment, ...], ...]:
-        """For each of `moment_periods` its fragments, numbered after those before. Raises
-        ConfigError for an optimizer that does not keep them."""
+        """For each of `moment_periods` its fragments, numbered after those before; a tensor has the
+        names of its state and its parameter. Raises ConfigError for an optimizer that does not keep
+        them."""
         found: list[tuple[PlannedFragment, ...]] = []
-        named, first = [*self.parameters.items()], len(self.weights)
-        for order, period in self.moment_periods.items():
-            moments = moments_of(named, self._optimizers, order, period)
-            made = build_moment_plan(moments, self._fragments, first)
-            found.append(tuple(PlannedFragment(layout, tuple(each)) for layout, each in made))
-            first += len(made)
+        first, parameters = len(self.weights), self._rack.parameters
+        for number, order in enumerate(self.moment_periods):
+            pairs = self._rack.moments(number)
+            own = {f"{m.kind.state}:{m.name}": m for m in self._own_moments[number]}
+            named = {f"{state}:{name}": name for state, name in pairs}
+            slots = [(slot, name, parameters[name].like) for slot, name in named.items()]
+            cuts = self._rack.cut(slots, self._fragments, first)
+            found.append(
+                tuple(
+                    PlannedFragment(
+                        cut,
+                        tuple(
+                            own.get(slot.name) or Elsewhere(named[slot.name], order, self._nothing)
+                            for slot in cut.slots
+                        ),
+                    )
+                    for cut in cuts
+                )
+            )
+            first += len(cuts)
         return tuple(found)
 
     @cached_property
     def statistics(self) -> tuple[PlannedFragment, ...]:
         """The fragment of running statistics, after those of the moments; empty: there are none."""
-        found = statistics_of(self.module) if self._statistics else []
+        if not (held := self._rack.statistics):
+            return ()
         number = len(self.weights) + sum(map(len, self.moments))
-        return (
-            (PlannedFragment(plan_statistics(found, number), statistics=tuple(found)),)
-            if found
-            else ()
-        )
+        own = {each.name: each for each in self._own_statistics}
+        layout = plan_statistics([(name, each.like) for name, each in held.items()], number)
+        found = tuple(own.get(name) or Elsewhere(name, FIRST, self._nothing) for name in held)
+        return (PlannedFragment(layout, statistics=found),)
 
     @cached_property
     def planned(self) -> tuple[PlannedFragment, ...]:
@@ -159,12 +246,13 @@ class ModelPlan:
             return MomentsView(fragment.layout, fragment.moments, self.check)
         if fragment.statistics:
             return StatisticsView(fragment.layout, fragment.statistics, self.check)
-        parameters = [self.parameters[slot.name] for slot in fragment.layout.slots]
+        absent = self._nothing
+        parameters = [self.parameters.get(slot.name, absent) for slot in fragment.layout.slots]
         return FragmentView(fragment.layout, parameters, self.check)
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) lines in which the plans of two racks can differ."""
-        tied = ((f"tied {name}", first) for name, first in tied_names(self.module))
+        tied = ((f"tied {name}", first) for name, first in self._rack.tied)
         return (*plan_facts(self.layouts), *tied)
 
     def inventory(self, *, hash_all: bool) -> tuple[Item, ...]:
@@ -182,10 +270,9 @@ class ModelPlan:
         }
         return found.union(*(mesh_ranks(p) for p in self.module.parameters()))
 
-    def plain_slots(self, patterns: Sequence[str]) -> list[tuple[bool, ...]]:
-        """Per fragment and slot: is it always merged by the plain mean? It is a moment or a running
-        statistic, or the weight of an embedding, or one of its names fits a pattern. What is tied
-        to it is the same slot."""
+    def plain_names(self, patterns: Sequence[str]) -> tuple[str, ...]:
+        """The parameters of this rank that are always merged by the plain mean: the weight of an
+        embedding, and one of which a name fits a pattern. What is tied to it is the same one."""
         plain = {
             id(module.weight)
             for module in self.module.modules()
@@ -194,10 +281,12 @@ class ModelPlan:
         for name, parameter in self.module.named_parameters(remove_duplicate=False):
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 plain.add(id(parameter))
+        return tuple(name for name, p in self.parameters.items() if id(p) in plain)
+
+    def plain_slots(self, names: Container[str]) -> list[tuple[bool, ...]]:
+        """Per fragment and slot: is it always merged by the plain mean? It is a moment or a running
+        statistic, or one of `names`: those of all ranks."""
         return [
-            tuple(
-                fragment.averaged or id(self.parameters[name]) in plain
-                for name in self.names_in(fragment)
-            )
+            tuple(fragment.averaged or name in names for name in self.names_in(fragment))
             for fragment in self.planned
         ]

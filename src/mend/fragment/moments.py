@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from mend.errors import ConfigError, UsageError
-from mend.fragment.plan import cut_layouts
 from mend.fragment.shards import local_of
 from mend.fragment.view import FragmentView
 from mend.types import MOMENT_PERIODS, Layout, Owned
@@ -179,20 +178,6 @@ def _unwrap_optimizer(optimizer: object) -> object:
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     return optimizer
-
-
-def build_moment_plan(
-    moments: Sequence[Moment], fragments: int, first: int
-) -> list[tuple[Layout, Sequence[Moment]]]:
-    """Cut the moments into at most `fragments` fragments as the parameters are cut, numbered from
-    `first`. A tensor has the names of its state and its parameter."""
-    named = [(f"{each.kind.state}:{each.name}", each.parameter) for each in moments]
-    found, start = [], 0
-    for layout in cut_layouts(named, fragments, first):
-        stop = start + len(layout.slots)
-        found.append((layout, moments[start:stop]))
-        start = stop
-    return found
 
 
 class MomentsView(FragmentView):

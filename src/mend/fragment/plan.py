@@ -6,7 +6,7 @@ devices or hashing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -182,20 +182,19 @@ def build_plan(model: nn.Module, fragments: int) -> tuple[Layout, ...]:
     tensors than fragments asked for, there are as many fragments as tensors. Raises ConfigError
     without a trainable parameter.
     """
-    return cut_weights(unwrap(model), exchanged_parameters(model), fragments)
+    slots = exchanged_parameters(model)
+    check_cut(unwrap(model), slots, fragments)
+    return cut_layouts(slots, fragments)
 
 
-def cut_weights(
-    module: nn.Module, slots: Sequence[tuple[str, nn.Parameter]], fragments: int
-) -> tuple[Layout, ...]:
-    """As `build_plan`, of the exchanged parameters of `module`."""
+def check_cut(module: nn.Module, slots: Collection[object], fragments: int) -> None:
+    """Raises ConfigError where the exchanged parameters of `module` cannot be cut."""
     if fragments < 1:
         raise ConfigError("fragments", fragments, "must be at least 1", "4 is a good start.")
     if not slots:
         raise ConfigError(
             "model", type(module).__name__, "has no trainable parameter", "Unfreeze some."
         )
-    return cut_layouts(slots, fragments)
 
 
 def cut_layouts(
@@ -203,9 +202,9 @@ def cut_layouts(
 ) -> tuple[Layout, ...]:
     """The tensors in at most so many fragments, numbered from `first`. See `build_plan`."""
     count = min(fragments, len(slots))
-    cuts = _cuts([parameter.numel() for _, parameter in slots], count)
+    cuts = cuts_of([parameter.numel() for _, parameter in slots], count)
     plan = tuple(
-        _layout(fragment, slots[start:stop])
+        layout_of(fragment, slots[start:stop])
         for fragment, (start, stop) in enumerate(pairwise(cuts), first)
     )
     placed = sum(len(layout.slots) for layout in plan)
@@ -265,7 +264,11 @@ def _hash(parameter: Tensor) -> str:
 def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
     """(key, value) lines in which the ranks of two racks can differ: what lies where, and what is
     not trained."""
-    placed = [(f"{PLACED}{i.name}", i.placement) for i in ranks[0] if i.placement != WHOLE]
+    first: dict[str, str] = {}
+    for items in ranks:
+        for item in items:
+            first.setdefault(item.name, item.placement)
+    placed = [(f"{PLACED}{name}", place) for name, place in first.items() if place != WHOLE]
     boxes = [xxhash.xxh3_64(repr([i[:3] for i in items]).encode()).hexdigest() for items in ranks]
     frozen = xxhash.xxh3_128()
     for items in ranks:
@@ -280,6 +283,8 @@ def rank_facts(ranks: Sequence[Sequence[Item]]) -> tuple[tuple[str, str], ...]:
 def sharded_by_rows(ranks: Sequence[Sequence[Item]]) -> frozenset[str] | None:
     """The parameters whose rows lie spread over all ranks of the rack (`fully_shard`), where every
     other one is held whole by each. None: they lie in some other way."""
+    if len({tuple(item.name for item in items) for items in ranks}) > 1:
+        return None
     found = set[str]()
     for items in zip(*ranks, strict=True):
         name, placement = items[0].name, items[0].placement
@@ -324,25 +329,20 @@ def first_unequal_replica(ranks: Sequence[Sequence[Item]]) -> tuple[str, int, in
     """(parameter, one rank, another) that hold the same box with different bits; None if there is
     none.
 
-    `ranks`: the inventories of a rack, in rank order. Raises ConfigError when they name different
-    parameters.
+    `ranks`: the inventories of a rack, in rank order.
     """
-    names = [[item.name for item in items] for items in ranks]
-    for rank, theirs in enumerate(names):
-        if theirs != names[0]:
-            odd = next(iter(sorted(set(theirs) ^ set(names[0]))), "their order")
-            rule = f"is not the same on rank 0 and rank {rank} of this rack"
-            raise ConfigError("model", odd, rule, "Build one model on all ranks of a rack.")
-    for items in zip(*ranks, strict=True):
-        seen: dict[Shard, int] = {}
-        for rank, item in enumerate(items):
-            other = seen.setdefault(item.shard, rank)
-            if item.shard.numel and items[other].hash != item.hash:
-                return item.name, other, rank
-    return None
+    seen: dict[tuple[str, Shard], tuple[int, str]] = {}
+    unequal: dict[str, tuple[int, int]] = {}
+    for rank, items in enumerate(ranks):
+        for item in items:
+            other, found = seen.setdefault((item.name, item.shard), (rank, item.hash))
+            if item.shard.numel and found != item.hash:
+                unequal.setdefault(item.name, (other, rank))
+    names = (item.name for items in ranks for item in items)
+    return next(((name, *unequal[name]) for name in names if name in unequal), None)
 
 
-def _cuts(numels: list[int], count: int) -> list[int]:
+def cuts_of(numels: list[int], count: int) -> list[int]:
     """count + 1 ascending tensor indices; every run between two of them holds at least one
     tensor."""
     before = [0]
@@ -358,7 +358,7 @@ def _cuts(numels: list[int], count: int) -> list[int]:
     return [*cuts, len(numels)]
 
 
-def _layout(fragment: int, named: Sequence[tuple[str, Tensor]]) -> Layout:
+def layout_of(fragment: int, named: Sequence[tuple[str, Tensor]]) -> Layout:
     slots, offset = [], 0
     for name, parameter in named:
         dtype = str(parameter.dtype).removeprefix("torch.")

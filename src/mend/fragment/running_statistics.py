@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from mend.errors import UsageError
 from mend.fragment.moments import FIRST, SECOND, MomentsView
 from mend.fragment.plan import cut_layouts
+from mend.fragment.stages import Elsewhere
 from mend.types import Layout, Owned
 
 _ORDERS = {"running_mean": FIRST, "running_var": SECOND}
@@ -97,9 +98,10 @@ def statistics_of(model: nn.Module) -> list[Statistic]:
     ]
 
 
-def plan_statistics(statistics: Sequence[Statistic], fragment: int) -> Layout:
-    """All of them in one fragment of this number: they are small."""
-    (layout,) = cut_layouts([(each.name, each.first) for each in statistics], 1, fragment)
+def plan_statistics(statistics: Sequence[tuple[str, Tensor]], fragment: int) -> Layout:
+    """All of them, with a tensor of the shape of each, in one fragment of this number: they are
+    small."""
+    (layout,) = cut_layouts(statistics, 1, fragment)
     return layout
 
 
@@ -111,7 +113,10 @@ class StatisticsView(MomentsView):
     """
 
     def __init__(
-        self, layout: Layout, statistics: Sequence[Statistic], check: Callable[[], None]
+        self,
+        layout: Layout,
+        statistics: Sequence[Statistic | Elsewhere],
+        check: Callable[[], None],
     ) -> None:
         super().__init__(layout, statistics, check)
         self.statistics = tuple(statistics)

@@ -44,6 +44,10 @@ class Shard(NamedTuple):
         return prod(self.shape)
 
 
+NOTHING = Shard((0,), (0,))
+"""The box of a tensor that a rank does not have."""
+
+
 def as_dtensor(parameter: Tensor) -> DTensor | None:
     """The parameter, if it is a DTensor. Does not import DTensor: code that has made one has
     imported it already, and other processes should not wait for the import."""
@@ -77,7 +81,7 @@ def shard_of(name: str, parameter: Tensor) -> Shard:
     """The box of the tensor that this rank holds. Raises ConfigError for a partial DTensor."""
     spread = as_dtensor(parameter)
     if spread is None:
-        return Shard(tuple(parameter.shape), (0,) * parameter.dim())
+        return whole(tuple(parameter.shape))
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     if any(placement.is_partial() for placement in spread.placements):
@@ -200,10 +204,14 @@ def holding(layout: Layout, boxes: Sequence[Sequence[Shard]], rank: int) -> Hold
     return Holding(local, tuple(replicas), _owned(spans, shapes))
 
 
+def whole(shape: tuple[int, ...]) -> Shard:
+    """The box of a rank that holds all of a tensor."""
+    return Shard(shape, (0,) * len(shape))
+
+
 def replicated(layout: Layout, ranks: int, rank: int) -> Holding:
     """The holding of a rank under DDP: everything is held by all."""
-    whole = [Shard(slot.shape, (0,) * len(slot.shape)) for slot in layout.slots]
-    return holding(layout, [whole] * ranks, rank)
+    return holding(layout, [[whole(slot.shape) for slot in layout.slots]] * ranks, rank)
 
 
 GatherSlices = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[Tensor]]

@@ -63,13 +63,14 @@ class FragmentView:
         parameters: Sequence[Tensor],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor.
+        """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor, a
+        vector without elements where only other ranks of the rack hold it.
 
         `check` is called before every access, see `in_place.InPlace`.
         """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
             shape = tuple(parameter.shape)
-            ensure(shape == slot.shape, "a tensor of another shape", slot=slot, shape=shape)
+            ensure(shape in (slot.shape, (0,)), "a tensor of another shape", slot=slot, shape=shape)
         self.layout = layout
         self._parameters, self._check_place = tuple(parameters), check
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from mend.config import MendConfig
 from mend.config.wiring import numerics_of, settings_of
+from mend.engine.model_checks import Copies
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import TORCH, Introduction, parts_of
@@ -37,6 +38,7 @@ def net() -> nn.Module:
 def rack_model(group: RackGroup, model: nn.Module | None = None, **fields: Any) -> RackModel:
     config = MendConfig(rack=0, fragments=2, **fields)
     plan = ModelPlan(model or net(), 2)
+    plan.join([plan.contents] * group.ranks, group.members)
     settings = settings_of(config, None).completed(group.ranks, plan)
     return RackModel(plan, settings, group, numerics_of(config, plan))
 
@@ -77,6 +79,40 @@ def test_replicas_with_other_bits_are_refused() -> None:
         UsageError, match=r"ranks 0 and 1 of this rack hold different values of 1\."
     ):
         rack_model(Rack(2, other))
+
+
+def test_replicas_that_train_apart_are_refused_once_and_kept_ones_are_not() -> None:
+    model, group = net(), Rack(2)
+    plan = ModelPlan(model, 2)
+    plan.join([plan.contents] * 2, group.members)
+    Copies(plan, group).refuse()
+    copies = Copies(plan, Rack(2, ModelPlan(model, 2).inventory(hash_all=True)))
+    with torch.no_grad():
+        model.get_parameter("1.bias").add_(1)
+    with pytest.raises(UsageError, match=r"ranks 0 and 1 of this rack began with .* of 1\.bias"):
+        copies.refuse()
+    copies.refuse()
+
+
+def test_ranks_of_two_stages_own_theirs() -> None:
+    stages = [nn.ModuleDict({name: nn.Linear(2, 3)}) for name in "ab"]
+    plans = [ModelPlan(stage, 1) for stage in stages]
+    items = plans[1].inventory(hash_all=True)
+    group, plan = Rack(2, items), plans[0]
+    plan.join([each.contents for each in plans], group.members)
+    config = MendConfig(rack=0, fragments=1)
+    settings = settings_of(config, None).completed(2, plan)
+    model = RackModel(plan, settings, group, numerics_of(config, plan))
+    (track,) = model.tracks()
+    assert [span.numel for span in track.owned.spans] == [6, 3, 0, 0]
+    assert track.holding.teams == {}
+    assert model.elements == 18
+    assert [name for name, _ in model.facts if name.startswith("param ")] == [
+        "param a.weight", "param a.bias", "param b.weight", "param b.bias",
+    ]  # fmt: skip
+    assert model.cuttable() is None
+    (part,) = model.parts([track]).parts
+    assert [piece.name for piece in part.pieces] == ["a.weight", "a.bias"]
 
 
 def test_a_model_that_is_spread_beyond_the_rack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_a_view_reads_what_is_trained_and_says_when_it_is_trained_no_more() -> N
 def plain_of(model: nn.Module, *patterns: str) -> dict[str, bool]:
     """Over two fragments, which have slots of their own."""
     plan = plan_of(model)
-    flags = zip(plan.layouts, plan.plain_slots(patterns), strict=True)
+    flags = zip(plan.layouts, plan.plain_slots(plan.plain_names(patterns)), strict=True)
     return {
         slot.name: plain
         for layout, each in flags

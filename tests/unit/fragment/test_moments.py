@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from mend.errors import ConfigError, UsageError
-from mend.fragment.moments import FIRST, SECOND, MomentsView, build_moment_plan, moments_of
-from mend.fragment.plan import exchanged_parameters
+from mend.fragment.model_plan import ModelPlan
+from mend.fragment.moments import FIRST, SECOND, MomentsView, moments_of
+from mend.fragment.plan import cut_layouts, exchanged_parameters
 from mend.types import Owned, Span
 from tests import golden
 
@@ -28,10 +29,9 @@ def view_of(
     module: nn.Module, optimizers: list[Any], order: int = FIRST
 ) -> tuple[MomentsView, Owned]:
     found = moments_of(exchanged_parameters(module), optimizers, order, 8)
-    layout, moments = build_moment_plan(found, 1, 7)[0]
-    assert layout.fragment == 7
+    (layout,) = cut_layouts([(each.name, each.parameter) for each in found], 1)
     owned = Owned(tuple(Span(0, slot.numel) for slot in layout.slots), layout.numel)
-    return MomentsView(layout, moments), owned
+    return MomentsView(layout, found), owned
 
 
 def test_what_the_optimizer_has_not_made_is_zero_and_stays_unmade() -> None:
@@ -106,8 +106,9 @@ def test_every_parameter_has_the_moment_of_its_own_optimizer_and_group() -> None
     ]  # fmt: skip
     adam.param_groups[0]["betas"] = (0.6, 0.99)
     assert found[1].beta == 0.6
-    layouts = [layout for layout, _ in build_moment_plan(found, 2, 3)]
-    assert [layout.fragment for layout in layouts] == [3, 4]
+    plan = ModelPlan(module, 2, optimizers=[sgd, Wrapper()], moment_periods={FIRST: 8})
+    layouts = [fragment.layout for fragment in plan.moments[0]]
+    assert [layout.fragment for layout in layouts] == [2, 3]
     names = [slot.name for layout in layouts for slot in layout.slots]
     assert names == ["momentum_buffer:0.weight", "exp_avg:1.weight", "exp_avg:1.bias"]
     assert len(moments_of(exchanged_parameters(module), [sgd, adam], SECOND, 8)) == 2

@@ -209,12 +209,6 @@ def test_replicas_that_differ_in_a_bit_are_found() -> None:
     assert first_unequal_replica([one, one, other]) == ("bias", 0, 2)
 
 
-def test_ranks_with_other_parameters_are_no_rack() -> None:
-    ranks = [held_by(m, hash_all=True) for m in (nn.Linear(3, 2), nn.Linear(3, 2, False))]
-    with golden.raises(ConfigError):
-        first_unequal_replica(ranks)
-
-
 def test_where_rows_lie_for_another_number_of_ranks_is_what_those_ranks_would_say() -> None:
     """Boxes, placements and the bits of what is frozen, from one rank that holds everything."""
     model = nn.ModuleDict({"a": nn.Linear(2, 5), "b": nn.Linear(5, 1)})

@@ -18,7 +18,7 @@ def model(momentum: float | None = 0.1) -> nn.Module:
 
 def view_of(module: nn.Module) -> tuple[StatisticsView, Owned]:
     found = statistics_of(module)
-    layout = plan_statistics(found, 5)
+    layout = plan_statistics([(each.name, each.first) for each in found], 5)
     owned = Owned(tuple(Span(0, slot.numel) for slot in layout.slots), layout.numel)
     return StatisticsView(layout, found, lambda: None), owned
 

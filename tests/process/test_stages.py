@@ -1,0 +1,232 @@
+"""Racks whose ranks hold different modules: stages of a pipeline, experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, Result, until
+from tests.process.test_follow import Following
+
+SCRIPT = "tests.process.staged"
+CONFIG: dict[str, Any] = {
+    "fragments": 2,
+    "sync_period_steps": 8,
+    "overlap_steps": 2,
+    "shutdown_timeout_s": 60,
+    "lockstep": True,
+    "wait_timeout_s": 60,
+}
+STEPS = 20
+
+
+def weights_of(results: list[Result]) -> dict[str, list[int]]:
+    """Of all ranks of a rack together; what several hold is equal."""
+    found: dict[str, list[int]] = {}
+    for result in results:
+        for name, each in result.weights.items():
+            assert found.setdefault(name, each) == each, name
+    return found
+
+
+def agree(job: Job, results: list[Result]) -> dict[str, list[int]]:
+    """The merged model, the same on every rack."""
+    first, *others = (
+        results[rack * job.ranks : (rack + 1) * job.ranks] for rack in range(job.racks)
+    )
+    merged = weights_of(first)
+    for rack in others:
+        assert weights_of(rack) == merged
+    for result in results:
+        assert result.commits == results[0].commits
+        assert result.digest == results[0].digest
+        assert result.threads == []
+    assert results[0].commits, "something was merged"
+    return merged
+
+
+def run(jobs: Jobs, layout: str, ranks: int = 2, **options: Any) -> dict[str, list[int]]:
+    job = jobs(ranks=ranks)
+    told = {"script": SCRIPT, "steps": STEPS, "config": CONFIG, "layout": layout, **options}
+    return agree(job, job.run(**told))
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "schedule"),
+    [
+        ("stages", 2, "1f1b"),
+        ("interleaved", 2, ""),
+        *(
+            pytest.param(*cut, marks=pytest.mark.slow)
+            for cut in (("stages", 2, "gpipe"), ("stages", 4, "1f1b"))
+        ),
+    ],
+    ids=str,
+)
+def test_a_pipeline_has_the_bits_of_the_model_in_one_process(
+    jobs: Jobs, layout: str, ranks: int, schedule: str
+) -> None:
+    config = {**CONFIG, "fragments": 1}
+    alone = run(jobs, "one", 1, config=config)
+    assert run(jobs, layout, ranks, schedule=schedule, config=config) == alone
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks"), [("stages-fsdp2", 4), ("experts", 2), ("experts", 4)], ids=str
+)
+def test_however_modules_lie_on_ranks_equal_gradients_merge_to_equal_bits(
+    jobs: Jobs, layout: str, ranks: int
+) -> None:
+    """Stages in shards, and experts over a mesh of their own beside shards over all ranks."""
+    config, plain = {**CONFIG, "fragments": 1}, "one-experts" if layout == "experts" else "one"
+    alone = run(jobs, plain, 1, config=config, synthetic=True)
+    assert run(jobs, layout, ranks, config=config, synthetic=True) == alone
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "more"),
+    [
+        ("stages", 2, {"codec": "int8"}),
+        ("experts", 2, {"codec": "int8"}),
+        *(
+            pytest.param(*cut, marks=pytest.mark.slow)
+            for cut in (
+                ("stages", 2, {"codec": "int4", "fragments": 4}),
+                ("stages", 2, {"codec": "powersgd"}),
+                ("stages-fsdp2", 4, {"codec": "int8"}),
+                ("experts", 4, {"codec": "powersgd"}),
+                ("interleaved", 2, {"merge": "rda"}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_racks_of_unequal_ranks_agree_with_lossy_codecs_and_measured_merges(
+    jobs: Jobs, layout: str, ranks: int, more: dict[str, Any]
+) -> None:
+    run(jobs, layout, ranks, config={**CONFIG, **more})
+
+
+def test_moments_and_running_statistics_of_stages_are_averaged(jobs: Jobs) -> None:
+    config = {
+        **CONFIG, "second_moment_sync_period_steps": 16, "exchange_statistics": True,
+        "momentum_sync_period_steps": 8,
+    }  # fmt: skip
+    merged = run(jobs, "stages", 2, config=config, normed=True, optimizer="AdamW")
+    assert any(name.endswith("running_var") for name in merged)
+
+
+def test_a_resumed_job_of_stages_has_the_bits_of_one_that_was_not_interrupted(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    config = {**CONFIG, "codec": "int8"}
+    cut = str(tmp_path / "cut")
+    whole = run(jobs, "stages", config=config, checkpoints={"12": cut})
+    assert run(jobs, "stages", config=config, resume=cut) == whole
+    job = jobs()
+    told = {"script": SCRIPT, "steps": STEPS, "config": config, "resume": cut, "layout": "one"}
+    for rack in range(2):
+        job.start(rack, **told)
+    for rack in range(2):
+        job.ended(rack, code=1)
+        kind, text = job.told(rack)["error"]
+        assert kind == "CheckpointError"
+        assert "is of another plan: shards of rank 0" in text
+
+
+def test_a_killed_rack_of_stages_comes_back_and_ends_with_the_bits_of_the_others(
+    jobs: Jobs,
+) -> None:
+    """The one that coordinated, with a momentum that it copies, stage by stage."""
+    job = jobs(racks=3, ranks=2)
+    config = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "codec": "int8",
+              "shutdown_timeout_s": 60}  # fmt: skip
+    told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 10,
+            "stop": job.gate("stop"), "optimizer": "AdamW"}  # fmt: skip
+    for rack in range(3):
+        job.start(rack, **told, dies_at=0 if rack else 40)
+    assert job.ended(0) != 0
+    until(lambda: any(job.events(rack, kind="takes-over") for rack in (1, 2)), "another takes over")
+    job.start(0, **told)
+    until(lambda: bool(job.events(0, kind="joined")), lambda: f"rack 0 joins\n{job.stacks()}")
+    version = job.events(0, kind="joined")[0]["versions"][1]
+    job.event(0, "commit", fragment=1, version=version + 2)
+    Path(job.gate("stop")).touch()
+    for rack in range(3):
+        job.ended(rack, code=0)
+    results = [job.result(rack, rank) for rack in range(3) for rank in range(2)]
+    merged = weights_of(results[:2])
+    assert weights_of(results[2:4]) == merged
+    assert weights_of(results[4:]) == merged
+    assert not [e for rank in range(2) for e in job.events(0, rank, kind="state-fresh")]
+    copied = [job.events(0, rank, kind="state-copied") for rank in range(2)]
+    assert all(copied), "each stage copies its own state"
+
+
+def test_a_follower_puts_the_stages_together(jobs: Jobs) -> None:
+    job = jobs(ranks=2)
+    config, stop = {**CONFIG, "lockstep": False}, job.gate("stop")
+    told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}
+    for rack in range(2):
+        job.start(rack, **told)
+    following = Following(*job.addresses)
+    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
+    Path(stop).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    following.ended()
+    results = [job.result(0, rank) for rank in range(2)]
+    last = following.versions[-1]
+    told_bits = {
+        name: each.reshape(-1).view(torch.int32).tolist() for name, each in last.tensors.items()
+    }
+    assert told_bits == weights_of(results)
+
+
+def test_buffers_of_a_later_stage_that_differ_at_the_start_are_named(jobs: Jobs) -> None:
+    told = {"script": SCRIPT, "steps": 4, "config": CONFIG, "table": "blocks.3"}
+    found = jobs(ranks=2).run(**told)[0].kinds("buffers-differ")
+    assert [(e["buffer"], e["more"], e["racks"]) for e in found] == [("blocks.3.table", 0, [1])]
+
+
+def failing(job: Job, **options: Any) -> list[list[str]]:
+    """The errors of all ranks."""
+    for rack in range(job.racks):
+        job.start(rack, **{"script": SCRIPT, "config": CONFIG, **options})
+    for rack in range(job.racks):
+        assert job.ended(rack) != 0
+    return [job.told(r, k)["error"] for r in range(job.racks) for k in range(job.ranks)]
+
+
+def test_stages_that_name_their_layers_alike_are_refused_by_name(jobs: Jobs) -> None:
+    """The norms of two blocks are equal at first: they would pass for replicas."""
+    for kind, text in failing(jobs(ranks=2), layout="local"):
+        assert kind == "ConfigError"
+        assert "blocks.0.norm.weight" in text
+        assert "ranks 0, 1 of this rack" in text
+
+
+def test_parts_that_began_alike_and_train_apart_are_refused_before_anything_is_merged(
+    jobs: Jobs,
+) -> None:
+    """Stages of one structure, made from one seed, under one name: at first they pass for
+    replicas."""
+    for kind, text in failing(jobs(ranks=2), layout="alike", steps=STEPS):
+        assert kind == "UsageError"
+        assert "enter.weight" in text
+        assert "ranks 0 and 1 of this rack" in text
+
+
+def test_a_parameter_that_one_rack_lacks_is_refused_by_name(jobs: Jobs) -> None:
+    job = jobs(ranks=2)
+    for rack in range(2):
+        left_out = "blocks.3.linear.bias" if rack else ""
+        job.start(rack, script=SCRIPT, config=CONFIG, leave_out=left_out)
+    assert job.ended(1) != 0
+    kind, text = job.told(1)["error"]
+    assert kind == "PlanMismatch"
+    assert "blocks.3.linear.bias" in text

@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.engine.checkpoint_files import newest_checkpoint
     from mend.engine.checkpoint_writer import PendingCheckpoint
+    from mend.engine.data_ledger import DataLedger
     from mend.engine.saved_state import SavedState
     from mend.errors import MendError
     from mend.following import Version, follow
     from mend.mesh import rack_mesh
-    from mend.status.status import SlowRack, Status, TokenLedger
+    from mend.status.status import DataRows, SlowRack, Status, TokenLedger
 
 __version__ = VERSION
 
 __all__ = [
+    "DataLedger",
+    "DataRows",
     "MendConfig",
     "MendError",
     "PendingCheckpoint",
@@ -42,6 +45,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "DataLedger": "mend.engine.data_ledger",
+    "DataRows": "mend.status.status",
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
     "PendingCheckpoint": "mend.engine.checkpoint_writer",

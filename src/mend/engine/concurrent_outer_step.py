@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from mend.consensus.records import Commit, Roster, Seat, all_closing
+from mend.consensus.records import Commit, Roster, Seat, Units, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
@@ -53,6 +53,7 @@ from mend.events.kinds import (
     SeatLost,
     SnapshotRead,
     StillWaiting,
+    UnitsCounted,
 )
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
@@ -232,6 +233,7 @@ class ConcurrentOuterStep:
             ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
             ev.PublishAnchor: pipeline.publish,
             ev.RecordCommitted: self._committed,
+            ev.UnitsChanged: lambda it: self._count_units(it.units),
             ev.Restored: self._restored,
             ev.Free: pipeline.free,
             ev.DropAnchor: pipeline.drop_anchor,
@@ -244,6 +246,11 @@ class ConcurrentOuterStep:
     def _free_state(self, effect: ev.FreeState) -> None:
         self._states.free(effect.to)
         self.published.free(effect.to)
+
+    def _count_units(self, units: Units) -> None:
+        self.published.count_units(units)
+        if self.me.rank == 0:
+            self.host.note(UnitsCounted(units.done, units.open, units.total, units.again))
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note(SnapshotRead(effect.snapshot.index))

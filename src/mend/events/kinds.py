@@ -956,6 +956,16 @@ class CheckpointMarked(InfoEvent, frozen=True, tag="mark"):
     written: bool
 
 
+class UnitsCounted(DebugEvent, frozen=True, tag="data"):
+    """Units of data that the log gives out: a unit has one row per rank of a rack."""
+
+    says = "{done} of {total} units of data are done, {open} open; {again} were given again"
+    done: Whole
+    open: Whole
+    total: Whole
+    again: Whole
+
+
 class CheckpointWritten(InfoEvent, frozen=True, tag="checkpoint"):
     """A checkpoint is complete. Training waited for the first two times: until all racks reached
     it, and while the state was taken; the third is the writing."""

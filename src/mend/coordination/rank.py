@@ -183,8 +183,8 @@ class RankMachine:
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied():
                 effects += self._on_copied(event, now_ns)
-            case ev.Wanting(on):
-                self.copies.set_wanted(on)
+            case ev.Wanting() | ev.UnitsAsked():
+                self._on_wanted(event)
             case ev.StateTaken():
                 self.copies.on_taken(event)
             case ev.StateCopied():
@@ -214,8 +214,12 @@ class RankMachine:
                 self.idle_versions = versions
             case ev.BarrierChanged():
                 self._on_barrier(event)
-            case ev.UnitsAsked(given, size, empty):
-                self.ask = UnitsAsk(given, size, empty)
+
+    def _on_wanted(self, event: ev.Wanting | ev.UnitsAsked) -> None:
+        if isinstance(event, ev.Wanting):
+            self.copies.set_wanted(event.on)
+        else:
+            self.ask = UnitsAsk(event.given, event.size, event.empty)
 
     def _on_captured(self, event: ev.Captured, effects: list[ev.Effect]) -> None:
         p, seq, base = event.fragment, event.seq, event.base

@@ -170,15 +170,16 @@ class DataLedger(Sampler[int]):
 
 def _rows_of(order: Iterable[int] | Tensor) -> Tensor:
     """The row numbers, int64 (N,). Raises UsageError."""
-    try:
-        values = order if isinstance(order, Tensor) else list(order)
-        order_N = torch.as_tensor(values, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"DataLedger(order): give it row numbers, not {error}") from error
-    whole = order_N.dtype in (torch.int64, torch.int32)
-    if not whole or order_N.dim() != 1 or not len(order_N) or int(order_N.min()) < 0:
+    if not isinstance(order, Tensor):
+        values = list(order)
+        wrong = next((value for value in values if not hasattr(value, "__index__")), None)
+        if wrong is not None:
+            raise UsageError(f"DataLedger(order) with {wrong!r}: give it whole row numbers")
+        order = torch.tensor(values, dtype=torch.int64, device="cpu")
+    whole = order.dtype in (torch.int64, torch.int32)
+    if not whole or order.dim() != 1 or not len(order) or int(order.min()) < 0:
         raise UsageError(
-            f"DataLedger(order) of {order_N.dtype}, shape {tuple(order_N.shape)}: give it the row "
+            f"DataLedger(order) of {order.dtype}, shape {tuple(order.shape)}: give it the row "
             "numbers, whole numbers from 0 on in one dimension, at least one"
         )
-    return order_N.to(torch.int64).contiguous()
+    return order.detach().to("cpu", torch.int64).contiguous()

@@ -115,6 +115,12 @@ class PublishedState:
     asks: Validate | None = None
     """The micro-benchmark that the coordinator asks for; the training thread takes it."""
 
+    units: Units | None = None
+    """Units of data, if the job gives them out; replaced as a whole."""
+
+    marked_units: Units | None = None
+    """As they were at the newest checkpoint."""
+
     on_anchor: Callable[[int], None] = staticmethod(lambda fragment: None)
     """Called by the loop with the fragment of every anchor that it has published. Set by the
     training thread before the loop publishes."""
@@ -152,10 +158,6 @@ class PublishedState:
         """The version of every fragment that they began with."""
         self.mark: tuple[CheckpointRecord, tuple[int, ...]] | None = None
         """The newest checkpoint, and the decided version of every fragment before it."""
-        self.units: Units | None = None
-        """Units of data, if the job gives them out; replaced as a whole."""
-        self.marked_units: Units | None = None
-        """As they were at the newest checkpoint."""
         self.written: CheckpointRecord | None = None
         """The newest checkpoint that all its racks have written."""
         self.mitigations: Mapping[int, Mitigation] = {}

@@ -99,6 +99,9 @@ class TrainerRounds:
     buffers and the worker pool.
     """
 
+    units = 0
+    """Units of data taken, where a ledger gives them out."""
+
     def __init__(
         self,
         member: Member,
@@ -149,8 +152,6 @@ class TrainerRounds:
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
         self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
-        self.units = 0
-        """Units of data taken, where a ledger gives them out."""
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
         self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns

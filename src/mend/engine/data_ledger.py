@@ -16,21 +16,24 @@ from mend.coordination.events import Event, UnitsAsked
 from mend.engine.digest import bytes_of
 from mend.engine.fragment_state import Request, Wait
 from mend.engine.trainer_rounds import TrainerRounds
-from mend.errors import UsageError, require
+from mend.errors import GaveUp, UsageError, require
 from mend.types import SECOND
 
 ASK_MIN = 64
 """Least number of units that a rack asks for."""
 
-LOOK_NS = 10 * SECOND
+LOOK_NS = 2 * SECOND
 
 
 class UnitFeed:
     """The units of data of one rank's rack, in the order in which the log gives them. Training
     thread."""
 
-    def __init__(self, trainer: TrainerRounds, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, trainer: TrainerRounds, post: Callable[[Event], None], now_ns: Callable[[], int]
+    ) -> None:
         self.trainer, self._post, self._published = trainer, post, trainer.published
+        self._now_ns = now_ns
         self._seen: Units | None = None
         self._first = self.given = 0
         self._spans: tuple[tuple[int, int], ...] = ()
@@ -55,13 +58,23 @@ class UnitFeed:
         return None if empty else self._find(position)
 
     def take(self, position: int) -> Generator[Request, Any, int | None]:
-        """The unit at this position, once it is here; None: the rack gets no more."""
+        """The unit at this position, once it is here; None: the rack gets no more. Raises GaveUp
+        if no quorum is heard for wait_timeout_s, as nobody can give out units then."""
+        published, limit_ns = self._published, self.trainer.options.give_up_ns
+        heard_ns = self._now_ns()
         while (unit := self.here(position)) is None:
-            published, seen = self._published, self._seen
+            seen = self._seen
             if published.failure is not None:
                 raise published.failure
             if published.finished or (seen is not None and seen.ended):
                 return None
+            now_ns = self._now_ns()
+            heard_ns = now_ns if published.live else heard_ns
+            if now_ns - heard_ns > limit_ns:
+                raise GaveUp(
+                    f"no rows of the data ledger for wait_timeout_s={limit_ns / SECOND:g} s, as no "
+                    f"quorum is heard that could give them out ({self.trainer.why()})"
+                )
             yield Wait(partial(self._changed, seen), LOOK_NS)
         return unit
 

@@ -277,7 +277,7 @@ class LiveRank:
         )  # fmt: skip
         undo.callback(self._close_noting, self._checkpoints.close)
         if (ledger := self.settings.ledger) is not None:
-            feed = UnitFeed(self.trainer, post)
+            feed = UnitFeed(self.trainer, post, io_loop.now_ns)
             ledger.attach(feed, self.me.rank, self.group.ranks, self.live)
 
     def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:

@@ -483,6 +483,7 @@ class Runtime:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
+        units = published.units
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
@@ -529,7 +530,7 @@ class Runtime:
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.mirror_bytes,
             bytes_relayed=rank.io_loop.bytes_relayed,
-            data=data_rows(published.units, rank.settings.policy.ranks),
+            data=data_rows(units, rank.settings.policy.ranks) if units is not None else None,
         )
 
     # -------------------------------------------------------------- the schedule

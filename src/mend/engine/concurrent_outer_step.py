@@ -50,11 +50,12 @@ from mend.events.kinds import (
     RackSilent,
     RoundCommitted,
     RoundsShort,
+    RowsCounted,
     SeatLost,
     SnapshotRead,
     StillWaiting,
-    UnitsCounted,
 )
+from mend.status.status import data_rows
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
 
@@ -249,8 +250,9 @@ class ConcurrentOuterStep:
 
     def _count_units(self, units: Units) -> None:
         self.published.count_units(units)
-        if self.me.rank == 0:
-            self.host.note(UnitsCounted(units.done, units.open, units.total, units.again))
+        if self.leader is not None:
+            rows = data_rows(units, self.leader.ranks_configured)
+            self.host.note(RowsCounted(rows.done, rows.open, rows.left, rows.given_again))
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note(SnapshotRead(effect.snapshot.index))

@@ -956,13 +956,13 @@ class CheckpointMarked(InfoEvent, frozen=True, tag="mark"):
     written: bool
 
 
-class UnitsCounted(DebugEvent, frozen=True, tag="data"):
-    """Units of data that the log gives out: a unit has one row per rank of a rack."""
+class RowsCounted(DebugEvent, frozen=True, tag="data"):
+    """Rows of the data ledger, from a rack's leader, after each record that changes them."""
 
-    says = "{done} of {total} units of data are done, {open} open; {again} were given again"
+    says = "{done} rows are done, {open} open, {left} left; {again} were given out again"
     done: Whole
     open: Whole
-    total: Whole
+    left: Whole
     again: Whole
 
 

@@ -35,10 +35,8 @@ class DataRows:
     """Given out again after a rack had lost its seat."""
 
 
-def data_rows(units: Units | None, ranks: int) -> DataRows | None:
+def data_rows(units: Units, ranks: int) -> DataRows:
     """The rows of a job whose racks have `ranks` ranks, with a row for each in a unit."""
-    if units is None:
-        return None
     left = sum(count for _, count in units.free)
     return DataRows(*(ranks * n for n in (units.done, units.open, left, units.again)))
 

@@ -64,3 +64,6 @@ class UnitChecks:
         free = {unit for first, count in units.free for unit in range(first, first + count)}
         if both := sorted(free & merged.keys()):
             self._problem(f"I11: units {both} are merged and free")
+        gone = [b.member for b in units.books if b.member not in state.members and b.given > b.done]
+        if gone:
+            self._problem(f"I11: units of {gone}, which have no seat, are neither free nor done")

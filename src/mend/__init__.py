@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from mend.errors import MendError
     from mend.following import Version, follow
     from mend.mesh import rack_mesh
-    from mend.status.status import DataRows, SlowRack, Status, TokenLedger
+    from mend.status.status import SlowRack, Status, TokenLedger
 
 __version__ = VERSION
 
 __all__ = [
     "DataLedger",
-    "DataRows",
     "MendConfig",
     "MendError",
     "PendingCheckpoint",
@@ -46,7 +45,6 @@ __all__ = [
 
 _HOME = {
     "DataLedger": "mend.engine.data_ledger",
-    "DataRows": "mend.status.status",
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
     "PendingCheckpoint": "mend.engine.checkpoint_writer",

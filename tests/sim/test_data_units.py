@@ -93,9 +93,9 @@ def test_data_that_ends_without_a_quorum_ends_in_gave_up() -> None:
 
 PLANTED = (
     Bug(
-        "freed",
-        "all units of a rack that dies become free, also those that are done",
-        (Edit("consensus.units:_free_undone", "book.done - book.first", "0"),),
+        "kept",
+        "units stay free when they are given",
+        (Edit("consensus.units:give", "_without(free, spans)", "free"),),
     ),
     Bug(
         "any",

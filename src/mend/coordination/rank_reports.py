@@ -193,7 +193,7 @@ def _lasting(report: RankReport) -> RankReport:
 def _facts(report: RankReport) -> set[Hashable]:
     """The facts that a rank reports. The aggregate can change only when the first or the last rank
     reports or withdraws a fact."""
-    facts: set[Hashable] = {*report.got, *report.bad, report.barrier, report.units}
+    facts: set[Hashable] = {*report.got, *report.bad, report.barrier, ("units", report.units)}
     for sliced in report.slices:
         facts |= {("merged", sliced.key, count) for count in range(sliced.merged + 1)}
         facts |= {("failed", sliced.key)} if sliced.failed else set()

@@ -62,7 +62,8 @@ def rows_of_merged_work(job: Job, found: list[Any], lives: dict[int, list[str]])
     steps, counted = merged_steps(found), Counter[int]()
     for rack, names in lives.items():
         members = [m for m in steps if m.rack == rack]  # in the order of their first commits
-        for member, name in zip(members, names, strict=True):
+        assert 0 < len(members) <= len(names)  # the last life may have come too late for a merge
+        for member, name in zip(members, names, strict=False):
             for step, rows in trained(job, name).items():
                 counted.update(rows if step <= steps[member] else [])
     return counted

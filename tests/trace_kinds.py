@@ -152,6 +152,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "pulled": (107, ("rack", "bytes", "ms")),
     "invariant-broken": (108, ()),
     "observer-unanswered": (109, ()),
+    "data": (110, ("done", "open", "left", "again")),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 

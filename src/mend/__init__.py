@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mend.config import MendConfig
     from mend.engine.checkpoint_files import newest_checkpoint
     from mend.engine.checkpoint_writer import PendingCheckpoint
+    from mend.engine.data_ledger import DataLedger
     from mend.engine.saved_state import SavedState
     from mend.errors import MendError
     from mend.following import Version, follow
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = [
+    "DataLedger",
     "MendConfig",
     "MendError",
     "PendingCheckpoint",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "DataLedger": "mend.engine.data_ledger",
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
     "PendingCheckpoint": "mend.engine.checkpoint_writer",

@@ -25,6 +25,7 @@ from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry, signals
 from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.counted_steps import CountedSteps
+from mend.engine.data_ledger import DataLedger
 from mend.engine.fragment_state import Marks
 from mend.engine.live_rank import LiveRank
 from mend.engine.local_only import LocalOnlyRank
@@ -52,7 +53,7 @@ from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
 from mend.status.metrics import flat, samples_of_rank
-from mend.status.status import Status, TokenLedger, slow_rack
+from mend.status.status import Status, TokenLedger, data_rows, slow_rack
 from mend.types import MS, SECOND
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 """Or anything with `param_groups`, such as a wrapper around an optimizer."""
+
+Sources = tuple[Path | SavedState | None, DataLedger | None]
 
 LIVES_MAX = 8
 """Beginnings in one `mend_init`, each but the first because the job that it joined was lost."""
@@ -74,6 +77,7 @@ def mend_init(
     *,
     mesh: DeviceMesh | None = None,
     resume: str | Path | SavedState | None = None,
+    ledger: DataLedger | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Runtime:
@@ -90,12 +94,16 @@ def mend_init(
     all racks. Load what was saved with it into the model and the optimizer first. The job goes on
     with its versions, outer state, open offers, tokens and step (`status().step`). None: a new job.
 
+    `ledger`: gives each row of a dataset to one rack, see `mend.DataLedger`; with `resume` it goes
+    on where the checkpoint was made.
+
     `determinism`: "run", "shape" or "everywhere" enables mend.determinism until the rack leaves, in
     this thread; generators are seeded from `seed` and the rack's number. One that is enabled
     already stays.
 
     Raises ConfigError, UsageError (called twice; an optimizer of another model; `resume` of another
-    type, or with exchange=False), PlanMismatch (the racks' models or settings differ), Refused,
+    type; `resume` or `ledger` with exchange=False; a ledger of no multiple of the rack's ranks, or
+    with apply_mode="overwrite"), PlanMismatch (the racks' models or settings differ), Refused,
     StartTimeout, AddressInUse, NotDeterministic, or CheckpointError (none is complete, damaged, of
     another model or plan; racks differ in theirs).
     """
@@ -119,7 +127,7 @@ def mend_init(
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
             with registry.name_holder(config):
-                return _begun(plan, place, optimizers, source, (determinism, seed))
+                return _begun(plan, place, optimizers, (source, ledger), (determinism, seed))
     raise InvariantError("the last life returns or raises", {"lives": LIVES_MAX})
 
 
@@ -127,17 +135,18 @@ def _begun(
     plan: ModelPlan,
     place: tuple[MendConfig, MendConfig, tuple[int, ...] | None, DeviceMesh | None],
     optimizers: Sequence[HoldsParameters],
-    resume: Path | SavedState | None,
+    sources: Sources,
     determined: tuple[Level | None, int],
 ) -> Runtime:
-    """A rank that trains, registered; or everything is undone. `place`: the configuration as it was
+    """A rank that trains, registered; or everything is undone. `sources`: the checkpoint to resume,
+    and what gives out the data. `place`: the configuration as it was
     asked for, and with this process's place in it; the ranks of its rack, and their mesh."""
     asked, config, members, mesh = place
     with contextlib.ExitStack() as undo:
         switches = _switches(*determined, config.rack_number)
         if switches is not None:
             undo.callback(switches.close)
-        rank = _rank_of(plan, config, members, resume, optimizers)
+        rank = _rank_of(plan, config, members, sources, optimizers)
         undo.callback(rank.abort)
         exchanges = config.exchange and config.racks > 1
         if exchanges and not config.exchange_statistics:
@@ -193,6 +202,7 @@ def session(
     keep_local: bool = False,
     mesh: DeviceMesh | None = None,
     resume: str | Path | SavedState | None = None,
+    ledger: DataLedger | None = None,
     determinism: Level | None = None,
     seed: int = 0,
 ) -> Iterator[Runtime]:
@@ -203,8 +213,9 @@ def session(
     numbers; the model then holds them. Raises CheckpointError when the last `async_checkpoint` did.
     """
     runtime = mend_init(
-        model, config, optimizer, mesh=mesh, resume=resume, determinism=determinism, seed=seed
-    )
+        model, config, optimizer, mesh=mesh, resume=resume, ledger=ledger,
+        determinism=determinism, seed=seed,
+    )  # fmt: skip
     try:
         yield runtime
     except BaseException as error:
@@ -268,6 +279,13 @@ class Runtime:
         Raises UsageError for what is no whole number, below 0 and above 2^40.
         """
         self._steps.count_tokens(tokens)
+
+    def count_rows(self, rows: int) -> None:
+        """Rows that the current step takes from the ledger on this rank; call it before
+        optimizer.step(). Several calls add up. Raises UsageError without a ledger, for what is no
+        whole number, and at the step where it was left out or counts more than the sampler gave.
+        """
+        self._steps.count_rows(rows)
 
     def local_batch(self, count: int) -> int:
         """How many of `count` micro-batches to take in the step that begins: all of them, or, on a
@@ -465,6 +483,7 @@ class Runtime:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
+        units = published.units
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
@@ -511,6 +530,7 @@ class Runtime:
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.mirror_bytes,
             bytes_relayed=rank.io_loop.bytes_relayed,
+            data=data_rows(units, rank.settings.policy.ranks) if units is not None else None,
         )
 
     # -------------------------------------------------------------- the schedule
@@ -608,11 +628,17 @@ def _rank_of(
     plan: ModelPlan,
     config: MendConfig,
     members: tuple[int, ...] | None,
-    resume: Path | SavedState | None,
+    sources: Sources,
     optimizers: Sequence[HoldsParameters],
 ) -> LiveRank | LocalOnlyRank:
     state_of = partial(_training_state, plan, config, optimizers)
+    resume, ledger = sources
     if not config.exchange:
+        if ledger is not None:
+            raise UsageError(
+                "mend_init(ledger=) with exchange=False: a rack that trains for itself has no log "
+                "that gives out rows. Leave ledger out, and use a plain sampler"
+            )
         if resume is not None:
             raise UsageError(
                 f"mend_init(resume={str(resume)!r}) with exchange=False: a rack that trains for "
@@ -620,8 +646,13 @@ def _rank_of(
                 "has saved with it"
             )
         return LocalOnlyRank(settings_of(config, members), state_of)
+    if ledger is not None and config.apply_mode == "overwrite":
+        raise UsageError(
+            'mend_init(ledger=) with apply_mode="overwrite", which discards the work of rows that '
+            "the ledger would count as done. Leave apply_mode out"
+        )
     cores = cores_near(plan)
-    settings = settings_of(config, members, cores, resume)
+    settings = settings_of(config, members, cores, resume, ledger)
     return LiveRank(plan, settings, numerics_of(config, plan, cores), state_of)
 
 

@@ -17,6 +17,7 @@ from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy, filled_fields
 from mend.detector import DetectorOptions
 from mend.engine.cuda_staging import CudaPin
+from mend.engine.data_ledger import DataLedger
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.numerics import Numerics, keeps_in_weights
@@ -70,9 +71,10 @@ def settings_of(
     members: tuple[int, ...] | None,
     cores: frozenset[int] | None = None,
     resume: Path | SavedState | None = None,
+    ledger: DataLedger | None = None,
 ) -> Settings:
     """`members`: global ranks of the rack; None: all ranks of the process group.
-    `cores`: where worker threads stay; None: anywhere. `resume`: see `mend_init`."""
+    `cores`: where worker threads stay; None: anywhere. `resume`, `ledger`: see `mend_init`."""
     if starves := starving(config):
         warnings.warn(starves, stacklevel=2)
     settings = Settings(
@@ -102,6 +104,7 @@ def settings_of(
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
         members=members,
         resume=resume,
+        ledger=ledger,
         metrics=MetricsAddress(config.metrics_host, config.metrics_port),
         outcomes=Path(folder) if (folder := os.environ.get(OUTCOMES)) else None,
     )

@@ -23,6 +23,7 @@ from mend.consensus.records import (
     Drop,
     Ended,
     Genesis,
+    Grant,
     Last,
     Lineage,
     MergeMember,
@@ -33,8 +34,10 @@ from mend.consensus.records import (
     Roster,
     Seat,
     Snapshot,
+    Units,
     encode_record,
 )
+from mend.consensus.units import give, merge, seat, undo
 from mend.consensus.weights import part_of, stretch_of
 from mend.errors import ensure, require
 from mend.types import WITNESS, Address, Member, Peer
@@ -117,6 +120,10 @@ class LogState:
     it."""
     checkpoint_versions: tuple[int, ...] = ()
     """Decided version of every fragment at that checkpoint."""
+    units: Units | None = None
+    """Units of data; None: the job gives none out."""
+    checkpoint_units: Units | None = None
+    """As they were at the newest checkpoint."""
     mitigations: Mapping[int, Mitigation] = field(default_factory=dict)
     """Mitigation in force by slow rack. That of an evicted rack stays until its next incarnation
     has the seat, a person has retired it, or a record declares it lost."""
@@ -182,6 +189,11 @@ class LogState:
         racks.sort(key=lambda rack: rack != first)
         return tuple(self.seats[rack].lanes[me.rank] for rack in racks)
 
+    def units_given(self, member: Member) -> int:
+        """Number of units of data that a member has got."""
+        books = self.units.books if self.units is not None else ()
+        return next((book.given for book in books if book.member == member), 0)
+
     def is_open(self, member: Member, fragment: int, seq: int) -> bool:
         """Whether a commit may still name an offer: its member has the seat, and no equally new or
         newer offer of it has ended."""
@@ -192,10 +204,12 @@ class LogState:
         coordinator."""
         if isinstance(record, Genesis):
             ensure(not self.begun, "a second Genesis", record=record)
+            self.units = record.units
             self.seats = {seat.member.rack: seat for seat in record.roster}
             self.witness, self.plan, self.policy = record.witness, record.plan, record.policy
             self.non_voters = frozenset(record.non_voters)
             self._count_seats()
+            self._seat_units()
             self.versions = list(record.first())
             self.digests = list(record.digests)
             self.norms = [()] * len(record.digests)
@@ -221,6 +235,7 @@ class LogState:
             self.digests[fragment] = record.digests
             norms = tuple(share.norm / share.steps for share in record.members)
             self.norms[fragment] = (self.norms[fragment] + norms)[-NORMS_KEPT:]
+            self._merge_units(record)
         elif isinstance(record, Drop):
             self._end(record.fragment, record.dropped)
         elif isinstance(record, Roster):
@@ -228,13 +243,33 @@ class LogState:
         elif isinstance(record, Lineage):
             self._begin_anew(record)
         elif isinstance(record, CheckpointRecord):
-            self.checkpoint = record
-            if not record.written:
-                self.checkpoint_versions = tuple(self.versions)
+            self._mark(record)
+        elif isinstance(record, Grant):
+            self.units = give(require(self.units, "a grant in a job without units"), record)
         elif isinstance(record, Mitigation):
             self._move(record)
         else:
             self.ballot = record.ballot
+
+    def _mark(self, record: CheckpointRecord) -> None:
+        self.checkpoint = record
+        if not record.written:
+            self.checkpoint_versions = tuple(self.versions)
+            self.checkpoint_units = self.units
+
+    def _merge_units(self, record: Commit) -> None:
+        if self.units is not None and record.fragment < self._fragments:
+            self.units = merge(self.units, record.fragment, record.version, record.members)
+
+    @property
+    def _fragments(self) -> int:
+        """Number of fragments of weights."""
+        return require(self.policy, "nothing is merged before the first record").of_weights
+
+    def _seat_units(self) -> None:
+        if self.units is not None:
+            members = [seat.member for seat in self.seats.values()]
+            self.units = seat(self.units, members, self._fragments)
 
     def _move(self, record: Mitigation) -> None:
         self._mitigate(mitigations_after(self.mitigations, record))
@@ -285,9 +320,12 @@ class LogState:
         self.non_voters, self.witness = non_voters, record.witness
         self.unanimous = isinstance(record, Lineage) and record.unanimous
         self._count_seats()
+        self._seat_units()
         self.roster_number = record.number
 
     def _begin_anew(self, record: Lineage) -> None:
+        if self.units is not None:
+            self.units = undo(self.units, record.versions)
         self._seat(record, frozenset(record.non_voters))
         self.ballot = record.ballot
         self.named = {key: at for key, at in self.named.items() if at[1] <= record.versions[key[1]]}
@@ -335,6 +373,8 @@ def log_state_of(snapshot: Snapshot) -> LogState:
         mitigations={one.rack: one for one in snapshot.mitigations},
         evictions=dict(snapshot.evictions),
         unanimous=snapshot.unanimous,
+        units=snapshot.units,
+        checkpoint_units=snapshot.checkpoint_units,
     )
 
 
@@ -567,6 +607,8 @@ class Log:
             mitigations=tuple(state.mitigations[rack] for rack in sorted(state.mitigations)),
             evictions=tuple(sorted(state.evictions.items())),
             unanimous=state.unanimous,
+            units=state.units,
+            checkpoint_units=state.checkpoint_units,
         )
 
     def install(self, snapshot: Snapshot) -> None:

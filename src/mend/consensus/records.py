@@ -51,12 +51,12 @@ CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
 rank and is sent to every rack."""
 
-RECORDS_FORMAT = 6
+RECORDS_FORMAT = 7
 """Version of the meaning of log records; a log of another format is refused with an error that
 names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
 racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
 4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
-hold."""
+hold. 6: without units of data."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -96,6 +96,8 @@ class Offer(WireStruct, frozen=True):
     """Payload bytes per rank; empty if they follow from plan and codec."""
     closing: bool = False
     """Whether this is the last offer of its rack, whose script has ended."""
+    units: Count = 0
+    """Units of data whose work it contains, with those of all earlier offers of its member."""
 
     def checksum(self, rank: int) -> str:
         """Checksum of the payload of one rank, hex; empty if there is none."""
@@ -118,6 +120,7 @@ class MergeMember(WireStruct, frozen=True):
     steps: AtLeastOne
     norm: Norm = 0.0
     closing: bool = False
+    units: Count = 0
 
 
 def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bool:
@@ -136,6 +139,7 @@ def merge_member_of(offer: Offer) -> MergeMember:
         offer.steps,
         offer.norm,
         offer.closing,
+        offer.units,
     )
 
 
@@ -236,6 +240,8 @@ class Policy(WireStruct, frozen=True):
     sharded: Annotated[bool, Filled("exchange_plan", among=("sharded",))] = False
     """Whether each rack merges one slice and pulls the others' merged slices
     (coordination/slices)."""
+    units: Count = 0
+    """Units of data that the log gives out; 0: none. Found at the start of a rack."""
 
     @property
     def of_weights(self) -> int:
@@ -250,6 +256,63 @@ def filled_fields() -> dict[str, Filled]:
     extras = {name: getattr(hint, "__metadata__", ()) for name, hint in hints}
     found = {name: [e for e in each if isinstance(e, Filled)] for name, each in extras.items()}
     return {name: each[0] for name, each in found.items() if each}
+
+
+Span = tuple[Count, AtLeastOne]
+"""(first unit, number of units)"""
+
+Spans = Annotated[tuple[Span, ...], Meta(max_length=65536)]
+
+Positions = Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=64)]
+"""(version, units merged up to it), ascending."""
+
+
+class UnitBook(WireStruct, frozen=True):
+    """The units of data of one member. It takes them in the order in which it got them; a position
+    counts those before it."""
+
+    member: Member
+    first: Count
+    """Position of the first unit of `spans`. All before it are done for good."""
+    spans: Spans
+    merged: Annotated[tuple[Positions, ...], Meta(max_length=1024)]
+    """Per fragment of weights. The newest versions are kept, because a lineage may undo them."""
+    seated: bool = True
+
+    @property
+    def given(self) -> int:
+        """Number of units that the member has got."""
+        return self.first + sum(count for _, count in self.spans)
+
+    @property
+    def done(self) -> int:
+        """Number of units whose work is merged into every fragment."""
+        return min(positions[-1][1] for positions in self.merged)
+
+
+class Units(WireStruct, frozen=True):
+    """Which units of data are free, given to a member, and done."""
+
+    total: Count
+    free: Spans
+    """Ascending."""
+    fresh: Count = 0
+    """No unit from this one on was ever given."""
+    again: Count = 0
+    """Units that were given again, each as often as it was."""
+    ended: bool = False
+    """Whether nothing was free when all racks had taken what they had got."""
+    books: Annotated[tuple[UnitBook, ...], Meta(max_length=256)] = ()
+    """Ascending by member."""
+
+    @property
+    def open(self) -> int:
+        """Units that members have, and that are not done."""
+        return sum(book.given - book.done for book in self.books)
+
+    @property
+    def done(self) -> int:
+        return self.total - self.open - sum(count for _, count in self.free)
 
 
 # ------------------------------------------------------------------ records of the log
@@ -276,6 +339,8 @@ class Genesis(WireStruct, frozen=True, tag=1):
     """Lineage of the resumed checkpoint; empty: the job does not resume one."""
     parent_checkpoint: Count = 0
     """Number of the checkpoint in that lineage."""
+    units: Units | None = None
+    """Units of data, in a job that gives them out."""
 
     def first(self) -> tuple[int, ...]:
         """The initial version of every fragment."""
@@ -378,6 +443,14 @@ class Mitigation(WireStruct, frozen=True, tag=8):
     """Percentage of the micro-batches of a step that the rack takes, if its script asks for it."""
 
 
+class Grant(WireStruct, frozen=True, tag=9):
+    """Gives free units of data to members. Without shares and `back` no unit is left to give."""
+
+    shares: Annotated[tuple[tuple[Member, Spans], ...], Meta(max_length=64)]
+    back: Annotated[tuple[Member, ...], Meta(max_length=64)] = ()
+    """Members that have stopped training: their units that are not done become free."""
+
+
 class Last(WireStruct, frozen=True):
     """The newest offers of one member and fragment: the last that was named, and the last that
     ended."""
@@ -432,9 +505,12 @@ class Snapshot(WireStruct, frozen=True):
     """(rack, number of evictions), ascending, without racks that were never evicted."""
     unanimous: bool = False
     """As in `Lineage`, until the next roster."""
+    units: Units | None = None
+    checkpoint_units: Units | None = None
+    """As they were at the newest checkpoint."""
 
 
-Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | CheckpointRecord | Mitigation
+Record = Genesis | Commit | Roster | Drop | Ballot | Lineage | CheckpointRecord | Mitigation | Grant
 Records = Annotated[tuple[Record, ...], Meta(max_length=4096)]
 
 

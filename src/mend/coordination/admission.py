@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from mend.consensus.log import Log, LogState, witness_votes
 from mend.consensus.records import TEXT_MAX, Genesis
+from mend.consensus.units import all_free
+from mend.consensus.units import resume as resume_units
 from mend.coordination.events import Connect, Effect, Note, Send
 from mend.coordination.member_view import MemberView
 from mend.coordination.messages import Hello, Reason, Refusal
@@ -43,6 +45,10 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
     lowest = first_to_begin(hellos)
     resume = lowest.resume
     votes = witness is None or witness_votes(witness, len(hellos))
+    units = all_free(lowest.policy.units) if lowest.policy.units else None
+    if resume is not None and resume.units is not None:
+        own = {r: hello.seat.member for r, hello in hellos.items() if hello.resume is not None}
+        units = resume_units(resume.units, own)
     return Genesis(
         roster=tuple(hellos[rack].seat for rack in sorted(hellos)),
         witness=witness,
@@ -54,6 +60,7 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
         rounds=resume.rounds if resume else (),
         parent=resume.lineage if resume else "",
         parent_checkpoint=resume.number if resume else 0,
+        units=units,
     )
 
 

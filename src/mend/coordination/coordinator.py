@@ -42,6 +42,7 @@ from mend.coordination.round_inputs import (
     surroundings,
 )
 from mend.coordination.slow import RackPaces
+from mend.coordination.unit_grants import next_grant
 from mend.coordination.validation import report_misfit
 from mend.errors import require
 from mend.events.kinds import (
@@ -447,6 +448,8 @@ class Coordinator:
     def _is_open(self, offer: Offer) -> bool:
         log = self.log.appended
         known = offer.fragment < len(log.versions)
+        if log.units is not None and offer.units > log.units_given(offer.member):
+            return False  # of a grant that is undecided here
         return known and log.is_open(offer.member, offer.fragment, offer.seq)
 
     def _keep_open_offers(self) -> None:
@@ -523,6 +526,7 @@ class Coordinator:
                 live = self._live(now_ns)
                 self._advance_rounds(live, now_ns, effects)
                 self._try_checkpoint(live, effects)
+                self._try_grant(live)
                 if self._acts():
                     looked = (self.paces.judged, self._reports(), live)
                     effects += self.ladder.move(self.proposer, *looked, now_ns, options.detect_ns)
@@ -600,6 +604,12 @@ class Coordinator:
         self.proposer.append(record)
         about = CheckpointMarked(record.number, record.name, tuple(record.racks), record.written)
         effects.append(Note(about))
+
+    def _try_grant(self, live: frozenset[int]) -> None:
+        """Append the record that gives units of data to the racks that ask for them."""
+        grant = next_grant(self.log.appended, self._reports(), live)
+        if grant is not None and self.proposer.may_append():
+            self.proposer.append(grant)
 
     def _acts(self) -> bool:
         """Whether slow racks are mitigated."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from mend.consensus.records import Offer, Record, Snapshot
+from mend.consensus.records import Offer, Record, Snapshot, Units
 from mend.consensus.weights import WHOLE
 from mend.coordination.messages import Message, OfAttempt, Pulled
 from mend.events.lines import AnyEvent
@@ -52,6 +52,8 @@ class Captured(Event, frozen=True):
     steps: int
     closing: bool = False
     """Whether the script has ended and this is the last offer of the fragment."""
+    units: int = 0
+    """Units of data whose work it contains, with those of earlier captures."""
 
 
 class StillOpen(Event, frozen=True):
@@ -267,6 +269,14 @@ class Idle(Event, frozen=True):
     versions: tuple[int, ...]
 
 
+class UnitsAsked(Event, frozen=True):
+    """The training thread asks for units of data: see `UnitsAsk`."""
+
+    given: int
+    size: int
+    empty: bool
+
+
 class BarrierChanged(Event, frozen=True):
     """The rank waits at the barrier of the checkpoint `name`, or has `written` its part. Empty: it
     no longer waits."""
@@ -435,6 +445,12 @@ class RecordCommitted(Effect, frozen=True):
     """For a commit: rounds that its fragment merged before, in units of 1 / `weights.WHOLE`."""
     part: int = 0
     """For a commit: the part of a round that it counts as."""
+
+
+class UnitsChanged(Effect, frozen=True):
+    """The units of data after the newest record."""
+
+    units: Units
 
 
 class Restored(Effect, frozen=True):

@@ -433,6 +433,7 @@ class Leader:
             wants=aggregate.wants,
             copies=aggregate.copies,
             slices=aggregate.slices,
+            units=aggregate.units,
         )
 
     def _declines(self) -> tuple[Declined, ...]:

@@ -44,6 +44,7 @@ from mend.consensus.records import (
     Seat,
     Snapshot,
     Text,
+    Units,
     Versions,
     Where,
     WireStruct,
@@ -96,6 +97,7 @@ class Resume(WireStruct, frozen=True):
     """Racks that have written a part of it."""
     versions: Versions
     rounds: Rounds
+    units: Units | None = None
 
 
 class BarrierState(WireStruct, frozen=True):
@@ -349,6 +351,15 @@ class Donor(WireStruct, frozen=True):
     donor: Member
 
 
+class UnitsAsk(WireStruct, frozen=True):
+    """A rack asks for units of data. `given`: how many it has got so far; an ask with another
+    number is answered already. `empty`: it has taken all of them."""
+
+    given: Count
+    size: AtLeastOne
+    empty: bool
+
+
 class Report(StateMessage, frozen=True, tag=12):
     """Leader to coordinator: the state of a rack, aggregated over all its ranks."""
 
@@ -386,6 +397,7 @@ class Report(StateMessage, frozen=True, tag=12):
     """Its copies as a donor."""
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
     pulls: Pulls = ()
+    units: UnitsAsk | None = None
 
 
 class Reason(WireStruct, frozen=True):
@@ -455,6 +467,8 @@ class CapturePart(WireStruct, frozen=True):
     size: Count = 0
     """Payload bytes; 0: the codec's fixed size for this part."""
     closing: bool = False
+    units: Count = 0
+    """As in `Offer`."""
 
 
 class Partial(OfAttempt, frozen=True, array_like=True):
@@ -492,6 +506,7 @@ class RankReport(StateMessage, frozen=True, tag=14):
     copies: Annotated[tuple[RankCopy, ...], Meta(max_length=JOINERS_MAX)] = ()
     slices: Annotated[tuple[Sliced, ...], Meta(max_length=1024)] = ()
     pulls: Pulls = ()
+    units: UnitsAsk | None = None
 
 
 class RankOrders(StateMessage, frozen=True, tag=15):

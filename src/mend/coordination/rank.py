@@ -42,6 +42,7 @@ from mend.coordination.messages import (
     Pulled,
     RankOrders,
     RankReport,
+    UnitsAsk,
 )
 from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
@@ -91,6 +92,8 @@ class RankMachine:
     barrier: BarrierState | None = None
     """The checkpoint barrier that this rank has reached."""
     pulls: tuple[Pulled, ...] = ()
+    ask: UnitsAsk | None = None
+    """The newest ask for units of data."""
     before_end: LogState | None = None
     """The state before the record that ended the job, if this rank had a seat in it: the racks of
     that time may still serve what was decided. None: the job runs, or nothing can be pulled any
@@ -180,8 +183,8 @@ class RankMachine:
                 self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
             case ev.Copied():
                 effects += self._on_copied(event, now_ns)
-            case ev.Wanting(on):
-                self.copies.set_wanted(on)
+            case ev.Wanting() | ev.UnitsAsked():
+                self._on_wanted(event)
             case ev.StateTaken():
                 self.copies.on_taken(event)
             case ev.StateCopied():
@@ -212,11 +215,18 @@ class RankMachine:
             case ev.BarrierChanged():
                 self._on_barrier(event)
 
+    def _on_wanted(self, event: ev.Wanting | ev.UnitsAsked) -> None:
+        if isinstance(event, ev.Wanting):
+            self.copies.set_wanted(event.on)
+        else:
+            self.ask = UnitsAsk(event.given, event.size, event.empty)
+
     def _on_captured(self, event: ev.Captured, effects: list[ev.Effect]) -> None:
         p, seq, base = event.fragment, event.seq, event.base
         self.parts[p] = CapturePart(
-            p, seq, base, event.step, event.tokens, event.steps, "", base, "", closing=event.closing
-        )
+            p, seq, base, event.step, event.tokens, event.steps, "", base, "",
+            closing=event.closing, units=event.units,
+        )  # fmt: skip
         effects.append(ev.Encode(p, seq))
 
     def _on_copied(self, event: ev.Copied, now_ns: int) -> list[ev.Effect]:
@@ -288,6 +298,7 @@ class RankMachine:
 
     def _on_record(self, record: Record, now_ns: int, effects: list[ev.Effect]) -> None:
         before = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
+        units = self.folded.units
         known = self.folded.copy() if isinstance(record, Roster) else None
         if isinstance(record, Lineage) and self.me.rank == 0 and self._seated():
             effects += _undone(self.folded.versions, record)
@@ -295,6 +306,8 @@ class RankMachine:
         self._note_end(known, now_ns)
         after = self.folded.rounds[record.fragment] if isinstance(record, Commit) else 0
         effects.append(ev.RecordCommitted(record, before, after - before))
+        if self.folded.units is not None and self.folded.units is not units:
+            effects.append(ev.UnitsChanged(self.folded.units))
         self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
         match record:
             case Genesis():
@@ -323,6 +336,8 @@ class RankMachine:
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         self._note_end(known, now_ns)
         effects.append(ev.Restored(snapshot))
+        if snapshot.units is not None:
+            effects.append(ev.UnitsChanged(snapshot.units))
         if snapshot.checkpoint is not None:
             self._on_checkpoint(snapshot.checkpoint)
         for p, replica in enumerate(self.replicas):
@@ -636,6 +651,7 @@ class RankMachine:
             wants=self.copies.wants,
             copies=tuple(self.copies.given[to] for to in sorted(self.copies.given)),
             slices=tuple([sliced for sliced in slices if sliced]),
+            units=self.ask,
         )
 
 

@@ -28,6 +28,7 @@ from mend.coordination.messages import (
     RankReport,
     Sliced,
     StateCopy,
+    UnitsAsk,
 )
 from mend.coordination.pulls import of_ranks
 from mend.coordination.slow import pace_of_rack, verdict_of
@@ -60,6 +61,7 @@ class Aggregate:
     wants: bool
     copies: tuple[StateCopy, ...]
     slices: tuple[Sliced, ...]
+    units: UnitsAsk | None
 
 
 def aggregate(
@@ -86,6 +88,7 @@ def aggregate(
         wants=complete and all(rank.wants for rank in ranks),
         copies=copies_of_rack(member, needed),
         slices=_slices(needed),
+        units=_ask(needed),
     )
 
 
@@ -190,7 +193,7 @@ def _lasting(report: RankReport) -> RankReport:
 def _facts(report: RankReport) -> set[Hashable]:
     """The facts that a rank reports. The aggregate can change only when the first or the last rank
     reports or withdraws a fact."""
-    facts: set[Hashable] = {*report.got, *report.bad, report.barrier}
+    facts: set[Hashable] = {*report.got, *report.bad, report.barrier, ("units", report.units)}
     for sliced in report.slices:
         facts |= {("merged", sliced.key, count) for count in range(sliced.merged + 1)}
         facts |= {("failed", sliced.key)} if sliced.failed else set()
@@ -234,6 +237,9 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
     head, tokens = parts[0], sum(part.tokens for part in parts)
     reason = next((part.declined for part in parts if part.declined), "")
     reason = reason or ("" if tokens else "no tokens were trained")
+    if len({part.units for part in parts}) > 1:
+        counts = ", ".join(str(part.units) for part in parts)
+        reason = f"its ranks have taken unequal numbers of rows of the data ledger: {counts}"
     if reason:
         return head.seq, Declined(head.fragment, head.applied, reason)
     if any(not part.checksum for part in parts):
@@ -251,7 +257,19 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
         norm=max(part.norm for part in parts),
         sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
         closing=head.closing,
+        units=head.units,
     )
+
+
+def _ask(ranks: list[RankReport]) -> UnitsAsk | None:
+    """The newest ask of all ranks. One that has taken all units asks for its rack: the others may
+    wait for it in a collective."""
+    asks = [rank.units for rank in ranks if rank.units is not None]
+    if not asks:
+        return None
+    given = max(ask.given for ask in asks)
+    newest = [ask for ask in asks if ask.given == given]
+    return UnitsAsk(given, max(a.size for a in newest), any(a.empty for a in newest))
 
 
 def _coming(ranks: list[RankReport]) -> tuple[int, ...]:

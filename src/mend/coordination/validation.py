@@ -97,6 +97,8 @@ def hello_misfit(hello: Hello, racks: int) -> str:
     resume = hello.resume
     if resume and {len(resume.versions), len(resume.rounds)} != {fragments}:
         return f"its checkpoint has {len(resume.versions)} versions for {fragments} fragments"
+    if resume and (resume.units.total if resume.units else 0) != hello.policy.units:
+        return "its checkpoint is of another data ledger"
     return ""
 
 
@@ -342,5 +344,6 @@ def _texts(policy: Policy) -> dict[str, str]:
     texts["failslow_action"] = "evict" if policy.evicts else acts
     texts["fragments"] = str(policy.of_weights)
     texts["ranks per rack"] = str(policy.ranks)
+    texts["units of data"] = str(policy.units)
     texts[_AVERAGED] = ", ".join(averaged) or "none"
     return texts

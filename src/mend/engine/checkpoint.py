@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from mend.consensus.records import CheckpointRecord
+from mend.consensus.records import CheckpointRecord, Units
 from mend.coordination.messages import Resume
 from mend.coordination.validation import differing
 from mend.engine.checkpoint_files import (
@@ -91,6 +91,8 @@ class Taken:
     """The registered objects, as bytes."""
     weights: int
     """Number of fragments of weights, the first ones."""
+    units: Units | None = None
+    """Units of data at the record of the checkpoint."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -109,7 +111,8 @@ def take(trainer: Trainer) -> Taken:
         tensors[f"{offer.fragment}.delta"] = offer.delta_N
     state = trainer.states.state
     registered = state.registered(trainer.step) if state is not None else None
-    return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights))
+    units = trainer.published.marked_units
+    return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights), units)
 
 
 def write_part(
@@ -133,7 +136,7 @@ def state_of(taken: Taken) -> State:
     open_ = tuple(
         OfferProgress(
             o.fragment, o.seq, o.anchor.version, o.capture_step, o.tokens, o.steps,
-            o.tokens_total, o.steps_total,
+            o.tokens_total, o.steps_total, o.units_total,
         )
         for o in taken.offers
     )  # fmt: skip
@@ -179,6 +182,7 @@ def manifest_of(
         ),
         facts=tuple(facts),
         files=tuple(sorted(files, key=lambda file: file.name)),
+        units=taken.units,
     )
 
 
@@ -206,7 +210,7 @@ class Part:
     def resume(self) -> Resume:
         """What the rack's hello says of the checkpoint."""
         m = self.manifest
-        return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds)
+        return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds, m.units)
 
     def _anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
         """The anchor of a fragment. Raises CheckpointError if its digest is another one."""
@@ -288,7 +292,7 @@ class Part:
                 OpenOffer(
                     each.fragment, each.seq, each.capture_step, each.tokens, each.steps,
                     each.tokens_total, each.steps_total, anchor, delta_N, track.residual_N,
-                    encoded=True,
+                    units_total=each.units_total, encoded=True,
                 )
             )  # fmt: skip
         return offers
@@ -359,7 +363,7 @@ def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> R
     """None: as many ranks wrote the checkpoint, or it cannot be recut; then the facts differ."""
     facts = dict(manifest.facts)
     stateful = facts.get("codec", "").startswith("powersgd")
-    if manifest.ranks == group.ranks or cuttable is None or stateful:
+    if manifest.ranks == group.ranks or cuttable is None or stateful or manifest.units:
         return None
     placed = {k.removeprefix(PLACED): v for k, v in facts.items() if k.startswith(PLACED)}
     if any(placement != by_rows(manifest.ranks) for placement in placed.values()):

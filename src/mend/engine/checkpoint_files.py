@@ -23,6 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from mend.consensus.records import Units
 from mend.engine.digest import bytes_of
 from mend.engine.fragment_state import OfferProgress, Progress
 from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
@@ -71,6 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[tuple[str, str], ...]
     """Facts of the plan, which must be equal in a job that resumes the checkpoint."""
     files: tuple[File, ...]
+    units: Units | None = None
+    """Units of data at the record of the checkpoint, in a job that gives them out."""
 
     @property
     def key(self) -> tuple[str, int]:

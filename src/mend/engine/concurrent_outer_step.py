@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from mend.consensus.records import Commit, Roster, Seat, all_closing
+from mend.consensus.records import Commit, Roster, Seat, Units, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
@@ -50,10 +50,12 @@ from mend.events.kinds import (
     RackSilent,
     RoundCommitted,
     RoundsShort,
+    RowsCounted,
     SeatLost,
     SnapshotRead,
     StillWaiting,
 )
+from mend.status.status import data_rows
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
 
@@ -232,6 +234,7 @@ class ConcurrentOuterStep:
             ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
             ev.PublishAnchor: pipeline.publish,
             ev.RecordCommitted: self._committed,
+            ev.UnitsChanged: lambda it: self._count_units(it.units),
             ev.Restored: self._restored,
             ev.Free: pipeline.free,
             ev.DropAnchor: pipeline.drop_anchor,
@@ -244,6 +247,12 @@ class ConcurrentOuterStep:
     def _free_state(self, effect: ev.FreeState) -> None:
         self._states.free(effect.to)
         self.published.free(effect.to)
+
+    def _count_units(self, units: Units) -> None:
+        self.published.count_units(units)
+        if self.leader is not None:
+            rows = data_rows(units, self.leader.ranks_configured)
+            self.host.note(RowsCounted(rows.done, rows.open, rows.left, rows.given_again))
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note(SnapshotRead(effect.snapshot.index))

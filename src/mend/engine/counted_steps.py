@@ -51,6 +51,9 @@ class CountedSteps:
         self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
         self._tokens: int | None = None
+        self._ledger = rank.settings.ledger
+        self._rows: int | None = None
+        """Rows of this step, where a ledger gives them out."""
         self._taken: int | None = None
         """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
@@ -72,6 +75,13 @@ class CountedSteps:
         """Weight of the current step. Several calls add up."""
         tokens = _whole("count_tokens", tokens, 0, "such as batch.numel()")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
+
+    def count_rows(self, rows: int) -> None:
+        """Rows of the current step. Several calls add up."""
+        if self._ledger is None:
+            raise UsageError("count_rows() without a data ledger: give mend_init(ledger=) one")
+        rows = _whole("count_rows", rows, 0, "such as len(batch)")
+        self._rows = rows if self._rows is None else self._rows + rows
 
     def local_batch(self, count: int) -> int:
         """How many of `count` micro-batches this rank takes in the next step."""
@@ -176,12 +186,14 @@ class CountedSteps:
                 "not see: give mend_init no optimizer, and call runtime.step() after each step and "
                 "each replay, from the first one on"
             )
+        units, self._rows = self._rows, None
+        units = self._ledger.check(units) if self._ledger is not None else 0
         self.movement.stepped()
         # Between the count and the work no handler may raise: the work would never be done. Steps
         # without work do without, as it takes microseconds.
         due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
-            if trainer.stepped(1 if tokens is None else tokens):
+            if trainer.stepped(1 if tokens is None else tokens, units):
                 with self.movement.writing():
                     self._rank.work(trainer.work())
         if self._async_tp.asked:

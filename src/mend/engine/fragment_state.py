@@ -140,6 +140,8 @@ class OpenOffer:
     pend_N: Tensor | None = None
     sent_N: Tensor | None = None
     """With feedback in the weights: the decoded payload, if it is not the delta."""
+    units_total: int = 0
+    """Units of data that this rank had taken."""
     closing: bool = False
     """The last offer of its fragment. With feedback in the weights it is sent as fp32."""
     landed: Landed | None = None
@@ -327,6 +329,7 @@ class OfferProgress(msgspec.Struct, frozen=True):
     steps: int
     tokens_total: int
     steps_total: int
+    units_total: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -338,3 +341,5 @@ class Progress(msgspec.Struct, frozen=True):
     discarded: int
     missed: tuple[tuple[str, int], ...]
     fragments: tuple[FragmentProgress, ...]
+    units: int = 0
+    """Units of data taken."""

@@ -28,6 +28,7 @@ from mend.engine.checkpoint import (
 )
 from mend.engine.checkpoint_writer import PendingCheckpoint, Save
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.data_ledger import UnitFeed
 from mend.engine.eviction import startup_ns
 from mend.engine.followed import Readable
 from mend.engine.followed_log import followed_of
@@ -286,6 +287,9 @@ class LiveRank:
             note=note, now_ns=io_loop.now_ns,
         )  # fmt: skip
         undo.callback(self._close_noting, self._checkpoints.close)
+        if (ledger := self.settings.ledger) is not None:
+            feed = UnitFeed(self.trainer, post, io_loop.now_ns)
+            ledger.attach(feed, self.me.rank, self.group.ranks, self.live)
 
     def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
         """How the training state reaches racks that join."""

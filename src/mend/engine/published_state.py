@@ -27,6 +27,7 @@ from mend.consensus.records import (
     Record,
     Roster,
     Snapshot,
+    Units,
 )
 from mend.coordination.events import Validate
 from mend.coordination.messages import FailSlow, Pulled
@@ -113,6 +114,12 @@ class PublishedState:
 
     asks: Validate | None = None
     """The micro-benchmark that the coordinator asks for; the training thread takes it."""
+
+    units: Units | None = None
+    """Units of data, if the job gives them out; replaced as a whole."""
+
+    marked_units: Units | None = None
+    """As they were at the newest checkpoint."""
 
     on_anchor: Callable[[int], None] = staticmethod(lambda fragment: None)
     """Called by the loop with the fragment of every anchor that it has published. Set by the
@@ -221,6 +228,7 @@ class PublishedState:
                 self.written = record
             elif isinstance(record, CheckpointRecord):
                 self.mark = record, tuple(panel.decided for panel in self.panels)
+                self.marked_units = self.units
             self.changed.notify_all()
 
     def _take(self, record: Commit, outer: tuple[float, float] | None) -> None:
@@ -240,6 +248,12 @@ class PublishedState:
             self.outer_last = outer
             self.last_rounds.add(record)
             self.tokens_merged += sum(share.tokens for share in record.members)
+
+    def count_units(self, units: Units) -> None:
+        """Publish the units of data after the newest record."""
+        with self.changed:
+            self.units = units
+            self.changed.notify_all()
 
     def receive(self, found: Received | str) -> None:
         """Publish a donor's training state, or the reason why there is none."""
@@ -300,6 +314,7 @@ class PublishedState:
                 panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
             if snapshot.checkpoint is not None:
                 self._restore_mark(snapshot.checkpoint, snapshot.checkpoint_versions)
+                self.marked_units = snapshot.checkpoint_units
             self.changed.notify_all()
 
     def _restore_mark(self, mark: CheckpointRecord, versions: tuple[int, ...]) -> None:

@@ -17,12 +17,14 @@ from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
+from mend.engine.data_ledger import DataLedger
 from mend.engine.fragment_state import StepOptions
 from mend.engine.io_loop import IoLoopOptions
 from mend.engine.rank_factory import RankFactory
 from mend.engine.saved_state import SavedState
 from mend.engine.served_metrics import NOWHERE, MetricsAddress
 from mend.engine.witness import detect_ns
+from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan
 from mend.types import MS, VERSION, WITNESS, Address, Layout, Member, Peer
 
@@ -58,6 +60,8 @@ class Settings:
     """The configuration as given, for the tape's header."""
     resume: Path | SavedState | None = None
     """A checkpoint to resume, a folder of checkpoints, or the state that DCP has loaded."""
+    ledger: DataLedger | None = None
+    """Gives out rows of data through the log."""
     detector: DetectorOptions = field(default_factory=DetectorOptions)
     outcomes: Path | None = None
     """Where `mend launch` reads how each rank ended."""
@@ -75,7 +79,16 @@ class Settings:
         policy = structs.replace(
             self.policy, ranks=ranks, fragments=len(plan.planned), moments=tuple(groups)
         )
-        return replace(self, policy=policy)
+        if self.ledger is None:
+            return replace(self, policy=policy)
+        rows = self.ledger.rows
+        if rows % ranks:
+            raise UsageError(
+                f"a DataLedger of {rows} rows for racks of {ranks} ranks: give it a multiple of "
+                f"{ranks}, such as the first {rows - rows % ranks}"
+            )
+        policy = structs.replace(policy, units=rows // ranks)
+        return replace(self, policy=policy, facts=(*self.facts, self.ledger.fact))
 
 
 class Introduction(msgspec.Struct, frozen=True, array_like=True):

@@ -179,7 +179,8 @@ class Trainer(TrainerEnd):
             track.offer = offer
             self._own(offer)
             base, step = offer.anchor.version, offer.capture_step
-            self._post(Captured(offer.fragment, offer.seq, base, step, offer.tokens, offer.steps))
+            counted = offer.tokens, offer.steps, offer.closing, offer.units_total
+            self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
             if track.anchor.version > offer.anchor.version:
                 self._post(StillOpen(offer.fragment, track.anchor.version))
 
@@ -187,6 +188,7 @@ class Trainer(TrainerEnd):
         """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
         since, so the rack begins with the merged weights and owes nothing."""
         progress, _ = require(self._resumed, "nothing is resumed")
+        self.units = 0  # a new member has got none
         for track in self.tracks:
             track.residual_N = None
             if track.moments is None:
@@ -208,7 +210,8 @@ class Trainer(TrainerEnd):
         )  # fmt: skip
         ledger = self.ledger
         counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
-        return Progress(*counts, tuple(ledger.missed.items()), fragments), offers
+        missed = tuple(ledger.missed.items())
+        return Progress(*counts, missed, fragments, self.units), offers
 
     def _weights_digest(self, track: FragmentState) -> str:
         """The `digest_of` the weights, without a copy where they are fp32 on the CPU. Every part

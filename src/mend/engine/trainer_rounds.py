@@ -99,6 +99,9 @@ class TrainerRounds:
     buffers and the worker pool.
     """
 
+    units = 0
+    """Units of data taken, where a ledger gives them out."""
+
     def __init__(
         self,
         member: Member,
@@ -149,8 +152,8 @@ class TrainerRounds:
         and the percentage of them that it takes."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
         self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
-        self._before = (0, 0)
-        """Tokens and steps before the last step."""
+        self._before = (0, 0, 0)
+        """Tokens, steps and units before the last step."""
         self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
@@ -162,7 +165,7 @@ class TrainerRounds:
 
     def _go_on_after(self, state: Progress) -> None:
         """Go on from a checkpoint."""
-        self.step, self.tokens = state.step, state.tokens
+        self.step, self.tokens, self.units = state.step, state.tokens, state.units
         self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
         for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
             track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
@@ -178,11 +181,13 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- a step
 
-    def stepped(self, tokens: int) -> bool:
-        """Count one step of the inner optimizer; returns whether `work` is due."""
-        self._before = (self.tokens, self.step)
+    def stepped(self, tokens: int, units: int = 0) -> bool:
+        """Count one step of the inner optimizer; returns whether `work` is due. `units`: units of
+        data that it took."""
+        self._before = (self.tokens, self.step, self.units)
         self.step += 1
         self.tokens += tokens
+        self.units += units
         self.standing = (self.step, self.tokens, self._marks)
         begun_ns = self.clock.begun_ns
         if not begun_ns:
@@ -320,12 +325,12 @@ class TrainerRounds:
 
     # -------------------------------------------------------------- capture
 
-    def _countable(self, closing: bool) -> tuple[int, int]:
-        """Tokens and steps that an offer captured now counts. With feedback in the weights a part
-        of the work stays there until the closing offer, which must have a weight: so every other
-        offer leaves the last step to the next one."""
+    def _countable(self, closing: bool) -> tuple[int, int, int]:
+        """Tokens, steps and units that an offer captured now counts. With feedback in the weights a
+        part of the work stays there until the closing offer, which must have a weight: so every
+        other offer leaves the last step to the next one."""
         whole = not self._in_weights or closing
-        return (self.tokens, self.step) if whole else self._before
+        return (self.tokens, self.step, self.units) if whole else self._before
 
     def _capture(self, fragment: int, closing: bool = False) -> None:
         track = self.tracks[fragment]
@@ -334,7 +339,7 @@ class TrainerRounds:
             self.ledger.miss("previous offer still open")
             self._note(OfferStillOpen(self.step, fragment, track.offer.seq))
             return
-        tokens_total, steps_total = self._countable(closing)
+        tokens_total, steps_total, units = self._countable(closing)
         tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
         if steps < 1:
             return
@@ -356,7 +361,8 @@ class TrainerRounds:
         track.seq += 1
         track.offer = offer = OpenOffer(
             fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
-            snapshot_N, track.residual_N, closing=closing, landed=landed, encoding=encoding,
+            snapshot_N, track.residual_N, units_total=units, closing=closing, landed=landed,
+            encoding=encoding,
         )  # fmt: skip
         if track.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
@@ -364,7 +370,7 @@ class TrainerRounds:
         if read is not None:
             offer.encoding = self._encode(offer, read)
         base = track.anchor.version
-        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing))
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
         about = (self.step, fragment, offer.seq, base, tokens, steps)
         self._note(FragmentCaptured(*about, closing))
 

@@ -956,6 +956,16 @@ class CheckpointMarked(InfoEvent, frozen=True, tag="mark"):
     written: bool
 
 
+class RowsCounted(DebugEvent, frozen=True, tag="data"):
+    """Rows of the data ledger, from a rack's leader, after each record that changes them."""
+
+    says = "{done} rows are done, {open} open, {left} left; {again} were given out again"
+    done: Whole
+    open: Whole
+    left: Whole
+    again: Whole
+
+
 class CheckpointWritten(InfoEvent, frozen=True, tag="checkpoint"):
     """A checkpoint is complete. Training waited for the first two times: until all racks reached
     it, and while the state was taken; the third is the writing."""

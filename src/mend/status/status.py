@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mend.consensus.records import Units
 from mend.coordination.messages import FailSlow
 from mend.coordination.slow import OWN_PAST, PEERS
 
@@ -17,6 +18,27 @@ class TokenLedger:
     """Trained since the last merged capture: still in this rack's weights, in the next offer."""
     discarded: float
     """Given up by apply_mode overwrite; 0 under carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataRows:
+    """Rows of a `DataLedger`, as the log has them: done + open + left are all of them."""
+
+    done: int
+    """Their work is merged into all fragments. What a codec left out is still owed by the rack, and
+    lost if it dies."""
+    open: int
+    """Given to a rack, not done."""
+    left: int
+    """No rack has them."""
+    given_again: int
+    """Given out again after a rack had lost its seat."""
+
+
+def data_rows(units: Units, ranks: int) -> DataRows:
+    """The rows of a job whose racks have `ranks` ranks, with a row for each in a unit."""
+    left = sum(count for _, count in units.free)
+    return DataRows(*(ranks * n for n in (units.done, units.open, left, units.again)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +158,5 @@ class Status:
     bytes_relayed: int = 0
     """Bytes that this process has carried between other racks and ranks of its own rack, both ways:
     with a single port in data_ports, and ranks on several hosts. Not in bytes_sent."""
+    data: DataRows | None = None
+    """Rows of the data ledger; None: there is none."""

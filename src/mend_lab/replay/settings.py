@@ -21,7 +21,7 @@ from msgspec import structs
 
 from mend.config.sources import Named
 from mend.engine.rank_config import Settings
-from mend.errors import ConfigError, TapeError
+from mend.errors import ConfigError, TapeError, UsageError
 from mend_lab.replay.script import ReplayScript, decode_script
 from mend_lab.replay.training import ReplayFactory
 
@@ -99,7 +99,13 @@ class ReplaySettings:
         return {**{name: Named(value, "the tape") for name, value in values.items()}, **own}
 
     def settings(self, settings: Settings) -> Settings:
-        """Those of its seat. No launcher reads how it ends, and no slow rank is validated."""
+        """Those of its seat. No launcher reads how it ends, and no slow rank is validated. Raises
+        UsageError for a script with a data ledger."""
+        if settings.ledger is not None:
+            raise UsageError(
+                "a replay of the training has no log that gives out the rows of a DataLedger. "
+                "`mend replay` without the script compares the decisions of the run"
+            )
         factory = partial(ReplayFactory, self._script, self._path.parent)
         detector = replace(settings.detector, validates=False)
         made = replace(settings, factory=factory, detector=detector, outcomes=None)

@@ -291,10 +291,10 @@ class ReplayTrainer(Trainer):
 
     # -------------------------------------------------------------- a step
 
-    def stepped(self, tokens: int) -> bool:
+    def stepped(self, tokens: int, units: int = 0) -> bool:
         """Count a step; returns whether the tape has an act for it. Schedule and open rounds do not
         matter."""
-        super().stepped(tokens)
+        super().stepped(tokens, units)
         while self._batches and self._batches[0][0] <= self.step:
             self.batch_pct = self._batches.pop(0)[1]
         if self._gives and self._gives[0].step == self.step:

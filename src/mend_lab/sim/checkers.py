@@ -29,6 +29,7 @@ from mend_lab.sim import liveness
 from mend_lab.sim.agreement import Agreement
 from mend_lab.sim.moment_checks import MomentChecks
 from mend_lab.sim.scenario import Scenario, rounds_before
+from mend_lab.sim.unit_checks import UnitChecks
 
 if TYPE_CHECKING:
     from mend_lab.sim.process import Process, Training
@@ -79,6 +80,7 @@ class Checkers:
         self.cuts_written: set[tuple[str, int]] = set()
         """Checkpoints that some rank knows to be written by all."""
         self.agreement = Agreement(self.problem, self._undo)
+        self.units = UnitChecks(self.problem, scenario.fragments)
         self.moments = MomentChecks(self.problem, scenario.moment_periods)
 
     def _undo(self, versions: tuple[int, ...]) -> None:
@@ -120,6 +122,9 @@ class Checkers:
         elif moment == "written":
             self.cuts_written.add(training.cut_of)
         elif moment == "after":
+            if training.units and watched.me.rank == 0:
+                step = training.trainer.step + 1
+                self.units.took(watched.process.member, step, training.units)
             for p, ledger in enumerate(watched.ledgers):
                 ledger.moved(watched.before[p], self._theta(watched, p))
         self._check_bounds(watched)
@@ -269,6 +274,10 @@ class Checkers:
             self.problem(f"I4: {refused} frames and pulls were refused for their key")
         if self.agreement.beyond:
             return self.problems
+        if self.scenario.units:
+            merged = self.agreement.merged.items()
+            shares = [(member, p, share) for (member, p, _), share in merged]
+            self.units.verdict(filter(None, self.agreement.records), shares)
         for watched in self.ranks.values():
             if not watched.process.dead:
                 self._check_tokens(watched)

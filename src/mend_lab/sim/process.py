@@ -18,6 +18,7 @@ from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
 from mend.engine.checkpoint_barrier import CheckpointBarrier
 from mend.engine.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.data_ledger import UnitFeed
 from mend.engine.fragment_state import POLL_NS, AgreeMin, Requests, Share, Spread, Wait
 from mend.engine.host import Host
 from mend.engine.published_state import PublishedState
@@ -395,6 +396,10 @@ class Training:
         """Lineage and number of the checkpoint that it makes."""
         self._taken = 0
         """Micro-batches of this step; 0: the script does not ask how many to take."""
+        post = process.on_loop(rank.tell)
+        self._feed = UnitFeed(trainer, post, process.now_ns) if scenario.units else None
+        self.units: list[int] | None = None
+        """Units of data that the next step takes; None: it has not asked yet."""
         self.moments = moments
         """The state of its optimizer, where ranks have one."""
         views = [track.moments for track in trainer.tracks if track.moments is not None]
@@ -471,7 +476,9 @@ class Training:
         elif 0 < self._cut_step <= self.trainer.step:
             self._cut_step = 0
             self._drive(self._cut())
-        elif self.trainer.step < self._steps:
+        elif self._feed is not None and self.units is None and self.trainer.step < self._steps:
+            self._drive(self._take_units(self._feed))
+        elif self.trainer.step < self._steps and self.units != []:
             slower = self.process.broken.slower(target(self.process.me.rack))
             batch = self.trainer.batch = self.scenario.batch
             self._taken = taken_of(batch, self.trainer.batch_pct)
@@ -480,6 +487,16 @@ class Training:
         else:
             self._closing, self.trained_ns = True, self.process.loop.now_ns
             self._drive(self.trainer.close())
+
+    def _take_units(self, feed: UnitFeed) -> Requests:
+        """Wait for the units of the next step; there may be fewer left, or none."""
+        units = list[int]()
+        for position in range(self.scenario.unit_batch):
+            unit = yield from feed.take(self.trainer.units + position)
+            if unit is None:
+                break
+            units.append(unit)
+        self.units = units
 
     def _cut(self) -> Requests:
         """Make a checkpoint without its files. A failure does not stop the script."""
@@ -542,7 +559,8 @@ class Training:
             for parameter, change in zip(self.parameters, changes, strict=True):
                 parameter.add_(change)
         self._watch("after", self)
-        if self.trainer.stepped(self._tokens(step) * (self._taken or 1)):
+        taken, self.units = len(self.units or ()), None
+        if self.trainer.stepped(self._tokens(step) * (self._taken or 1), taken):
             self._drive(self.trainer.work())
         else:
             self._next()

@@ -109,6 +109,10 @@ class Scenario:
     """Evicted racks are not started again."""
     batch: int = 0
     """Micro-batches of a step, for scripts that ask how many to take; 0: they do not ask."""
+    units: int = 0
+    """Units of data that the log gives out; scripts end with them, or with their steps. 0: none."""
+    unit_batch: int = 1
+    """Units that a step takes."""
     sharded: bool = False
     """Racks merge a slice each in rounds with enough members."""
     unseeded: bool = False

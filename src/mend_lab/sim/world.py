@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mend.codec import codec_named
 from mend.consensus.records import MomentFragments, Policy, Seat
+from mend.consensus.units import all_free
 from mend.coordination.coordinator import CoordinatorOptions
 from mend.coordination.events import Event
 from mend.coordination.fragment_replica import RankOptions
@@ -382,7 +383,9 @@ class World(Writer):
         if not first:
             return None
         racks, count = tuple(range(self.scenario.racks)), len(tracks)
-        return Resume("ab" * 32, 1, racks, (first,) * count, (rounds_before(first),) * count)
+        units = all_free(self.scenario.units) if self.scenario.units else None
+        rounds = (rounds_before(first),) * count
+        return Resume("ab" * 32, 1, racks, (first,) * count, rounds, units)
 
     def _updates(self, rack: int) -> list[list[Tensor]]:
         scenario = self.scenario
@@ -444,6 +447,7 @@ class World(Writer):
             acts=s.acts,
             evicts=s.evicts,
             sharded=s.sharded,
+            units=s.units,
         )
 
     # -------------------------------------------------------------- breaking

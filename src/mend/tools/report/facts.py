@@ -142,6 +142,8 @@ class RunFacts:
     differences: list[str] = field(default_factory=list)
     newest: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """(fragment, version, when it was decided) of the last rounds."""
+    data: tuple[int, int, int, int] | None = None
+    """Rows of the data ledger: done, open, left, given out again. None: there is none."""
     offered: tuple[int, int] = (0, 0)
     """Bytes of all payloads of a lossy codec, and what they would have been as fp32."""
     residuals: Curve = field(default_factory=Curve)
@@ -200,6 +202,7 @@ class Gathering:
             kinds.ProtectionChosen: self._protection,
             kinds.JobFounded: self._genesis,
             kinds.Progress: self._progress,
+            kinds.RowsCounted: self._rows,
             kinds.ValuesRecorded: self._recorded,
             kinds.RoundCommitted: self._commit,
             kinds.FragmentCaptured: self._capture,
@@ -294,6 +297,9 @@ class Gathering:
         facts = self.facts
         facts.begin_ns = min(facts.begin_ns or at_ns, at_ns)
         facts.end_ns = max(facts.end_ns, at_ns)
+
+    def _rows(self, source: RankFacts, time_ns: int, event: kinds.RowsCounted) -> None:
+        self.facts.data = event.done, event.open, event.left, event.again
 
     def _recorded(self, source: RankFacts, time_ns: int, event: kinds.ValuesRecorded) -> None:
         for given, value in event.values.items():

@@ -256,6 +256,10 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[Fact]:
     if facts.moment_rounds:
         of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
         found.append(Fact("Moments, running statistics", str(facts.moment_rounds), of_all))
+    if facts.data is not None:
+        done, open_, left, again = facts.data
+        more = f"rows done; {open_} open, {left} left, {again} given out again"
+        found.append(Fact("Data", f"{done} of {done + open_ + left}", more))
     rounds, momentum = facts.outer
     if momentum:
         after = f"after {rounds:g} rounds, of the last one"

@@ -1,0 +1,166 @@
+"""Units of data: given to one member at a time, done when their work is merged.
+
+All functions are pure: every process computes the same books from the records. A unit is done when
+offers that contain the step that took it are merged into every fragment of weights. The units of a
+member that loses its seat and are not done become free, and are given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from mend.consensus.records import Grant, MergeMember, Positions, Spans, UnitBook, Units
+from mend.errors import ensure
+from mend.types import Member
+
+VERSIONS_KEPT = 8
+"""How far back a lineage may go for its undone units to become free again."""
+
+
+def all_free(total: int) -> Units:
+    """Units that no member has got yet."""
+    return Units(total, ((0, total),))
+
+
+def seat(units: Units, members: Collection[Member], fragments: int) -> Units:
+    """The units after a change of the roster. `fragments`: number of fragments of weights."""
+    kept = [b if b.member in members else replace(b, seated=False) for b in units.books]
+    known = {book.member for book in kept}
+    new = [UnitBook(m, 0, (), (((0, 0),),) * fragments) for m in members if m not in known]
+    return _free_undone(units, [*kept, *new], lambda book: not book.seated)
+
+
+def merge(units: Units, fragment: int, version: int, members: Iterable[MergeMember]) -> Units:
+    """The units after a commit of a fragment of weights. Raises InvariantError for work of units
+    that a member did not have."""
+    shares = {share.member: share.units for share in members}
+    books = []
+    for book in units.books:
+        positions, share = book.merged[fragment], shares.get(book.member)
+        if share is not None:
+            fits = positions[-1][1] <= share <= book.given
+            ensure(fits, "an offer of units that its member does not have", book=book, units=share)
+            positions = (*positions, (version, share))
+        positions = _newest(positions, version)
+        books.append(_settle(_with(book, fragment, positions)))
+    return _free_undone(units, books, lambda book: not book.seated)
+
+
+def undo(units: Units, versions: Sequence[int]) -> Units:
+    """The units after a lineage that goes on from these versions."""
+    books = []
+    for book in units.books:
+        for fragment, positions in enumerate(book.merged):
+            left = tuple(each for each in positions if each[0] <= versions[fragment])
+            book = _with(book, fragment, left or positions[:1])
+        books.append(book)
+    return _free_undone(units, books, lambda book: not book.seated)
+
+
+def give(units: Units, grant: Grant) -> Units:
+    """The units after a grant. Raises InvariantError for a unit that is not free."""
+    units = _free_undone(units, units.books, lambda book: book.member in grant.back)
+    free, fresh, again = units.free, units.fresh, units.again
+    books = {book.member: book for book in units.books}
+    for member, spans in grant.shares:
+        free = _without(free, spans)
+        book = books[member]
+        books[member] = replace(book, spans=_appended(book.spans, spans))
+        for first, count in spans:
+            again += max(0, min(fresh, first + count) - first)
+            fresh = max(fresh, first + count)
+    ended = not (grant.shares or grant.back)
+    ordered = tuple(books[member] for member in sorted(books))
+    return Units(units.total, free, fresh, again, ended, ordered)
+
+
+def resume(units: Units, members: Mapping[int, Member]) -> Units:
+    """The units of a checkpoint in the job that resumes it. `members`: by rack, those that have its
+    part of the checkpoint: the work of its open units is in its weights, so it keeps them."""
+    books = []
+    for book in units.books:
+        stays = book.seated and book.member.rack in members
+        member = members[book.member.rack] if stays else book.member
+        merged = tuple(positions[-1:] for positions in book.merged)
+        books.append(replace(book, member=member, merged=merged, seated=stays))
+    free = _free_undone(units, books, lambda book: not book.seated)
+    return replace(free, books=tuple(map(_settle, (b for b in free.books if b.seated))))
+
+
+def first_of(free: Spans, count: int) -> Spans:
+    """The first `count` units of these."""
+    taken = []
+    for first, here in free:
+        if count > 0:
+            taken.append((first, min(here, count)))
+            count -= here
+    return tuple(taken)
+
+
+def _with(book: UnitBook, fragment: int, positions: Positions) -> UnitBook:
+    merged = (*book.merged[:fragment], positions, *book.merged[fragment + 1 :])
+    return replace(book, merged=merged)
+
+
+def _newest(positions: Positions, version: int) -> Positions:
+    """The positions that a lineage may still go back to."""
+    later = sum(at > version - VERSIONS_KEPT for at, _ in positions)
+    return positions[-min(len(positions), later + 1) :]
+
+
+def _settle(book: UnitBook) -> UnitBook:
+    """The book without the units that are done for good."""
+    floor = min(positions[0][1] for positions in book.merged)
+    settled = first_of(book.spans, floor - book.first)
+    return replace(book, first=floor, spans=_without(book.spans, settled, ordered=False))
+
+
+def _free_undone(
+    units: Units, books: Iterable[UnitBook], which: Callable[[UnitBook], bool]
+) -> Units:
+    """The units of these books that are not done become free. A book of a former member without
+    units is dropped."""
+    kept, freed = [], list[tuple[int, int]]()
+    for book in books:
+        if which(book) and book.given > book.done:
+            done = first_of(book.spans, book.done - book.first)
+            freed += _without(book.spans, done, ordered=False)
+            book = replace(book, spans=done)
+        if book.seated or book.spans:
+            kept.append(book)
+    ordered = tuple(sorted(kept, key=lambda book: book.member))
+    free = _joined(sorted([*units.free, *freed]))
+    return replace(units, free=free, ended=units.ended and not freed, books=ordered)
+
+
+def _appended(spans: Spans, more: Spans) -> Spans:
+    return _joined([*spans, *more])
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Neighbours that follow each other become one."""
+    joined = list[tuple[int, int]]()
+    for first, count in spans:
+        if joined and sum(joined[-1]) == first:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
+        else:
+            joined.append((first, count))
+    return tuple(joined)
+
+
+def _without(spans: Spans, gone: Spans, *, ordered: bool = True) -> Spans:
+    """`spans` without `gone`, each of which is a part of one of them. Raises InvariantError if it
+    is not."""
+    left = list(spans)
+    for first, count in gone:
+        found = next(
+            (i for i, (a, n) in enumerate(left) if a <= first and first + count <= a + n), None
+        )
+        ensure(found is not None, "units that are not there", spans=spans, gone=gone)
+        at = 0 if found is None else found
+        begin, length = left[at]
+        parts = [(begin, first - begin), (first + count, begin + length - first - count)]
+        left[at : at + 1] = [part for part in parts if part[1] > 0]
+    return tuple(sorted(left)) if ordered else tuple(left)

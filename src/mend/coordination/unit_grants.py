@@ -1,0 +1,81 @@
+"""Decides which rack gets which units of data. Racks ask; one record answers them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mend.consensus.log import LogState
+from mend.consensus.records import Grant, Spans, UnitBook
+from mend.consensus.units import first_of
+from mend.coordination.messages import Report, UnitsAsk
+from mend.errors import require
+from mend.types import Member
+
+GRANT_MIN = 16
+"""Least number of units of a grant, while there are so many: towards the end grants become smaller,
+so that all racks end together."""
+
+
+def next_grant(
+    log: LogState, reports: Mapping[int, Report | None], live: frozenset[int]
+) -> Grant | None:
+    """The record that is due, if there is one. `log`: the appended log.
+
+    In lockstep the first record gives each rack an equal part of all units, so which rack takes
+    what does not depend on when it asks. Otherwise a grant is at most half of a rack's part of what
+    is free.
+    """
+    if log.units is None or not log.seats:
+        return None
+    policy = require(log.policy, "units are in the first record")
+    books = {book.member: book for book in log.units.books}
+    trains, asks, back = 0, dict[Member, UnitsAsk](), list[Member]()
+    for rack, seat in sorted(log.seats.items()):
+        report, book = reports.get(rack), books[seat.member]
+        if report is not None and report.leaving and report.idle:
+            back += [seat.member] if book.given > book.done else []
+            continue
+        trains += 1
+        if report is not None and rack in live and _is_new(report.units, book):
+            asks[seat.member] = require(report.units, "it has asked")
+    if policy.lockstep and not log.units.fresh and len(asks) < trains:
+        return None
+    evenly = policy.lockstep and not log.units.fresh
+    shares = _shares(log.units.free, asks, len(log.seats), evenly=evenly)
+    if shares or back:
+        return Grant(shares, tuple(back))
+    empty = sum(ask.empty for ask in asks.values())
+    ends = empty > 0 and (policy.lockstep or empty == trains)
+    return Grant(()) if ends and not log.units.free and not log.units.ended else None
+
+
+def _is_new(ask: UnitsAsk | None, book: UnitBook) -> bool:
+    """Whether the ask was not answered yet."""
+    return ask is not None and ask.given == book.given
+
+
+def _shares(
+    free: Spans, asks: Mapping[Member, UnitsAsk], racks: int, *, evenly: bool
+) -> tuple[tuple[Member, Spans], ...]:
+    total, shares, skipped = sum(count for _, count in free), [], 0
+    left = total
+    for position, (member, ask) in enumerate(sorted(asks.items())):
+        size = min(ask.size, max(GRANT_MIN, left // (2 * racks)))
+        if evenly:
+            size = total // len(asks) + (position < total % len(asks))
+        size = min(size, left)
+        if size:
+            upto = first_of(free, skipped + size)
+            shares.append((member, _behind(upto, skipped)))
+            skipped, left = skipped + size, left - size
+    return tuple(shares)
+
+
+def _behind(spans: Spans, skipped: int) -> Spans:
+    """These units without the first `skipped`."""
+    kept = list[tuple[int, int]]()
+    for first, count in spans:
+        here = min(skipped, count)
+        skipped -= here
+        kept += [(first + here, count - here)] if count > here else []
+    return tuple(kept)

@@ -1,0 +1,103 @@
+"""A training script whose rows come from a DataLedger, for test_data_ledger.py.
+
+Each rank writes a line per step, flushed: its step and the rows that it trained. So the test knows
+what a rack did that was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import mend
+from tests.process import train
+
+
+@dataclass(frozen=True)
+class Options:
+    out: str
+    lines: str
+    """Where the steps are written, with `{rank}` in it."""
+    rows: int
+    batch: int = 4
+    seed: int = 5
+    config: dict[str, Any] = field(default_factory=dict)
+    pace_ms: float = 0.0
+    holds: dict[str, str] = field(default_factory=dict)
+    """step -> the step after it begins once this file is there."""
+    cut: int = 0
+    """A checkpoint after this step, in the folder `cuts`; the script ends there."""
+    cuts: str = ""
+    resume: str = ""
+    uncounted: bool = False
+    unequal: bool = False
+    stop: int = 1 << 40
+    """The loop ends after this step."""
+
+
+def run(options: Options, result: dict[str, Any]) -> None:
+    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    order = torch.randperm(options.rows, generator=torch.Generator().manual_seed(options.seed))
+    model: torch.nn.Module = train.build("plain", 0)
+    wrapped = model
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        wrapped = train.spread(model, "ddp", "cpu")
+    optimizer = train.optimizer_of(model)
+    if options.resume:
+        found = mend.newest_checkpoint(options.resume)
+        assert found is not None
+        train.load(Path(found) / f"rack-{os.environ['MEND_RACK']}", model, optimizer)
+    data = torch.randn(options.rows, train.INPUTS, generator=torch.Generator().manual_seed(1))
+    rows = torch.utils.data.TensorDataset(torch.arange(options.rows), data)
+    ledger = mend.DataLedger(order)
+    config = mend.MendConfig(**options.config)
+    resume = options.resume or None
+    with (
+        Path(options.lines.format(rank=rank)).open("w") as lines,
+        mend.session(wrapped, config, optimizer, ledger=ledger, resume=resume) as runtime,
+    ):
+        for numbers, batch in DataLoader(rows, batch_size=options.batch, sampler=ledger):
+            optimizer.zero_grad()
+            wrapped(batch).square().mean().backward()
+            taken = len(numbers) - (options.unequal and rank)
+            if not options.uncounted:
+                runtime.count_rows(taken)
+            optimizer.step()
+            step = runtime.status().step
+            lines.write(json.dumps([step, numbers.tolist()]) + "\n")
+            lines.flush()
+            hold = options.holds.get(str(step))
+            while hold and not Path(hold).exists():
+                time.sleep(0.005)
+            time.sleep(options.pace_ms / 1000)
+            if step == options.cut:
+                save = [Path(options.cuts) / f"step-{step}"]
+                runtime.checkpoint(save[0], lambda at: train.save(model, optimizer, "", False, at))
+                result["cut"] = asdict(runtime.status())["data"]
+            if step >= min(options.stop, options.cut or options.stop):
+                break
+    result["status"] = asdict(runtime.status())
+    if ranks > 1:
+        torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    options = Options(**json.loads(sys.argv[1]))
+    with train.told(options.out) as result:
+        run(options, result)
+
+
+if __name__ == "__main__":
+    main()

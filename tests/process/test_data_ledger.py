@@ -1,0 +1,168 @@
+"""Rows that the log gives out are trained once, whichever rack dies, and go on after a resume.
+
+The test does not ask the ledger: it reads which rows each life of a rack trained in which step from
+the scripts, and which steps were merged from the commits on a tape.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mend.consensus.records import Commit
+from mend.coordination.events import RecordCommitted
+from mend.trace.format import Entry
+from mend.trace.reader import read_tape
+from tests.process.conftest import Jobs
+from tests.process.racks import Job, until
+
+CONFIG: dict[str, Any] = {
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "wait_timeout_s": 60,
+    "shutdown_timeout_s": 60,
+}  # fmt: skip
+
+
+def begin(job: Job, rack: int, name: str = "", **options: Any) -> Any:
+    who = name or f"rack{rack}"
+    lines = str(job.folder / f"{who}-rank{{rank}}.rows")
+    return job.start(rack, script="tests.process.rows", name=name, lines=lines, **options)
+
+
+def trained(job: Job, name: str, rank: int = 0) -> dict[int, list[int]]:
+    """The rows of each step."""
+    text = (job.folder / f"{name}-rank{rank}.rows").read_text()
+    return dict(map(json.loads, text.splitlines()))
+
+
+def records(job: Job, rack: int) -> list[Any]:
+    """The records that a rank has read."""
+    tape = read_tape(job.events_folder / f"tape-rack{rack}-rank0.mend")
+    entries = [entry for entry in tape.entries() if isinstance(entry, Entry)]
+    effects = [effect for entry in entries for effect in entry.effects]
+    return [effect.record for effect in effects if isinstance(effect, RecordCommitted)]
+
+
+def merged_steps(found: list[Any], fragments: int = 2) -> dict[Any, int]:
+    """Member -> the step up to which its work is in every fragment."""
+    steps: dict[Any, dict[int, int]] = {}
+    for commit in found:
+        for share in commit.members if isinstance(commit, Commit) else ():
+            steps.setdefault(share.member, {})[commit.fragment] = share.capture_step
+    return {m: min(each.get(p, 0) for p in range(fragments)) for m, each in steps.items()}
+
+
+def rows_of_merged_work(job: Job, found: list[Any], lives: dict[int, list[str]]) -> Counter[int]:
+    """The rows of all steps that are merged. `found`: records; `lives`: by rack, the names of the
+    processes, in their order."""
+    steps, counted = merged_steps(found), Counter[int]()
+    for rack, names in lives.items():
+        members = [m for m in steps if m.rack == rack]  # in the order of their first commits
+        assert 0 < len(members) <= len(names)  # the last life may have come too late for a merge
+        for member, name in zip(members, names, strict=False):
+            for step, rows in trained(job, name).items():
+                counted.update(rows if step <= steps[member] else [])
+    return counted
+
+
+def started(job: Job, name: str, step: int) -> None:
+    """Wait until a rack has made this step."""
+    path = job.folder / f"{name}-rank0.rows"
+
+    def there() -> bool:
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return any(json.loads(line)[0] >= step for line in lines)
+
+    until(there, lambda: f"{name} makes step {step}\n{job.stacks()}")
+
+
+def both_merged(job: Job) -> bool:
+    """Whether rack 0 has read a merge of both racks, of each fragment."""
+    merges = [each for each in job.events(0, kind="commit") if len(each["members"]) == 2]
+    return {each["fragment"] for each in merges} == {0, 1}
+
+
+@pytest.mark.parametrize("returns", [True, False], ids=["returns", "stays away"])
+def test_each_row_is_merged_once_though_a_rack_is_killed(jobs: Jobs, returns: bool) -> None:
+    """One that stays away loses its seat; until then the other one waits at the end of its data."""
+    job, total = jobs(), 600
+    config = CONFIG | ({} if returns else {"seat_timeout_s": 3})
+    options: dict[str, Any] = {"rows": total, "config": config, "pace_ms": 2}
+    begin(job, 0, **options)
+    begin(job, 1, **options, holds={"21": job.gate()})
+    started(job, "rack1", 21)
+    until(lambda: both_merged(job), lambda: f"work of both is merged\n{job.stacks()}")
+    job.processes[1].signal(signal.SIGKILL)
+    job.ended(1)
+    if returns:
+        again = begin(job, 1, name="again", **options)
+        until(lambda: again.code is not None, lambda: f"it ends\n{job.stacks()}")
+        assert again.code == 0, job.logs()
+    job.ended(0, code=0)
+    data = job.told(0)["status"]["data"]
+    assert (data["done"], data["open"], data["left"]) == (total, 0, 0)
+    assert data["given_again"] > 0
+    lives = {0: ["rack0"], 1: ["rack1", "again"] if returns else ["rack1"]}
+    rows = rows_of_merged_work(job, records(job, 0), lives)
+    assert rows == Counter(range(total)), "each row is in merged work, once"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: int) -> None:
+    """Of 2 ranks each has its own rows."""
+    config, total = CONFIG | {"lockstep": True}, 200
+    runs = []
+    for slow in range(2):
+        job = jobs(ranks=ranks)
+        for rack in range(2):
+            begin(job, rack, rows=total, config=config, pace_ms=2.0 * (rack == slow))
+        for rack in range(2):
+            job.ended(rack, code=0)
+        each = [trained(job, f"rack{rack}", rank) for rack in range(2) for rank in range(ranks)]
+        rows = Counter(row for steps in each for taken in steps.values() for row in taken)
+        assert rows == Counter(range(total))
+        assert job.told(1)["status"]["data"]["done"] == total
+        runs.append(each)
+    assert runs[0] == runs[1]
+
+
+def test_resumed_job_trains_the_rows_that_are_left(jobs: Jobs, tmp_path: Path) -> None:
+    """What was trained and not merged at the checkpoint is in the weights that it holds."""
+    config, total, cuts = CONFIG | {"lockstep": True}, 240, tmp_path / "cuts"
+    options: dict[str, Any] = {"rows": total, "config": config}
+    cut = jobs()
+    for rack in range(2):
+        begin(cut, rack, **options, cut=13, cuts=str(cuts))
+    for rack in range(2):
+        cut.ended(rack, code=0)
+    assert cut.told(0)["cut"]["open"] > 0
+    job = jobs()
+    for rack in range(2):
+        begin(job, rack, **options, resume=str(cuts))
+    for rack in range(2):
+        job.ended(rack, code=0)
+    before = [trained(cut, f"rack{rack}") for rack in range(2)]
+    behind = [trained(job, f"rack{rack}") for rack in range(2)]
+    rows = Counter(r for steps in (*before, *behind) for taken in steps.values() for r in taken)
+    assert rows == Counter(range(total))
+    assert min(behind[0]) == 14
+    data = job.told(0)["status"]["data"]
+    assert (data["done"], data["open"], data["left"], data["given_again"]) == (total, 0, 0, 0)
+
+
+def test_misuse_of_the_ledger_is_refused_by_name(jobs: Jobs) -> None:
+    other, uncounted = jobs(), jobs()
+    for rack in range(2):
+        begin(other, rack, rows=64, config=CONFIG, seed=rack)
+        begin(uncounted, rack, rows=64, config=CONFIG, uncounted=True)
+    other.ended(1, code=1)
+    kind, text = other.told(1)["error"]
+    assert (kind, "data ledger is 64 rows in the order" in text) == ("PlanMismatch", True)
+    for rack in range(2):
+        uncounted.ended(rack, code=1)
+    kind, text = uncounted.told(0)["error"]
+    assert (kind, "runtime.count_rows" in text) == ("UsageError", True)

@@ -1,0 +1,85 @@
+"""Which rack gets which units of data, from the log and the reports."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from mend.consensus.log import LogState
+from mend.consensus.records import Grant, Record
+from mend.consensus.units import all_free
+from mend.coordination.messages import Report, UnitsAsk
+from mend.coordination.unit_grants import GRANT_MIN, next_grant
+from tests.unit.coordination.nouns import genesis, log_of, member, report
+
+A, B = member(0), member(1)
+BOTH = frozenset({0, 1})
+
+
+def log(total: int, *records: Record, lockstep: bool = False) -> LogState:
+    first = replace(genesis(), units=all_free(total))
+    policy = replace(first.policy, lockstep=lockstep)
+    return log_of(replace(first, policy=policy), *records).appended
+
+
+def asks(*each: tuple[int, int, bool] | None) -> dict[int, Report | None]:
+    """(given, size, empty) of rack 0, 1, ..."""
+    made = [None if one is None else UnitsAsk(*one) for one in each]
+    return {rack: report(1, units=ask) for rack, ask in enumerate(made)}
+
+
+def test_one_record_answers_all_racks_in_their_order() -> None:
+    grant = next_grant(log(10_000), asks((0, 64, True), (0, 100, True)), BOTH)
+    assert grant == Grant(((A, ((0, 64),)), (B, ((64, 100),))))
+
+
+def test_ask_that_is_answered_gets_nothing_more() -> None:
+    given = Grant(((A, ((0, 64),)),))
+    assert next_grant(log(10_000, given), asks((0, 64, True), None), BOTH) is None
+
+
+def test_dead_rack_gets_nothing() -> None:
+    grant = next_grant(log(10_000), asks((0, 64, True), (0, 64, True)), frozenset({1}))
+    assert grant == Grant(((B, ((0, 64),)),))
+
+
+@pytest.mark.parametrize(("free", "gets"), [(400, 100), (40, GRANT_MIN), (5, 5)])
+def test_grant_becomes_smaller_towards_the_end(free: int, gets: int) -> None:
+    assert next_grant(log(free), asks((0, 1000, True), None), BOTH) == Grant(((A, ((0, gets),)),))
+
+
+def test_units_end_when_all_racks_have_taken_theirs() -> None:
+    state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
+    assert next_grant(state, asks((10, 64, True), (10, 64, False)), BOTH) is None
+    assert next_grant(state, asks((10, 64, True), (10, 64, True)), BOTH) == Grant(())
+
+
+def test_silent_rack_is_waited_for_at_the_end() -> None:
+    """Its units may become free."""
+    state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
+    silent = asks((10, 64, True), (10, 64, False))
+    assert next_grant(state, silent, frozenset({0})) is None
+
+
+def test_rack_that_has_stopped_gives_back_what_it_did_not_merge() -> None:
+    state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
+    reports = asks((10, 64, True), None) | {1: report(1, leaving=True, idle=True)}
+    assert next_grant(state, reports, BOTH) == Grant((), back=(B,))
+
+
+def test_in_lockstep_first_record_waits_for_all_and_gives_out_everything() -> None:
+    state = log(21, lockstep=True)
+    assert next_grant(state, asks((0, 64, True), None), BOTH) is None
+    grant = next_grant(state, asks((0, 64, True), (0, 100, True)), BOTH)
+    assert grant == Grant(((A, ((0, 11),)), (B, ((11, 10),))))
+
+
+def test_in_lockstep_a_rack_ends_without_the_others() -> None:
+    """They would wait for its offers."""
+    state = log(21, Grant(((A, ((0, 11),)), (B, ((11, 10),)))), lockstep=True)
+    assert next_grant(state, asks((11, 64, False), (10, 64, True)), BOTH) == Grant(())
+
+
+def test_job_without_units_gets_no_grant() -> None:
+    state = log_of(genesis()).appended
+    assert next_grant(state, asks((0, 64, True), None), BOTH) is None

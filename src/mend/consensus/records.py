@@ -273,7 +273,7 @@ class UnitBook(WireStruct, frozen=True):
 
     member: Member
     first: Count
-    """Position of the first unit of `spans`. All before it are done for good."""
+    """Position of the first unit of `spans`. All before it are permanently done."""
     spans: Spans
     merged: Annotated[tuple[Positions, ...], Meta(max_length=1024)]
     """Per fragment of weights. The newest versions are kept, because a lineage may undo them."""

@@ -111,7 +111,7 @@ def _newest(positions: Positions, version: int) -> Positions:
 
 
 def _settle(book: UnitBook) -> UnitBook:
-    """The book without the units that are done for good."""
+    """The book without the units that are permanently done."""
     floor = min(positions[0][1] for positions in book.merged)
     settled = first_of(book.spans, floor - book.first)
     return replace(book, first=floor, spans=_without(book.spans, settled, ordered=False))

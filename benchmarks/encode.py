@@ -11,7 +11,7 @@ NAME codec  the codec alone
 NAME decode decoding of the whole vector (powersgd reads its factors once, as in a merge)
 memcpy      torch's copy_ of the same elements
 
-`numba` says whether codecs were compiled (`pip install 'mend-torch[fast]'`) or run by torch.
+`numba` says whether codecs were compiled (`pip install numba`) or run by torch.
 
 A speed is the bytes of the delta (4 per element) per second; memcpy's is what it copies, once.
 

@@ -216,7 +216,7 @@ def figure(rows: Sequence[Row]) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("plots need matplotlib: pip install 'mend-torch[report]'") from error
+        raise UsageError("plots need matplotlib: pip install matplotlib") from error
     summary, counts = summarize(rows), sorted({row["racks"] for row in rows})
     whole = Figure(figsize=(5.6 * len(counts), 8.2), layout="constrained")
     axes = whole.subplots(2, len(counts), squeeze=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import re
@@ -66,6 +67,19 @@ def test_every_package_that_mend_imports_is_a_dependency() -> None:
     installed -= {"llvmlite"}  # comes with numba, as triton does with torch for CUDA
     renamed = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
     assert {renamed.get(name, name) for name in installed} == declared
+
+
+def test_advice_to_install_names_declared_packages_or_extras() -> None:
+    """mend-torch itself is not on PyPI, so no text may send there."""
+    declared = names([*PROJECT["project"]["dependencies"], *itertools.chain(*EXTRAS.values())])
+    declared -= {"mend-torch"}
+    declared |= {"{PACKAGE}"}  # of metrics_server.py
+    advice = re.compile(r"pip install (?:-e )?'?([\w.{}-]+)(?:\\*\[(\w+))?")
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    found = [each for path in files for each in advice.findall(path.read_text("utf-8"))]
+    assert len(found) > 8
+    assert {name for name, _ in found} <= declared | {"."}
+    assert {extra for name, extra in found if name == "."} <= EXTRAS.keys()
 
 
 ALONE = """

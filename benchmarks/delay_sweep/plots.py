@@ -31,7 +31,7 @@ def write_plots(out: Path, sweep: Sweep, rows: Sequence[Row]) -> list[Path]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.backends.backend_svg import FigureCanvasSVG
     except ImportError as error:
-        raise UsageError("plots need matplotlib: pip install 'mend-torch[plots]'") from error
+        raise UsageError("plots need matplotlib: pip install matplotlib") from error
     with mpl.rc_context(SETTINGS):
         figure = _figure(sweep, rows)
         paths = [out / name for name in NAMES]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.frameworks.jobs import ends
+from tests.frameworks.jobs import LIMIT_S, ends
 
-pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a framework
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)  # several jobs, each of which imports a framework
 pytest.importorskip("accelerate")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.jobs import ends, launch
+from tests.frameworks.jobs import LIMIT_S, ends, launch
 
-pytestmark = pytest.mark.timeout(900)  # several jobs, each of which imports a framework
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)  # several jobs, each of which imports a framework
 pytest.importorskip("transformers")
 SCRIPT = "hf_train.py"
 

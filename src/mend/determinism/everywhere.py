@@ -183,7 +183,7 @@ def _refuse_cpu() -> None:
     if find_spec("numba") is None:
         raise NotDeterministic(
             "level everywhere needs numba, which compiles it for this CPU",
-            "pip install mend-torch[fast]",
+            "pip install numba",
         )
     if not has_fma():
         raise NotDeterministic(

@@ -21,18 +21,16 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from mend.api import Runtime
 from mend.config import MendConfig
 from mend.config.sources import joins_from_lightning
 from mend.errors import UsageError
-from mend.integrations.membership import Membership, name_at
-from mend.status.status import Status
+from mend.integrations.membership import Member, Membership, name_at
 
 KEY = "mend"
 """Of a checkpoint: the folder of the job's state, relative to `default_root_dir`."""
 
 
-class MendCallback(pl.Callback):
+class MendCallback(Member, pl.Callback):
     """Exchanges the module that `fit` trains with the other racks.
 
     Each rack needs a `default_root_dir` of its own where racks share a file system. `config`: None:
@@ -53,18 +51,7 @@ class MendCallback(pl.Callback):
         **options: Any,
     ) -> None:
         self._given, self._tokens = (config, options, checkpoints), tokens
-        self._member: Membership | None = None
         self._resume: Path | None = None
-
-    @property
-    def runtime(self) -> Runtime | None:
-        """Of the job, while this rack trains."""
-        return self._member.runtime if self._member else None
-
-    @property
-    def status(self) -> Status | None:
-        """The last one, after the end: `status.outcome` says whether all work was merged."""
-        return self._member.status if self._member else None
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -104,5 +104,21 @@ class Membership:
             self.status = runtime.status()
 
 
+class Member:
+    """Base of what a framework runs: shows the job."""
+
+    _member: Membership | None = None
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """Of the job, while this rack trains."""
+        return self._member.runtime if self._member else None
+
+    @property
+    def status(self) -> Status | None:
+        """The last one, after the end: `status.outcome` says whether all work was merged."""
+        return self._member.status if self._member else None
+
+
 def _write_nothing(folder: Path) -> None:
     """The framework saves the model, in `folder`'s parent, right after the call that leads here."""

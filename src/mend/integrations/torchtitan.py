@@ -26,8 +26,7 @@ from torchtitan.trainer import Trainer
 
 from mend.api import Runtime
 from mend.errors import UsageError
-from mend.integrations.membership import Membership, name_at
-from mend.status.status import Status
+from mend.integrations.membership import Member, Membership, name_at
 
 
 def with_mend(config: Trainer.Config) -> MendTrainer.Config:
@@ -41,7 +40,7 @@ def with_mend(config: Trainer.Config) -> MendTrainer.Config:
     return MendTrainer.Config(**{each.name: getattr(config, each.name) for each in fields(config)})
 
 
-class MendTrainer(Trainer):
+class MendTrainer(Member, Trainer):
     """Exchanges the model with the other racks. Each rack writes into `dump_folder/rack-<number>`,
     and reads its own share of the training data.
 
@@ -49,6 +48,7 @@ class MendTrainer(Trainer):
     parallelism.
     """
 
+    _member: Membership
     step: int
     """The one in progress; before and after: the last one."""
 
@@ -65,16 +65,6 @@ class MendTrainer(Trainer):
                 of=config.dataloader, rack=place.rack_number, racks=place.racks
             )
         super().__init__(config)
-
-    @property
-    def runtime(self) -> Runtime | None:
-        """Of the job, while this rack trains."""
-        return self._member.runtime
-
-    @property
-    def status(self) -> Status | None:
-        """The last one, after the end: `status.outcome` says whether all work was merged."""
-        return self._member.status
 
     def train_step(self, data_iterator: Iterator[Any]) -> None:
         runtime = self.runtime or self._begin()

@@ -19,14 +19,12 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from mend.api import Runtime
 from mend.config import MendConfig
 from mend.errors import UsageError
-from mend.integrations.membership import Membership, name_at
-from mend.status.status import Status
+from mend.integrations.membership import Member, Membership, name_at
 
 
-class MendCallback(TrainerCallback):
+class MendCallback(Member, TrainerCallback):
     """Exchanges the Trainer's model with the other racks. Give it last of all callbacks.
 
     Each rack writes into its own folder of `output_dir`, named `rack-<number>`.
@@ -37,6 +35,8 @@ class MendCallback(TrainerCallback):
     `mend_init` raises, and UsageError for `save_strategy="best"` with `checkpoints`.
     """
 
+    _member: Membership
+
     def __init__(
         self, config: MendConfig | None = None, *, checkpoints: bool = True, **options: Any
     ) -> None:
@@ -44,16 +44,6 @@ class MendCallback(TrainerCallback):
         self._saved: Path | None = None
         """Of the newest checkpoint of the Trainer that has the job's state."""
         self._tokens = 0
-
-    @property
-    def runtime(self) -> Runtime | None:
-        """Of the job, while this rack trains."""
-        return self._member.runtime
-
-    @property
-    def status(self) -> Status | None:
-        """The last one, after the end: `status.outcome` says whether all work was merged."""
-        return self._member.status
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -263,7 +263,7 @@ def plot(rows: list[Row], path: Path) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        remedy = "pip install '.[plots]' in a checkout of mend"
+        remedy = "pip install matplotlib"
         raise ConfigError("matplotlib", "not installed", "a plot needs it", remedy) from error
 
     with rc_context(STYLE):

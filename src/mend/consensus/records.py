@@ -51,12 +51,12 @@ CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
 rank and is sent to every rack."""
 
-RECORDS_FORMAT = 6
+RECORDS_FORMAT = 7
 """Version of the meaning of log records; a log of another format is refused with an error that
 names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
 racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
 4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
-hold."""
+hold. 6: momentum is in every merge."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -96,6 +96,10 @@ class Offer(WireStruct, frozen=True):
     """Payload bytes per rank; empty if they follow from plan and codec."""
     closing: bool = False
     """Whether this is the last offer of its rack, whose script has ended."""
+    along: Count = 0
+    """Elements of all ranks that have the sign of the outer momentum of `base`."""
+    against: Count = 0
+    """Elements that have the other sign."""
 
     def checksum(self, rank: int) -> str:
         """Checksum of the payload of one rank, hex; empty if there is none."""
@@ -118,6 +122,8 @@ class MergeMember(WireStruct, frozen=True):
     steps: AtLeastOne
     norm: Norm = 0.0
     closing: bool = False
+    along: Count = 0
+    against: Count = 0
 
 
 def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bool:
@@ -136,6 +142,8 @@ def merge_member_of(offer: Offer) -> MergeMember:
         offer.steps,
         offer.norm,
         offer.closing,
+        offer.along,
+        offer.against,
     )
 
 

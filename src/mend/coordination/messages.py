@@ -455,6 +455,8 @@ class CapturePart(WireStruct, frozen=True):
     size: Count = 0
     """Payload bytes; 0: the codec's fixed size for this part."""
     closing: bool = False
+    along: Count = 0
+    against: Count = 0
 
 
 class Partial(OfAttempt, frozen=True, array_like=True):

@@ -251,6 +251,8 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
         norm=max(part.norm for part in parts),
         sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
         closing=head.closing,
+        along=sum(part.along for part in parts),
+        against=sum(part.against for part in parts),
     )
 
 

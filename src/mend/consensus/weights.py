@@ -46,7 +46,7 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     return fp32(min(max(wanted / made, 1), len(work)))
 
 
-MOMENTUM_WAITS = Fraction(-1, 10)
+MOMENTUM_WAITS = Fraction(-3, 20)
 """Balance of signs below which a merge is made without momentum. Source:
 docs/internals/quality.md, Small problems."""
 

@@ -60,12 +60,12 @@ def _fits(codec: Codec, payload_B: Tensor, numel: int) -> bool:
 def _by_torch(
     codec: Codec, payload_B: Tensor, momentum_N: Tensor, begin: int, end: int
 ) -> tuple[int, int]:
-    both = balance = 0
+    along = against = 0
     size = min(block_numel(), end - begin)
     decode = decoding(codec, [payload_B], size)
     for low, high in blocks(end - begin, size or 1):
         start, stop = begin + low, begin + high
         sign_n = torch.sign(decode(start, stop)[0]).mul_(torch.sign(momentum_N[start:stop]))
-        both += int(sign_n.count_nonzero())
-        balance += int(sign_n.sum(dtype=torch.float64))  # whole numbers: exact in any order
-    return (both + balance) // 2, (both - balance) // 2
+        along += int((sign_n > 0).sum())
+        against += int((sign_n < 0).sum())
+    return along, against

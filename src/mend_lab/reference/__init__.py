@@ -28,7 +28,7 @@ from mend_lab.reference import payloads
 from mend_lab.reference.low_rank import Factors, Fragment, rank_of
 from mend_lab.reference.radial import fp32, radial
 
-MOMENTUM_WAITS = Fraction(-1, 10)  # mean balance of signs below which a merge has no momentum
+MOMENTUM_WAITS = Fraction(-3, 20)  # mean balance of signs below which a merge has no momentum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,9 +117,9 @@ def test_a_merge_of_nothing_is_a_bug() -> None:
         merge_weights([], token_weighted=True)
 
 
-def test_momentum_waits_below_a_balance_of_minus_a_tenth() -> None:
-    assert not momentum_waits([(45, 55)], [1.0]), "at the limit"
-    assert momentum_waits([(449, 551)], [1.0])
+def test_momentum_waits_below_a_balance_of_minus_three_twentieths() -> None:
+    assert not momentum_waits([(425, 575)], [1.0]), "at the limit"
+    assert momentum_waits([(424, 576)], [1.0])
     assert not momentum_waits([(55, 45)], [1.0])
     assert not momentum_waits([(0, 0), (0, 0)], [0.5, 0.5]), "nothing is compared"
 

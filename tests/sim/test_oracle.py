@@ -45,6 +45,9 @@ RESUMED = 794
 
 PARTIAL = 19
 
+TURNED = 24
+"""Racks of two ranks, whose offers point against the momentum: its sign counts add up."""
+
 
 def settings_of(scenario: Scenario) -> reference.Settings:
     return reference.Settings(
@@ -140,6 +143,17 @@ def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> No
     assert len({fields["momentum"] for fields in logged(world)}) > 1
 
 
+def test_one_of_them_has_merges_of_cut_racks_without_momentum() -> None:
+    world = World(TURNED)
+    assert world.scenario.ranks > 1
+    assert world.scenario.momentum
+    assert fits(world.scenario)
+    world.run()
+    together = [each for each in logged(world) if each["rounds"] > 0 and len(each["members"]) > 1]
+    without = [each for each in together if each["momentum"] == 0]
+    assert world.scenario.fragments < len(without) < len(together), "besides the last merges"
+
+
 def test_one_of_them_goes_on_from_a_checkpoint() -> None:
     scenario = draw(RESUMED)
     assert fits(scenario)
@@ -148,7 +162,7 @@ def test_one_of_them_goes_on_from_a_checkpoint() -> None:
     assert scenario.ramp
 
 
-@pytest.mark.parametrize("seed", [*by_length(CHOSEN), *RARE, RESUMED])
+@pytest.mark.parametrize("seed", [*by_length(CHOSEN), *RARE, RESUMED, TURNED])
 def test_the_reference_finds_the_same_bits(seed: int) -> None:
     world = World(seed)
     scenario, ranks = world.scenario, world.scenario.ranks

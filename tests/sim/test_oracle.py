@@ -45,8 +45,8 @@ RESUMED = 794
 
 PARTIAL = 19
 
-TURNED = 208
-"""Racks of two ranks, whose offers point against the momentum: its sign counts add up."""
+TURNED = 89
+"""Racks of two ranks, whose offers point against the momentum: by one rank alone they would not."""
 
 
 def settings_of(scenario: Scenario) -> reference.Settings:

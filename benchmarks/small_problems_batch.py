@@ -31,7 +31,7 @@ from benchmarks.small_problems import (
     problem,
     settings_of,
 )
-from mend_lab.reference import Commit, Settings, fp32, part, shares, stretch
+from mend_lab.reference import MOMENTUM_WAITS, Commit, Settings, fp32, part, shares, stretch
 
 Array = np.ndarray[Any, Any]
 F32, F64 = np.float32, np.float64
@@ -182,23 +182,32 @@ def _int4(x_Sn: Array) -> Array:
 
 @dataclass
 class _Part:
-    """One fragment: anchors and momentum (S, n), and per rack its version, offer and residual."""
+    """One fragment: anchors and momenta by version (S, n), and per rack its version, offer and
+    residual."""
 
     place: slice
     anchors: list[Array]
     racks: int
     rounds: Fraction = Fraction(0)
     momentum: Array = field(init=False)
+    momenta: list[Array] = field(init=False)
 
     def __post_init__(self) -> None:
         self.momentum = np.zeros_like(self.anchors[0])
+        self.momenta = [self.momentum]
         self.version = [0] * self.racks
         self.open: list[tuple[int, Array, Array | None] | None] = [None] * self.racks
         self.residual: list[Array | None] = [None] * self.racks
 
 
 def outer_step(
-    now: _Part, delta_Sn: Array, settings: Settings, s: Fraction, plain: bool, f: float
+    now: _Part,
+    delta_Sn: Array,
+    settings: Settings,
+    s: Fraction,
+    plain: bool,
+    f: float,
+    balance_S1: Array,
 ) -> Array:
     """`reference.outer_step` of each seed; returns the anchor and changes the momentum."""
     if plain:
@@ -208,13 +217,24 @@ def outer_step(
         mu = min(fp32(now.rounds / (now.rounds + settings.ramp)), mu)
     decay = F32(fp32(1 - s * (1 - Fraction(mu))))
     now.momentum = now.momentum * decay + delta_Sn * F32(float(s))
-    step = delta_Sn * F32(f) + now.momentum * F32(mu)
+    along_S1 = balance_S1 >= float(MOMENTUM_WAITS)
+    step = delta_Sn * F32(f) + np.where(along_S1, now.momentum * F32(mu), F32(0))
     return np.asarray(now.anchors[-1] - step * F32(fp32(s * Fraction(fp32(settings.outer_lr)))))
 
 
-def _merge(now: _Part, racks: Racks, cell: Cell, settings: Settings, commit: Commit) -> Array:
-    """The mean of the members' offers."""
-    total = np.zeros(())
+def _balance(sent_Sn: Array, momentum_Sn: Array) -> Array:
+    """`reference.balance` of each seed, (S, 1)."""
+    signs = np.sign(sent_Sn) * np.sign(momentum_Sn)
+    return np.asarray(
+        signs.sum(1, keepdims=True) / np.maximum(np.abs(signs).sum(1, keepdims=True), 1)
+    )
+
+
+def _merge(
+    now: _Part, racks: Racks, cell: Cell, settings: Settings, commit: Commit
+) -> tuple[Array, Array]:
+    """The mean of the members' offers, and of their balances."""
+    total = balance_S1 = np.zeros(())
     for member, share in zip(commit.members, shares(commit.members, settings), strict=True):
         rack = member.rack
         delta = now.anchors[now.version[rack]] - racks.theta_SRN[:, rack, now.place]
@@ -223,7 +243,8 @@ def _merge(now: _Part, racks: Racks, cell: Cell, settings: Settings, commit: Com
         sent = _int4(x) if cell.codec == "int4" else x
         now.open[rack] = commit.version, delta, x - sent if cell.codec == "int4" else None
         total = total + sent.astype(F64) * share
-    return np.asarray(total.astype(F32))
+        balance_S1 = balance_S1 + _balance(sent, now.momenta[now.version[rack]]) * share
+    return np.asarray(total.astype(F32)), balance_S1
 
 
 def _move(now: _Part, racks: Racks, version: int, rack: int) -> None:
@@ -259,11 +280,13 @@ def merged_errors(cell: Cell, steps: int, seeds: int, momentum: float | None = N
             _, fragment, what, whom = following
             now = parts[fragment]
             if isinstance(what, Commit):
-                delta, s = _merge(now, racks, cell, settings, what), part(what, settings)
+                delta, balance = _merge(now, racks, cell, settings, what)
+                s = part(what, settings)
                 last = bool(whom[0]) and not what.training
                 plain = last or (len(what.members) == 1 and s == 1)
                 f = 1.0 if last else stretch(what.members, settings)
-                now.anchors.append(outer_step(now, delta, settings, s, plain, f))
+                now.anchors.append(outer_step(now, delta, settings, s, plain, f, balance))
+                now.momenta.append(now.momentum)
                 now.rounds += s
             else:
                 for rack in whom:

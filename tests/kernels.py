@@ -23,6 +23,7 @@ def load() -> None:
         kernels.squares_kernel()
         for name in ("float32", "bfloat16", *BLOCKS):
             kernels.merge_kernel(name)
+            kernels.signs_kernel(name)
         kernels.apply_kernel()
         kernels.gram_kernel()
         kernels.product_kernels()

@@ -172,6 +172,20 @@ MUTANTS = (
         ("tests/sim/test_oracle.py",),
     ),
     Mutant(
+        "signs-of-one-rank: whether momentum waits depends on how a rack is cut",
+        "coordination.rank_reports:_outcome",
+        "sum(part.against for part in parts)",
+        "head.against",
+        ("tests/unit/coordination/test_rank_reports.py",),
+    ),
+    Mutant(
+        "momentum-never-waits: a step is made with momentum against which the offers point",
+        "engine.numerics:Numerics.rates",
+        "rates._replace(momentum=0.0)",
+        "rates",
+        ("tests/unit/engine/test_numerics.py",),
+    ),
+    Mutant(
         "before-hold: one result is enough for a commit",
         "coordination.round:Round._try_commit",
         "hold(by_digests[digests], inputs.voters)",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.consensus.weights import WHOLE, merge_weights, part_of, stretch_of
+from mend.consensus.weights import WHOLE, merge_weights, momentum_waits, part_of, stretch_of
 from mend.coordination.schedule import Schedule
 from mend.engine.numerics import Anchor, Numerics, keeps_in_weights
 from mend.engine.sums import factors_in, tensors_of
@@ -146,13 +146,14 @@ class Live:
                     self.apply(p)
 
     def capture(self, p: int) -> None:
-        payloads, work = [], []
+        payloads, work, signs = [], [], []
         for n in range(len(self.models)):
             delta = self.applied[n][p].values - self.read(n, p)
             encoded = self.numerics.encode(delta, self.residual[n][p])
             totals = self.before[n] if self.numerics.in_weights else self.totals[n]
             work.append(tuple(a - b for a, b in zip(totals, self.mark[n][p], strict=True)))
             payloads.append(encoded.payload)
+            signs.append(self.numerics.signs(encoded.payload, self.applied[n][p]))
             taken = delta if encoded.sent is None else encoded.sent
             self.open[n, p] = (taken, encoded.pend, totals)
         weighted = self.settings.token_weighted
@@ -160,7 +161,8 @@ class Live:
         f = stretch_of(work, token_weighted=weighted, period_steps=self.settings.period)
         newest = self.anchors[p][-1]
         runs = self.runs(p, payloads, tuple(weights)) if self.settings.radial else None
-        rates = self.numerics.rates(newest.rounds, WHOLE, len(payloads), stretch=f)
+        waits = momentum_waits(signs, weights)
+        rates = self.numerics.rates(newest.rounds, WHOLE, len(payloads), stretch=f, waits=waits)
         version = newest.version + 1
         self.anchors[p].append(
             self.numerics.merge(payloads, weights, newest, version, runs=runs, rates=rates)

@@ -45,6 +45,9 @@ RESUMED = 794
 
 PARTIAL = 19
 
+TURNED = 89
+"""Racks of two ranks, whose offers point against the momentum: by one rank alone they would not."""
+
 
 def settings_of(scenario: Scenario) -> reference.Settings:
     return reference.Settings(
@@ -140,6 +143,22 @@ def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> No
     assert len({fields["momentum"] for fields in logged(world)}) > 1
 
 
+def test_one_of_them_has_merges_of_cut_racks_without_momentum() -> None:
+    world = World(TURNED)
+    assert world.scenario.ranks > 1
+    assert world.scenario.momentum
+    assert fits(world.scenario)
+    world.run()
+    commits = logged(world)
+    last = {each["fragment"]: each["version"] for each in commits}
+    assert any(
+        each["momentum"] == 0 < each["rounds"]
+        and len(each["members"]) > 1
+        and each["version"] < last[each["fragment"]]
+        for each in commits
+    )
+
+
 def test_one_of_them_goes_on_from_a_checkpoint() -> None:
     scenario = draw(RESUMED)
     assert fits(scenario)
@@ -148,7 +167,7 @@ def test_one_of_them_goes_on_from_a_checkpoint() -> None:
     assert scenario.ramp
 
 
-@pytest.mark.parametrize("seed", [*by_length(CHOSEN), *RARE, RESUMED])
+@pytest.mark.parametrize("seed", [*by_length(CHOSEN), *RARE, RESUMED, TURNED])
 def test_the_reference_finds_the_same_bits(seed: int) -> None:
     world = World(seed)
     scenario, ranks = world.scenario, world.scenario.ranks

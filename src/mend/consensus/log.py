@@ -38,7 +38,7 @@ from mend.consensus.records import (
     encode_record,
 )
 from mend.consensus.units import give, merge, seat, undo
-from mend.consensus.weights import part_of, stretch_of
+from mend.consensus.weights import merge_weights, momentum_waits, part_of, stretch_of
 from mend.errors import ensure, require
 from mend.types import WITNESS, Address, Member, Peer
 
@@ -301,6 +301,17 @@ class LogState:
             token_weighted=policy.token_weighted,
             period_steps=policy.period_steps,
         )
+
+    def weights(self, members: Collection[MergeMember | Offer]) -> tuple[float, ...]:
+        """The weights of a merge of these offers."""
+        policy = require(self.policy, "nothing is merged before the first record")
+        work = [(each.tokens, each.steps) for each in members]
+        return tuple(merge_weights(work, token_weighted=policy.token_weighted))
+
+    def waits(self, members: Collection[MergeMember | Offer]) -> bool:
+        """Whether the merge of these offers is made without momentum."""
+        signs = [(each.along, each.against) for each in members]
+        return momentum_waits(signs, self.weights(members))
 
     def _seat(self, record: Roster | Lineage, non_voters: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}

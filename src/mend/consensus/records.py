@@ -56,7 +56,7 @@ RECORDS_FORMAT = 7
 names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
 racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
 4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
-hold. 6: without units of data."""
+hold. 6: without units of data, and momentum is in every merge."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -98,6 +98,10 @@ class Offer(WireStruct, frozen=True):
     """Whether this is the last offer of its rack, whose script has ended."""
     units: Count = 0
     """Units of data whose work it contains, with those of all earlier offers of its member."""
+    along: Count = 0
+    """Elements of all ranks that have the sign of the outer momentum of `base`."""
+    against: Count = 0
+    """Elements that have the other sign."""
 
     def checksum(self, rank: int) -> str:
         """Checksum of the payload of one rank, hex; empty if there is none."""
@@ -121,6 +125,8 @@ class MergeMember(WireStruct, frozen=True):
     norm: Norm = 0.0
     closing: bool = False
     units: Count = 0
+    along: Count = 0
+    against: Count = 0
 
 
 def all_closing(members: Iterable[Offer | MergeMember], absent: Absentees) -> bool:
@@ -140,6 +146,8 @@ def merge_member_of(offer: Offer) -> MergeMember:
         offer.norm,
         offer.closing,
         offer.units,
+        offer.along,
+        offer.against,
     )
 
 

@@ -46,6 +46,23 @@ def stretch_of(work: Work, *, token_weighted: bool, period_steps: int) -> float:
     return fp32(min(max(wanted / made, 1), len(work)))
 
 
+MOMENTUM_WAITS = Fraction(-3, 20)
+"""Balance of signs below which a merge is made without momentum. Source:
+docs/internals/quality.md, Small problems."""
+
+
+def momentum_waits(signs: Sequence[tuple[int, int]], weights: Sequence[float]) -> bool:
+    """Whether the offers of a merge point against the outer momentum.
+
+    `signs`: of each offer the elements (along, against) it. The mean of their balances, (along -
+    against) / (along + against), is exact, so it depends neither on the order of the offers nor on
+    how a rack is cut. An offer that compared nothing counts as 0.
+    """
+    balances = [Fraction(a - b, (a + b) or 1) for a, b in signs]
+    mean = sum(Fraction(w) * each for w, each in zip(weights, balances, strict=True))
+    return mean < MOMENTUM_WAITS
+
+
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:
     """The part of WHOLE that a merge of `named` counts as while `absent` train as well."""
     if not absent:

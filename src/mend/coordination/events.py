@@ -74,6 +74,10 @@ class Encoded(Event, frozen=True):
     """Greatest magnitude of this rank's part."""
     size: int = 0
     """Bytes of the payload; 0: the codec's fixed size for this length."""
+    along: int = 0
+    """Elements of this rank's part that have the sign of the outer momentum of the offer's base."""
+    against: int = 0
+    """Elements that have the other sign."""
 
 
 class Fetched(Event, frozen=True):
@@ -331,6 +335,8 @@ class Merge(OfAttempt, Effect, frozen=True):
     """Factor of the outer step, from `weights.stretch_of`."""
     closing: bool = False
     """Whether every merged offer is the last one of its rack."""
+    waits: bool = False
+    """Whether the step is made without momentum, against which the offers point."""
     sharded: bool = False
     """Whether to assemble the merged slices of this attempt instead of merging payloads."""
 

@@ -469,6 +469,8 @@ class CapturePart(WireStruct, frozen=True):
     closing: bool = False
     units: Count = 0
     """As in `Offer`."""
+    along: Count = 0
+    against: Count = 0
 
 
 class Partial(OfAttempt, frozen=True, array_like=True):

@@ -21,14 +21,12 @@ from mend.consensus.records import (
     Drop,
     Genesis,
     Lineage,
-    MergeMember,
     Offer,
     Record,
     Roster,
     Snapshot,
     all_closing,
 )
-from mend.consensus.weights import merge_weights
 from mend.coordination import events as ev
 from mend.coordination.fetch_queue import FetchQueue, Key
 from mend.coordination.flow import batch_ns
@@ -48,7 +46,6 @@ from mend.coordination.slow import RankPace
 from mend.coordination.state_copy import StateCopies
 from mend.coordination.sums import Phase
 from mend.coordination.validation import rank_orders_misfit
-from mend.errors import require
 from mend.events.kinds import DigestDiffers, FetchFailed, RackExpelled, VersionsUndone
 from mend.types import SECOND, Address, Member, Peer
 
@@ -239,7 +236,8 @@ class RankMachine:
         part = self.parts.get(event.fragment)
         if part is not None and part.seq == event.seq:
             outcome = {"checksum": event.checksum, "declined": event.declined}
-            part = replace(part, **outcome, norm=event.norm, size=event.size)
+            signs = {"along": event.along, "against": event.against}
+            part = replace(part, **outcome, **signs, norm=event.norm, size=event.size)
             self.parts[event.fragment] = part
 
     def _on_barrier(self, event: ev.BarrierChanged) -> None:
@@ -463,7 +461,7 @@ class RankMachine:
         if replica.retry_ns and now_ns >= replica.retry_ns:
             replica.retry_ns = 0
         if self._seated() and replica.pulls_slices and (sharded := replica.slices.gather):
-            weights = self._weights(sharded.members)
+            weights = self.folded.weights(sharded.members)
             effects += replica.slices.move(self.folded, self.me, weights, now_ns)
         if newest not in replica.held:
             self._reach(fragment, newest, effects)
@@ -534,11 +532,12 @@ class RankMachine:
         if not here or replica.merging is not None or replica.retry_ns:
             return False
         merge = ev.Merge(
-            fragment, wanted.version, attempt, names, self._weights(wanted.members),
+            fragment, wanted.version, attempt, names, self.folded.weights(wanted.members),
             sharded=sharded, verify=count_of(attempt) > 1,
             part=self.folded.part(wanted.members, wanted.absent),
             stretch=self.folded.stretch(wanted.members),
             closing=all_closing(wanted.members, wanted.absent),
+            waits=self.folded.waits(wanted.members),
         )  # fmt: skip
         step: ev.Merge | ev.Measure | None = merge
         if self.options.sums and len(names) > 1:
@@ -548,11 +547,6 @@ class RankMachine:
         replica.merging = (wanted.version, attempt)
         effects.append(step)
         return True
-
-    def _weights(self, members: Sequence[Offer | MergeMember]) -> tuple[float, ...]:
-        policy = require(self.folded.policy, "nothing is merged before the first record")
-        work = [(member.tokens, member.steps) for member in members]
-        return tuple(merge_weights(work, token_weighted=policy.token_weighted))
 
     def _shards(self) -> bool:
         """Whether payloads are pulled only as a merge proposal requires."""

@@ -258,6 +258,8 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
         sizes=sizes if any(sizes := tuple(part.size for part in parts)) else (),
         closing=head.closing,
         units=head.units,
+        along=sum(part.along for part in parts),
+        against=sum(part.against for part in parts),
     )
 
 

@@ -319,9 +319,12 @@ class ConcurrentOuterStep:
             self.published.on_decided(record, None)
             self._note_commit(record)
         else:
-            momentum = numerics.rates(
-                rounds, part, len(record.members), all_closing(record.members, record.absent)
-            ).momentum
+            members = record.members
+            closing, waits = (
+                all_closing(members, record.absent),
+                self.rank_machine.folded.waits(members),
+            )
+            momentum = numerics.rates(rounds, part, len(members), closing, waits=waits).momentum
             self.published.on_decided(record, (rounds / WHOLE, momentum))
             self._note_commit(record, (part / WHOLE, rounds / WHOLE, momentum))
         if self.mirrors is not None and not numerics.of_values:

@@ -74,8 +74,9 @@ class Merging:
                 factors = factors_in(effect.total, effect.weights, tensors)
                 runs = tensors.runs(effect.weights, factors)
             rates = numerics.rates(
-                anchor.rounds, effect.part, len(effect.members), effect.closing, effect.stretch
-            )
+                anchor.rounds, effect.part, len(effect.members), effect.closing, effect.stretch,
+                effect.waits,
+            )  # fmt: skip
             if merged_N is None:
                 new = numerics.merge(
                     payloads, effect.weights, anchor, version,

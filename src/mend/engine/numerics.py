@@ -38,6 +38,7 @@ from mend.engine.buffers import Buffers, Pin
 from mend.engine.digest import StateDigest, bytes_of, digest_of_proof, proof_of
 from mend.engine.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
 from mend.engine.offers import Encoded, Read, compile_kernels, make_offer
+from mend.engine.signs import count_signs, kernel_of
 from mend.engine.sums import Tensors, Weights, partial_of, total_of
 from mend.engine.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
 from mend.engine.worker_pool import WorkerPool
@@ -55,7 +56,7 @@ from mend.merge import (
     gram_by,
     nothing,
 )
-from mend.outer import OuterOptimizer, Rates, Replace
+from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 from mend.transport.growth import Growth
 from mend.types import Owned, Span, fp32
 
@@ -219,6 +220,8 @@ class Numerics:
                 apply_kernel()
             for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
                 kernel_for(self.rule, self.outer, plain, owned.numel)
+            if self.outer.states:
+                kernel_of(self.codec, owned.numel)
             self._codecs.setdefault(owned, codecs)
         return self._codecs[owned]
 
@@ -294,6 +297,13 @@ class Numerics:
         codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N
         return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool, read, grows)
+
+    def signs(self, payload_B: Tensor, anchor: Anchor) -> tuple[int, int]:
+        """Elements of an offer against this anchor that have the sign of its outer momentum, and
+        that have the other one. (0, 0) without mend's momentum."""
+        if not isinstance(self.outer, Nesterov) or not anchor.states or not anchor.rounds:
+            return 0, 0
+        return count_signs(anchor.codec, payload_B, anchor.states[0], self.pool)
 
     def measure(
         self,
@@ -455,13 +465,21 @@ class Numerics:
         return replace(new, codecs=anchor.codecs)
 
     def rates(
-        self, rounds: int, part: int, members: int, closing: bool = False, stretch: float = 1.0
+        self,
+        rounds: int,
+        part: int,
+        members: int,
+        closing: bool = False,
+        stretch: float = 1.0,
+        waits: bool = False,
     ) -> Rates:
         """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
         `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
-        stretches."""
+        stretches. `waits`: without momentum, which still takes up the merged delta."""
         plain = closing or (members == 1 and part == WHOLE)
         rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
+        if waits:
+            rates = rates._replace(momentum=0.0)
         return rates if closing else rates._replace(stretch=stretch)
 
     def merge_into(

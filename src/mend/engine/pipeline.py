@@ -36,14 +36,19 @@ class Pipeline:
         store, tell, rules = self._store, self._jobs.tell, self._store.rules[offer.fragment]
         numerics = rules.numerics
 
-        def job() -> Encoded:
+        def encode() -> Encoded:
             if offer.encoding is not None:
                 return offer.encoding()
             if offer.landed is not None:
                 offer.landed()
             return offer.encode(numerics, grows=partial(store.serve_growing, offer))
 
-        def done(result: Encoded | Exception) -> None:
+        def job() -> tuple[Encoded, tuple[int, int]]:
+            encoded = encode()
+            return encoded, numerics.signs(encoded.payload, offer.anchor)
+
+        def done(made: tuple[Encoded, tuple[int, int]] | Exception) -> None:
+            result, signs = made if isinstance(made, tuple) else (made, (0, 0))
             fragment, seq = offer.fragment, offer.seq
             if isinstance(result, NonFinite):
                 self._published.last_error = offer.declined = reason = str(result)
@@ -57,7 +62,8 @@ class Pipeline:
                 name = store.member, fragment, seq
                 store.put_payload(name, result.payload, result.checksum)
                 size = result.payload.numel() if rules.varies else 0
-                tell(ev.Encoded(fragment, seq, result.checksum, norm=result.norm, size=size))
+                about = result.norm, size, *signs
+                tell(ev.Encoded(fragment, seq, result.checksum, "", *about))
 
         self._jobs.run(job, done)
 

@@ -77,6 +77,11 @@ Inf included, it ends the work with its row.
 digests `finish_hash` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a multiple
 of 4 bytes."""
 
+SignsKernel = Callable[[int, int, _Vector], tuple[int, int]]
+"""(address of a payload; `begin`, the element with which this part begins; the part of the
+momentum's vector: fp32 N, contiguous, whole rows) -> elements of the same sign, and of the other
+one; 0 has none."""
+
 ApplyKernel = Callable[[_Vector, _Vector, _Vector, _Vector, bool, float], None]
 """(theta, which is written; the anchor; the delta, empty where none is named; the next anchor: fp32
 n, contiguous; whether to blend, and by which alpha): `fragment.apply.realign` of every mode but
@@ -174,6 +179,13 @@ def offer_kernel(codec: str) -> OfferKernel | None:
 def merge_kernel(codec: str) -> MergeKernel | None:
     """That of float32, bfloat16 or one of the codecs above; None without numba."""
     kernel: MergeKernel | None = _load("merges", "merge", codec)
+    return kernel
+
+
+@cache
+def signs_kernel(codec: str) -> SignsKernel | None:
+    """That of a codec that `merge_kernel` knows; None without numba."""
+    kernel: SignsKernel | None = _load("merges", "signs", codec)
     return kernel
 
 

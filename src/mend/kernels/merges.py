@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from mend.kernels import ROW_NUMEL, MergeKernel, compiled, part
+from mend.kernels import ROW_NUMEL, MergeKernel, SignsKernel, compiled, part
 from mend.kernels.blocks import PARTS
 from mend.kernels.hashes import FIRST, LANES, ROW_BYTES, feed
 
@@ -35,6 +35,8 @@ _MERGE = (
     "f4(u8[::1], i8, i8[::1], f8[:, ::1], f4[::1], f4[::1], f4, f4, f4, f4, f4, f4, f4[::1], "
     "f4[::1], u8[:, :, ::1])"
 )
+
+_SIGNS = "UniTuple(i8, 2)(u8, i8, f4[::1])"
 
 
 def _pointer(element: Any, kind: Any) -> Any:
@@ -211,13 +213,39 @@ def _merge(
     return _I32(top).view(_F32)
 
 
-def merge(codec: str) -> MergeKernel:
-    """That of float32 payloads, or of a codec of `PARTS`."""
+def _signs(place: Any, begin: Any, state_N: Any) -> Any:
+    """Count the elements of equal and of opposite signs."""
+    along, against, room_k = _I64(0), _I64(0), np.empty(ROW_NUMEL, _F32)
+    for start in range(0, len(state_N), ROW_NUMEL):
+        x_k, state_k = _row(place, begin + start, room_k), state_N[start : start + ROW_NUMEL]
+        same, other = _I32(0), _I32(0)
+        for i in range(len(state_k)):
+            up, down = x_k[i] > _F32(0), x_k[i] < _F32(0)
+            rises, falls = state_k[i] > _F32(0), state_k[i] < _F32(0)
+            same += _I32((up & rises) | (down & falls))
+            other += _I32((up & falls) | (down & rises))
+        along, against = along + same, against + other
+    return along, against
+
+
+def _decoders(codec: str) -> dict[str, Any]:
+    """The names of this module, with the row of this codec."""
     here = dict(globals())
     if codec != "float32":
         decode, block, block_bytes = PARTS[codec][1:]
         here |= {"_decode": decode, "_BLOCK": block, "_BLOCK_BYTES": block_bytes}
         here["_row"] = part(FunctionType(_decoded.__code__, here, f"_{codec}_row"))
+    return here
+
+
+def signs(codec: str) -> SignsKernel:
+    """That of float32 payloads, or of a codec of `PARTS`."""
+    return compiled(_SIGNS, FunctionType(_signs.__code__, _decoders(codec), f"_{codec}_signs"))
+
+
+def merge(codec: str) -> MergeKernel:
+    """That of float32 payloads, or of a codec of `PARTS`."""
+    here = _decoders(codec)
     mean: Any = _mean
     here["_mean"] = part(FunctionType(mean.py_func.__code__, here, f"_{codec}_mean"))
     return compiled(_MERGE, FunctionType(_merge.__code__, here, f"_{codec}_merge"))

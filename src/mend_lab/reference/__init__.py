@@ -28,6 +28,8 @@ from mend_lab.reference import payloads
 from mend_lab.reference.low_rank import Factors, Fragment, rank_of
 from mend_lab.reference.radial import fp32, radial
 
+MOMENTUM_WAITS = Fraction(-3, 20)  # mean balance of signs below which a merge has no momentum
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -193,6 +195,16 @@ def stretch(members: Sequence[Named], settings: Settings) -> float:
     return fp32(min(max(behind / long, Fraction(1)), Fraction(len(members))))
 
 
+def balance(sent: Tensor, momentum: Tensor | None) -> Fraction:
+    """(along - against) / (along + against): elements of an offer with the sign of the momentum of
+    its base, and with the other one; 0 where nothing is compared."""
+    if momentum is None:
+        return Fraction(0)
+    signs = torch.sign(sent) * torch.sign(momentum)
+    along, against = int((signs > 0).sum()), int((signs < 0).sum())
+    return Fraction(along - against, (along + against) or 1)
+
+
 def part(commit: Commit, settings: Settings) -> Fraction:
     """s = named / (named + absent), a multiple of 2^-24, which is an fp32 number."""
     named = sum(counted(m.tokens, m.steps, settings) for m in commit.members)
@@ -210,11 +222,12 @@ def merge(offers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def outer_step(
     anchor: Anchor, delta: Tensor, settings: Settings, s: Fraction = Fraction(1),
-    plain: bool = False, f: float = 1.0,
+    plain: bool = False, f: float = 1.0, waits: bool = False,
 ) -> Anchor:  # fmt: skip
     """b <- (1 - s (1 - mu)) b + s Delta;  A' = A - s lr (f Delta + mu b): fp32, every product and
-    every sum rounded. `plain`, for one rack with nobody absent and for last offers: A' = A - s f
-    Delta, and b is kept for later, f = 1."""
+    every sum rounded. `waits`, as the offers point against b: A' = A - s lr f Delta. `plain`, for
+    one rack with nobody absent and for last offers: A' = A - s f Delta, and b is kept for later,
+    f = 1."""
     lr, mu, k = fp32(settings.outer_lr), fp32(settings.momentum), anchor.rounds
     if settings.ramp:
         mu = min(fp32(k / (k + settings.ramp)), mu)
@@ -223,7 +236,7 @@ def outer_step(
         lr = 1.0
     elif momentum is not None:
         momentum = momentum * fp32(1 - s * (1 - Fraction(mu))) + delta * float(s)
-        step = delta * f + momentum * mu
+        step = delta * f if waits else delta * f + momentum * mu
     values = anchor.values - step * fp32(s * Fraction(lr))
     return Anchor(anchor.version + 1, values, momentum, k + s)
 
@@ -254,6 +267,7 @@ class _Offer:
     totals: tuple[int, int]  # tokens and steps that are merged with it
     factors: Factors | None = None
     closing: bool = False
+    balance: Fraction = Fraction(0)
 
 
 @dataclass
@@ -305,10 +319,12 @@ class _Log:
         last = not commit.training and all(offer.closing for offer in offers)
         plain = last or (len(racks) == 1 and s == 1)
         f = 1.0 if last else stretch(commit.members, self.settings)  # last: what the racks hold
-        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f))
+        pairs = zip(weights, offers, strict=True)
+        waits = sum(Fraction(w) * o.balance for w, o in pairs) < MOMENTUM_WAITS
+        versions.append(outer_step(versions[-1], delta, self.settings, s, plain, f, waits))
         if self.low_rank:
-            pairs = zip(offers, weights, strict=True)
-            sent = [(o.member.base, o.factors, w) for o, w in pairs if o.factors is not None]
+            both = zip(offers, weights, strict=True)
+            sent = [(o.member.base, o.factors, w) for o, w in both if o.factors is not None]
             self.low_rank[commit.fragment].merged(commit.version - 1, sent)
         self.commits[commit.fragment, commit.version] = commit
 
@@ -354,7 +370,8 @@ class _Learner:
         exact = self.settings.payload in ("float32", "sparse")
         pend = None if exact or keeps else x - sent
         member = Named(self.number, part.seq, part.anchor.version, tokens, steps)
-        part.offer = _Offer(member, delta, sent, pend, totals, factors, closing)
+        turned = balance(sent, part.anchor.state)
+        part.offer = _Offer(member, delta, sent, pend, totals, factors, closing, turned)
         self.log.offers[self.number, fragment, part.seq] = part.offer
         self.events.append(Captured(step, fragment, part.seq, closing))
         return part.offer

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mend.consensus.weights import WHOLE, merge_weights, part_of, stretch_of
+from mend.consensus.weights import (
+    WHOLE,
+    merge_weights,
+    momentum_waits,
+    part_of,
+    stretch_of,
+)
 
 H = 8
 WORK = st.lists(st.tuples(st.integers(1, 2**62), st.integers(1, 2**62)), min_size=1, max_size=8)
@@ -109,3 +115,18 @@ def test_a_share_belongs_to_its_member_not_to_its_place(work: list[tuple[int, in
 def test_a_merge_of_nothing_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="merge of nothing"):
         merge_weights([], token_weighted=True)
+
+
+def test_momentum_waits_below_a_balance_of_minus_three_twentieths() -> None:
+    assert not momentum_waits([(425, 575)], [1.0]), "at the limit"
+    assert momentum_waits([(424, 576)], [1.0])
+    assert not momentum_waits([(55, 45)], [1.0])
+    assert not momentum_waits([(0, 0), (0, 0)], [0.5, 0.5]), "nothing is compared"
+
+
+def test_momentum_waits_by_the_weighted_mean_of_the_offers_balances() -> None:
+    along, against = (3, 1), (100, 300)
+    assert not momentum_waits([along, against], [0.5, 0.5])
+    assert momentum_waits([along, against], [0.25, 0.75])
+    assert momentum_waits([against, along], [0.75, 0.25])
+    assert momentum_waits([against, (0, 0)], [0.5, 0.5])

@@ -360,6 +360,19 @@ def test_offers_of_unequal_steps_stretch_the_step() -> None:
     assert merge.stretch == pytest.approx(2 * (64 + 16) / 12**2)
 
 
+def test_momentum_waits_where_the_offers_of_a_merge_point_against_it() -> None:
+    for balances, waits in ((((40, 60), (40, 60)), True), (((40, 60), (60, 40)), False)):
+        rack = Rack().begun()
+        a, b = (
+            replace(offer(each), along=along, against=against)
+            for each, (along, against) in zip((OTHER, THIRD), balances, strict=True)
+        )
+        rack.told(offers=(a, b))
+        rack.gather(1, a, b)
+        (merge,) = of(ev.Merge, rack.fetched(a, b))
+        assert merge.waits is waits
+
+
 def test_racks_that_train_and_are_not_in_a_merge_make_it_a_part_of_a_round() -> None:
     rack = Rack().begun()
     a = offer(OTHER, tokens=10, steps=8)

@@ -6,7 +6,7 @@ import random
 
 from msgspec.structs import replace
 
-from mend.consensus.records import checksums_of
+from mend.consensus.records import checksums_of, merge_member_of
 from mend.coordination.messages import (
     Bad,
     BarrierState,
@@ -116,3 +116,18 @@ def test_slices_are_merged_on_all_ranks_and_fail_on_one() -> None:
     assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (failed,)
     ranks[2] = rank_report(2, FRAGMENTS, slices=(Sliced(0, 1, 1, 2),))
     assert aggregate(member(1), ranks, RANKS, FRAGMENTS).slices == (merged, failed)
+
+
+def test_signs_of_an_offer_are_those_of_all_ranks() -> None:
+    parts = [
+        CapturePart(0, 1, 0, 4, 10, 2, digest(rank)[-32:], 0, "", along=10 * rank, against=5 - rank)
+        for rank in range(RANKS)
+    ]
+    ranks = [rank_report(rank, FRAGMENTS, parts=(each,)) for rank, each in enumerate(parts)]
+    (made,) = aggregate(member(1), ranks, RANKS, FRAGMENTS).offers
+    assert (made.along, made.against) == (
+        sum(each.along for each in parts),
+        sum(each.against for each in parts),
+    )
+    named = merge_member_of(made)
+    assert (named.along, named.against) == (made.along, made.against)

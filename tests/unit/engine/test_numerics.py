@@ -8,6 +8,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -401,6 +402,64 @@ def test_last_offers_are_not_stretched() -> None:
         numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, momentum))
         assert numerics.rates(0, WHOLE, 2, closing=True, stretch=f).stretch == 1
         assert numerics.rates(0, WHOLE, 2, stretch=f).stretch == f
+
+
+def test_momentum_that_waits_takes_up_the_merged_delta() -> None:
+    numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5))
+    anchor, delta = numerics.genesis(torch.zeros(4)), torch.tensor([1.0, -2.0, 0.5, 0.0])
+    payloads = [delta.view(torch.uint8)] * 2
+    first = numerics.merge(payloads, [0.5, 0.5], anchor, 1)
+    rates = numerics.rates(first.rounds, WHOLE, 2, waits=True)
+    second = numerics.merge(payloads, [0.5, 0.5], first, 2, rates=rates)
+    assert torch.equal(second.values, first.values - delta)
+    assert torch.equal(second.states[0], first.states[0] * 0.5 + delta)
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_signs_are_those_of_what_the_payload_decodes_to(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    """Compiled or not, by any number of threads; a part of a row is at the end, and 0 counts for
+    neither side."""
+    numel = 2 * PORTION_NUMEL + 4096 + 77
+    momentum, delta = noise(numel, 1), noise(numel, 2)
+    momentum[::5], delta[1::7] = 0.0, -0.0
+    found = set()
+    for threads in (1, 3):
+        numerics = Numerics(CODECS[codec](), Average(), Nesterov(1.0, 0.5), threads)
+        anchor = replace(numerics.genesis(torch.zeros(numel)), rounds=WHOLE)
+        anchor.states[0].copy_(momentum)
+        payload = anchor.codec.encode(delta)
+        found.add(numerics.signs(payload, anchor))
+        with monkeypatch.context() as without:
+            without.setattr("mend.engine.signs.signs_kernel", lambda _: None)
+            found.add(numerics.signs(payload, anchor))
+        sent = anchor.codec.decode(payload, 0, numel, torch.empty(numel))
+        product = np.sign(sent.numpy()) * np.sign(momentum.numpy())
+        numerics.close()
+    assert found == {(int((product > 0).sum()), int((product < 0).sum()))}
+
+
+@pytest.mark.parametrize("cut", [1, 4096, 1 << 20])
+def test_signs_of_the_parts_of_a_fragment_add_up_to_those_of_the_whole(cut: int) -> None:
+    numel = PORTION_NUMEL + 5000
+    momentum, delta = noise(numel, 1), noise(numel, 2)
+
+    def signs(begin: int, end: int) -> np.ndarray:
+        numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5))
+        anchor = replace(numerics.genesis(torch.zeros(end - begin)), rounds=WHOLE)
+        anchor.states[0].copy_(momentum[begin:end])
+        return np.array(numerics.signs(delta[begin:end].clone().view(torch.uint8), anchor))
+
+    assert np.array_equal(signs(0, cut) + signs(cut, numel), signs(0, numel))
+
+
+def test_nothing_is_counted_without_momentum() -> None:
+    payload = torch.ones(4).view(torch.uint8)
+    for outer in (Nesterov(1.0, 0.0), Nesterov(1.0, 0.5)):
+        numerics = Numerics(CODECS["float32"](), Average(), outer)
+        assert numerics.signs(payload, numerics.genesis(torch.zeros(4))) == (0, 0)
+    assert numerics.for_moments().signs(payload, numerics.genesis(torch.zeros(4))) == (0, 0)
 
 
 def test_the_rounds_merged_so_far_and_the_part_of_this_one_make_the_step() -> None:

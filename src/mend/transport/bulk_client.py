@@ -277,7 +277,10 @@ class BulkLane:
             return socket.getaddrinfo(holder.host, holder.port, type=kind, flags=numeric)[0]
         except socket.gaierror:
             look_up = functools.partial(socket.getaddrinfo, holder.host, holder.port, type=kind)
-            looking = self._in_thread(look_up, joined=False)
+            try:
+                looking = self._in_thread(look_up, joined=False)
+            except RuntimeError as error:  # Python 3.12 starts no thread at its end
+                raise OSError(f"its name was not looked up: {error}") from error
             return (await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND))[0]
 
     def _in_thread(self, job: Callable[[], T], *, joined: bool = True) -> asyncio.Future[T]:

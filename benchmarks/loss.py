@@ -6,7 +6,7 @@ launch`; where there are fewer GPUs than racks they share them. Arms:
 
 alone            rack 0 by itself, the steps of one rack
 data-parallel    the gradients of all racks averaged in every step: equal tokens
-mend             mend's default settings (H 128, overlapped)
+mend             mend's default settings
 mend:KEY=VALUE   mend with other settings, as in mend:sync_period_steps=16
 
     python -m benchmarks.loss --racks 2 --arms alone,data-parallel,mend --seeds 0,1,2

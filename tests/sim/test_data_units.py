@@ -95,7 +95,7 @@ PLANTED = (
     Bug(
         "kept",
         "units stay free when they are given",
-        (Edit("consensus.units:give", "_without(free, spans)", "free"),),
+        (Edit("consensus.units:give", "without(free, spans)", "free"),),
     ),
     Bug(
         "any",

@@ -65,7 +65,7 @@ def give(units: Units, grant: Grant) -> Units:
     free, fresh, again = units.free, units.fresh, units.again
     books = {book.member: book for book in units.books}
     for member, spans in grant.shares:
-        free = _without(free, spans)
+        free = without(free, spans)
         book = books[member]
         books[member] = replace(book, spans=_appended(book.spans, spans))
         for first, count in spans:
@@ -114,7 +114,7 @@ def _settle(book: UnitBook) -> UnitBook:
     """The book without the units that are permanently done."""
     floor = min(positions[0][1] for positions in book.merged)
     settled = first_of(book.spans, floor - book.first)
-    return replace(book, first=floor, spans=_without(book.spans, settled, ordered=False))
+    return replace(book, first=floor, spans=without(book.spans, settled, ordered=False))
 
 
 def _free_undone(
@@ -126,7 +126,7 @@ def _free_undone(
     for book in books:
         if which(book) and book.given > book.done:
             done = first_of(book.spans, book.done - book.first)
-            freed += _without(book.spans, done, ordered=False)
+            freed += without(book.spans, done, ordered=False)
             book = replace(book, spans=done)
         if book.seated or book.spans:
             kept.append(book)
@@ -150,7 +150,7 @@ def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
     return tuple(joined)
 
 
-def _without(spans: Spans, gone: Spans, *, ordered: bool = True) -> Spans:
+def without(spans: Spans, gone: Spans, *, ordered: bool = True) -> Spans:
     """`spans` without `gone`, each of which is a part of one of them. Raises InvariantError if it
     is not."""
     left = list(spans)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mend.consensus.log import LogState
 from mend.consensus.records import Grant, Spans, UnitBook
-from mend.consensus.units import first_of
+from mend.consensus.units import first_of, without
 from mend.coordination.messages import Report, UnitsAsk
 from mend.errors import require
 from mend.types import Member
@@ -38,9 +38,9 @@ def next_grant(
         trains += 1
         if report is not None and rack in live and _is_new(report.units, book):
             asks[seat.member] = require(report.units, "it has asked")
-    if policy.lockstep and not log.units.fresh and len(asks) < trains:
-        return None
     evenly = policy.lockstep and not log.units.fresh
+    if evenly and len(asks) < trains:
+        return None
     shares = _shares(log.units.free, asks, len(log.seats), evenly=evenly)
     if shares or back:
         return Grant(shares, tuple(back))
@@ -57,25 +57,13 @@ def _is_new(ask: UnitsAsk | None, book: UnitBook) -> bool:
 def _shares(
     free: Spans, asks: Mapping[Member, UnitsAsk], racks: int, *, evenly: bool
 ) -> tuple[tuple[Member, Spans], ...]:
-    total, shares, skipped = sum(count for _, count in free), [], 0
+    total, shares = sum(count for _, count in free), []
     left = total
     for position, (member, ask) in enumerate(sorted(asks.items())):
         size = min(ask.size, max(GRANT_MIN, left // (2 * racks)))
         if evenly:
             size = total // len(asks) + (position < total % len(asks))
-        size = min(size, left)
-        if size:
-            upto = first_of(free, skipped + size)
-            shares.append((member, _behind(upto, skipped)))
-            skipped, left = skipped + size, left - size
+        if spans := first_of(free, size):
+            shares.append((member, spans))
+            free, left = without(free, spans), left - sum(count for _, count in spans)
     return tuple(shares)
-
-
-def _behind(spans: Spans, skipped: int) -> Spans:
-    """These units without the first `skipped`."""
-    kept = list[tuple[int, int]]()
-    for first, count in spans:
-        here = min(skipped, count)
-        skipped -= here
-        kept += [(first + here, count - here)] if count > here else []
-    return tuple(kept)

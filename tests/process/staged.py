@@ -63,6 +63,8 @@ class Options:
     """Step before which the rack kills itself."""
     stop: str = ""
     """All ranks of the rack make no further step once the test has made this file."""
+    merged: str = ""
+    """Before the shutdown each rank tells here what it has merged, and waits for this file."""
     table: str = ""
     """A module that gets a buffer of the rack's own."""
     leave_out: str = ""
@@ -288,6 +290,18 @@ def steps_of(options: Options, runtime: Any) -> Iterator[int]:
         time.sleep(options.pace_ms / 1000)
 
 
+def tell_merged(options: Options, model: nn.Module, runtime: Any) -> None:
+    with runtime.anchor_weights():
+        held = {bare(name): each for name, each in weights(model).items()}
+    told = {"versions": runtime.status().versions, "weights": held}
+    path = Path(f"{options.merged}.{os.environ['MEND_RACK']}.{os.environ.get('RANK', '0')}")
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(told))
+    part.rename(path)
+    while not Path(options.merged).exists():
+        time.sleep(0.01)
+
+
 def run(options: Options, result: dict[str, Any]) -> None:
     import mend
 
@@ -319,6 +333,8 @@ def run(options: Options, result: dict[str, Any]) -> None:
             optimizer.step()
             if folder := options.checkpoints.get(str(step)):
                 runtime.checkpoint(folder, partial(save, model, optimizer))
+        if options.merged:
+            tell_merged(options, model, runtime)
     result["weights"] = {bare(name): each for name, each in weights(model).items()}
     result["status"] = seen(runtime.status())
     result["threads"] = sorted(t.name for t in threading.enumerate() if "mend" in t.name)

@@ -57,7 +57,10 @@ def test_two_racks_end_with_the_bits_of_the_reference(results: list[Result]) -> 
         assert commit["rounds"] == rounds
         at_the_end = commit["members"][0]["capture_step"] == STEPS and commit["fragment"] != 1
         expected = 0 if at_the_end else fp32(rounds / (rounds + 10))
-        assert commit["momentum"] == expected < fp32(0.3)
+        # None where the offers point against it; the bits below say whether rightly.
+        assert commit["momentum"] in (0, expected)
+        assert expected < fp32(0.3)
+    assert any(commit["momentum"] for commit in first.commits)
     newest = first.commits[-1]
     said = (first.status["outer_rounds"], first.status["outer_momentum"])
     assert said == (newest["rounds"], newest["momentum"])

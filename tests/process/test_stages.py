@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, until
-from tests.process.test_follow import Following
+from tests.process.test_follow import Following, assert_is
 
 SCRIPT = "tests.process.staged"
 CONFIG: dict[str, Any] = {
@@ -169,22 +169,24 @@ def test_a_killed_rack_of_stages_comes_back_and_ends_with_the_bits_of_the_others
 
 def test_a_follower_puts_the_stages_together(jobs: Jobs) -> None:
     job = jobs(ranks=2)
-    config, stop = {**CONFIG, "lockstep": False}, job.gate("stop")
+    config, stop, end = {**CONFIG, "lockstep": False}, job.gate("stop"), job.gate("end")
     told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}
     for rack in range(2):
-        job.start(rack, **told)
+        job.start(rack, **told, merged=end)
     following = Following(*job.addresses)
     until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
     Path(stop).touch()
+    paths = [Path(f"{end}.0.{rank}") for rank in range(2)]
+    until(lambda: all(path.exists() for path in paths), "the ranks of rack 0 have stopped")
+    held = [json.loads(path.read_text()) for path in paths]
+    versions, parts = held[0]["versions"], [each["weights"] for each in held]
+    until(lambda: following.has(versions), lambda: f"{versions} {following}")
+    Path(end).touch()
     for rack in range(2):
         job.ended(rack, code=0)
     following.ended()
-    results = [job.result(0, rank) for rank in range(2)]
-    last = following.versions[-1]
-    told_bits = {
-        name: each.reshape(-1).view(torch.int32).tolist() for name, each in last.tensors.items()
-    }
-    assert told_bits == weights_of(results)
+    version = next(each for each in following.versions if [*each.versions] == versions)
+    assert_is(version, {"weights": {**parts[0], **parts[1]}})
 
 
 def test_buffers_of_a_later_stage_that_differ_at_the_start_are_named(jobs: Jobs) -> None:

@@ -7,6 +7,7 @@ measured; a process test that is not in it gets the default.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,12 @@ class Cost(NamedTuple):
 
 UNKNOWN = Cost(3, 2.0)
 """Two racks, and a witness or a launcher."""
+
+UNLISTED_S = 0.02
+"""CPU time of another test that is not in costs.txt."""
+
+PROCESSES = ("tests/process/", "tests/storm/test_storm")
+"""By the beginning of a path: tests that start processes."""
 
 CHEAP_S = 1.0
 """A function all of whose cases cost less, and that starts no process, needs no line."""
@@ -67,6 +74,12 @@ def measured() -> dict[str, Cost]:
         for name, cost in found.items()
         if cost.processes or cost.cpu_s * len(functions[name]) > CHEAP_S
     }
+
+
+def cpu_s_of(nodeid: str, table: Mapping[str, Cost]) -> float:
+    if (name := function_of(nodeid)) in table:
+        return table[name].cpu_s
+    return UNKNOWN.cpu_s if nodeid.startswith(PROCESSES) else UNLISTED_S
 
 
 def is_there(function: str) -> bool:

@@ -103,6 +103,21 @@ def test_reads():
     assert code == 1
 
 
+def test_record_of_a_run_that_lasts_outlives_many_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted, and with the next test the run ended with an internal error."""
+    monkeypatch.setattr(record, "RUNS", tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    lasts, gone = tmp_path / f"20200101-000000-{os.getpid()}", tmp_path / f"20200102-0-{ended.pid}"
+    for folder in (lasts, gone, *(tmp_path / f"20210101-{each:06}-1" for each in range(30))):
+        folder.mkdir()
+    record.Record.create()
+    assert lasts.exists()
+    assert not gone.exists()
+
+
 LISTENS = """
 import socket, time
 from pathlib import Path

@@ -205,17 +205,24 @@ def test_test_takes_a_token_for_each_of_its_processes() -> None:
     assert tokens(None, "alone") == 1
 
 
-def test_costs_are_of_tests_that_start_processes_or_take_long(
+def test_costs_have_a_line_for_what_takes_long_or_starts_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "RUNS", tmp_path)
     (tmp_path / "one").mkdir()
-    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0)]
+    cheap = ("tests/process/test_x.py::test_it", 0, 0.1)
+    few = [("few[1]", 2, 9.0), ("few[2]", 2, 6.0)]
+    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0), cheap, *few]
     (tmp_path / "one/tests.jsonl").write_text("".join(
         json.dumps({"test": name, "outcome": "passed", "processes": count, "cpu_s": cpu_s}) + "\n"
         for name, count, cpu_s in lines
     ))  # fmt: skip
-    assert costs.measured() == {"a": Cost(3, 0.2), "long": Cost(0, 9.0)}
+    expected = {"a": Cost(3, 0.2), "long": Cost(0, 9.0), cheap[0]: Cost(0, 0.1)}
+    new = costs.measured({})
+    assert new == {**expected, "few": Cost(2, 7.5)}
+    known = {"few": Cost(2, 5.0), "long": Cost(0, 1.0)}
+    assert costs.measured(known) == {**expected, "few": Cost(2, 5.0), "few[1]": Cost(2, 9.0)}
+    assert costs.cpu_s_of("few[1]", known | {"few[1]": Cost(2, 9.0)}) == 9.0
 
 
 def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:

@@ -113,7 +113,8 @@ def test_expensive_test_is_slow_but_the_cheapest_of_its_file_is_not() -> None:
 
 def test_test_without_a_line_costs_little_unless_it_starts_processes() -> None:
     assert costs.cpu_s_of("tests/process/test_x.py::test_y[1]", {}) == costs.UNKNOWN.cpu_s
-    assert costs.cpu_s_of("tests/unit/test_x.py::test_y[1]", {}) == costs.UNLISTED_S
+    assert costs.cpu_s_of("tests/sim/test_x.py::test_y", {}) == costs.UNLISTED_S["tests/sim/"]
+    assert costs.cpu_s_of("tests/unit/test_x.py::test_y", {}) == costs.UNLISTED_S["tests/"]
     table = {"tests/unit/test_x.py::test_y": Cost(0, 7.0)}
     assert costs.cpu_s_of("tests/unit/test_x.py::test_y[1]", table) == 7.0
 

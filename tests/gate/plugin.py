@@ -32,6 +32,8 @@ DELAY_MS_MAX = 250
 """A failure while a sleeping process was woken so late may be the machine's."""
 
 LEFT_OUT = "left_out"
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""Before any is left out."""
 
 NICE = 5
 """Of tests that only compute; ranks go first."""
@@ -68,6 +70,7 @@ class Shard:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
+        config.stash[COLLECTED] = [*items]
         table, slow = costs.read(), slow_of(items)
         choice = self.selection.choose(slow, table)
         self.left_out = choice.say(self.selection, table)
@@ -104,6 +107,8 @@ class Gate:
         self.config = config
         self.usage: list[Callable[[], tuple[int, float]]] = []
         """Each returns the most live processes at once and the CPU seconds since its last call."""
+        self.ended_s = 0.0
+        """CPU time of nurseries that have ended: their tests had it before."""
         self.costs = costs.read()
         self.tokens = machine.Tokens()
         self.record = Record(Path(os.environ[RUN])) if worker() is not None else Record.create()
@@ -168,7 +173,16 @@ class Gate:
 
     def spent(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(each.ru_utime + each.ru_stime for each in used)
+        return sum(each.ru_utime + each.ru_stime for each in used) - self.ended_s
+
+    @contextlib.contextmanager
+    def end_of(self, usage: Callable[[], tuple[int, float]]) -> Iterator[None]:
+        """The last test pays for what `usage` still says, not for all that the nursery ever did."""
+        self.usage.remove(usage)
+        _, cpu_s = usage()
+        before = self.spent()
+        yield
+        self.ended_s += self.spent() - before - cpu_s
 
     def spent_since(self, before: float, item: pytest.Item) -> tuple[int, float]:
         asks = "nursery" in item.fixturenames  # type: ignore[attr-defined]

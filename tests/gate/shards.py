@@ -26,6 +26,9 @@ from tests.gate.costs import Cost, cpu_s_of, function_of
 
 ROOT = Path(__file__).parents[2]
 SHARDS = 16
+SALT = zlib.crc32(b"2852")
+"""Of 3,000 numbers the one whose dearest shard costs least: 152 to 214 s of CPU, 190 on average."""
+
 ALL = "all"
 WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -242,7 +245,7 @@ def expensive_of(nodeids: Sequence[str], table: Mapping[str, Cost]) -> frozenset
 
 
 def shard_of(nodeid: str) -> int:
-    return zlib.crc32(nodeid.encode()) % SHARDS
+    return zlib.crc32(nodeid.encode(), SALT) % SHARDS
 
 
 def parse(text: str) -> Selection:

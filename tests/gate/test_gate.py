@@ -17,7 +17,7 @@ from tests.gate import costs, forks, machine, record
 from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
 from tests.gate.plugin import processes_of
-from tests.gate.suite import Suite
+from tests.gate.suite import CONFTEST, Suite
 from tests.process.nursery import import_tests
 from tests.process.racks import Nursery
 
@@ -223,6 +223,29 @@ def test_costs_have_a_line_for_what_takes_long_or_starts_processes(
     known = {"few": Cost(2, 5.0), "long": Cost(0, 1.0)}
     assert costs.measured(known) == {**expected, "few": Cost(2, 5.0), "few[1]": Cost(2, 9.0)}
     assert costs.cpu_s_of("few[1]", known | {"few[1]": Cost(2, 9.0)}) == 9.0
+
+
+@pytest.mark.slow  # loads torch
+def test_last_test_does_not_pay_for_the_whole_nursery(suite: Suite) -> None:
+    """It had the CPU time of all tests before it, and the loading of torch."""
+    (suite.folder / "conftest.py").write_text(
+        CONFTEST
+        + """
+from tests.conftest import nursery
+"""
+    )
+    code, output = suite.run("""
+import subprocess
+def work(nursery, seconds):
+    code = f"import time; all(time.process_time() < {seconds} for _ in iter(int, 1))"
+    subprocess.run([nursery.python, "-c", code], check=True)
+def test_first(nursery): work(nursery, 1.5)
+def test_last(nursery): work(nursery, 0.5)
+""")
+    assert code == 0, output
+    first, last = (test["cpu_s"] for test in suite.tests())
+    assert first > 1.4, "or the second has it"
+    assert 0.4 < last < first
 
 
 def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gate import changes, costs, shards
+from tests.gate import changes, costs, estimate, plugin, shards
 from tests.gate.costs import Cost
 from tests.gate.suite import CONFTEST, Suite
 
@@ -135,13 +135,25 @@ def test_run_prints_what_it_leaves_out_of_a_changed_room(
     other = 1 if shards.shard_of("test_it.py::test_it") == 0 else 0
     (suite.folder / "conftest.py").write_text(
         CONFTEST.replace('"0"', f'"{other}:test_it.py"')
-        + "\nfrom tests.gate import shards\nshards.BUDGET_S = 0.0\n"
+        + "\nfrom tests.gate import shards\nshards.BUDGET_S = -1.0\n"
     )
     _, output = suite.run(
         "import pytest\n@pytest.mark.slow\ndef test_it(): pass\ndef test_fast(): pass\n", *workers
     )
     assert "1 passed" in output, output
     assert output.count("1 slow tests of changed rooms (0 s of CPU) are left out") == 1, output
+
+
+def test_run_after_a_change_of_all_rooms_is_within_its_limit_by_the_table(
+    pytestconfig: pytest.Config,
+) -> None:
+    """`python -m tests.gate.estimate` shows what takes so long."""
+    found = estimate.Collected()
+    found.pytest_collection_modifyitems(pytestconfig.stash[plugin.COLLECTED])
+    if len(found.all) < 8000:
+        pytest.skip("needs all tests to be collected")
+    taken_s, _ = estimate.longest(found, found.rooms(), costs.read())
+    assert taken_s <= estimate.LIMIT_S
 
 
 def test_suite_of_its_own_runs_in_its_shard_and_after_changes_of_its_room() -> None:

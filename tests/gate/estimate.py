@@ -23,6 +23,8 @@ START_S = 45.0
 """CPU time of loading and collecting the tests, in all workers."""
 CHECK_S = 75.0
 """`make check`, on the clock."""
+SUITES = {"integrations": "tests/frameworks/"}
+"""By room: tests with environments of their own, which run one after the other."""
 LIMIT_S = 14 * 60.0
 """After a change of any rooms."""
 
@@ -84,8 +86,12 @@ def main() -> int:
     print(f"{len(found.all)} tests, {cpu_s(found.all, table):.0f} s of CPU; of them "
           f"{len(found.slow)} slow ones, {cpu_s(found.slow, table):.0f} s")  # fmt: skip
     worst_s = 0.0
-    for name, changed in [("none", []), *((room, [room]) for room in every), ("all", every)]:
+    rooms = [*every, *SUITES]
+    for name, changed in [("none", []), *((room, [room]) for room in rooms), ("all", every)]:
         taken_s, choice = longest(found, changed, table)
+        if name in SUITES:
+            suite = (cost.cpu_s for test, cost in table.items() if test.startswith(SUITES[name]))
+            taken_s += sum(suite)
         left_s = cpu_s(choice.left_out, table)
         minutes, rest = divmod(round(taken_s), 60)
         left_out = f"left out: {len(choice.left_out)} tests, {left_s:.0f} s of CPU"

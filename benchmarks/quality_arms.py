@@ -78,7 +78,7 @@ ARMS = {
     "data-parallel": Arm(kind="data-parallel", says="gradients of all racks averaged every step"),
     "diloco": Arm(kind="diloco", says="synchronous DiLoCo, outer lr 1, momentum 0"),
     "mend-blocking": Arm(kind="mend", says="mend, training waits: tau 0", overlap_steps=0),
-    "mend-concurrent": Arm(kind="mend", says="mend as it comes: overlapped, tau min(8, H/4)"),
+    "mend-concurrent": Arm(kind="mend", says="mend, overlapped: tau min(8, H/4), float32"),
     "diloco-textbook": Arm(
         kind="diloco", says="synchronous DiLoCo, .7 and Nesterov .9", outer_lr=0.7, momentum=0.9
     ),
@@ -297,6 +297,7 @@ def rack_of_mend(args: RackArgs) -> None:
         outer_lr=arm.outer_lr,
         outer_optimizer_momentum=arm.momentum,
         apply_mode=arm.apply_mode,
+        codec="float32",  # else the mean of the racks is not the merge
         merge_min_racks=cell.racks,
         lockstep=True,  # so that a run repeats
     )

@@ -28,7 +28,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO
 
-from tests.gate import shards
+from tests.gate import changes
 from tests.planting import own_environment
 from tests.small_edits import SmallEdit, choose, edits_of
 
@@ -58,23 +58,6 @@ class Result:
 
 
 # What has changed, and which tests should see it
-
-
-def changed_lines(since: str) -> dict[str, set[int] | None]:
-    """File of src/mend -> its lines that are new or next to deleted ones; None: all."""
-    changed: dict[str, set[int] | None] = {}
-    lines = set[int]()
-    text = shards.git("diff", "-U0", "--no-color", "--relative", since, "--", PACKAGE)
-    if text is None:
-        raise SystemExit(f"git knows no {since!r}")
-    for line in text.splitlines():
-        if line.startswith("+++ b/") and line.endswith(".py"):
-            changed[line[len("+++ b/") :]] = lines = set()
-        elif line.startswith("@@"):
-            first, _, count = line.split()[2].removeprefix("+").partition(",")
-            lines.update(range(int(first), int(first) + max(1, int(count or 1))))
-    new = shards.git("ls-files", "--others", "--exclude-standard", "--", PACKAGE) or ""
-    return changed | dict.fromkeys(file for file in new.splitlines() if file.endswith(".py"))
 
 
 def module_of(file: str) -> str:
@@ -256,7 +239,10 @@ def hunt(edits: Sequence[SmallEdit], minutes: float, parallel: int) -> int:
 
 def edits_since(since: str | None, most: int) -> list[SmallEdit]:
     """`since` None: the base that tests/gate/shards.py finds."""
-    changed = changed_lines(since or shards.base())
+    since = since or changes.base()
+    changed = changes.changed_lines(since, PACKAGE)
+    if changed is None:
+        raise SystemExit(f"git knows no {since!r}")
     return _chosen(((file, lines) for file, lines in sorted(changed.items())), most)
 
 

@@ -107,11 +107,11 @@ def nursery(
 ) -> Iterator[Nursery]:
     """One for all tests of a worker."""
     made = forks.nursery(tmp_path_factory.mktemp("nursery"))
-    usage = pytestconfig.pluginmanager.get_plugin("gate").usage
-    usage.append(made.usage)
+    gate = pytestconfig.pluginmanager.get_plugin("gate")
+    gate.usage.append(made.usage)
     yield made
-    usage.remove(made.usage)
-    made.close()
+    with gate.end_of(made.usage):
+        made.close()
 
 
 @pytest.fixture

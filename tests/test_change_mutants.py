@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
-
 import pytest
 
 from tests import change_mutants
-from tests.change_mutants import ROOT, SIMULATOR, changed_lines, edits_in, find_tests
+from tests.change_mutants import ROOT, SIMULATOR, edits_in, find_tests
 from tests.small_edits import choose, edits_of
 
 SOURCE = '''
@@ -76,27 +73,9 @@ def test_edit_that_is_no_other_program_is_not_chosen() -> None:
         compile(text, "f.py", "exec")
 
 
-def test_changed_lines_are_those_of_the_diff_and_of_new_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> None:
-        who = ("-c", "user.name=n", "-c", "user.email=e@e")
-        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
-
-    monkeypatch.setattr("tests.gate.shards.ROOT", tmp_path)
-    package = tmp_path / "src/mend"
-    package.mkdir(parents=True)
-    old = package / "old.py"
-    old.write_text("a = 1\nb = 2\nc = 3\n")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
-    old.write_text("a = 1\nb = 4\nc = 3\nd = 5\n")
-    (package / "new.py").write_text("e = 6\n")
-    (package / "words.txt").write_text("no code\n")
-    assert changed_lines("HEAD") == {"src/mend/old.py": {2, 4}, "src/mend/new.py": None}
+def test_mutants_since_an_unknown_commit_are_refused() -> None:
     with pytest.raises(SystemExit, match="nowhere"):
-        changed_lines("nowhere")
+        change_mutants.edits_since("nowhere", 1)
 
 
 def test_module_is_met_by_its_own_tests_then_by_those_of_its_users_else_by_the_simulator(

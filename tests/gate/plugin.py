@@ -31,12 +31,16 @@ RUN = "GATE_RUN"
 DELAY_MS_MAX = 250
 """A failure while a sleeping process was woken so late may be the machine's."""
 
+LEFT_OUT = "left_out"
+COLLECTED = pytest.StashKey[list[pytest.Item]]()
+"""Before any is left out."""
+
 NICE = 5
 """Of tests that only compute; ranks go first."""
 
 
 def starts_processes(nodeid: str) -> bool:
-    return nodeid.startswith(("tests/process/", "tests/storm/test_storm"))
+    return nodeid.startswith(costs.PROCESSES)
 
 
 def processes_of(item: pytest.Item, known: dict[str, costs.Cost]) -> int:
@@ -55,23 +59,47 @@ def worker() -> int | None:
 
 
 class Shard:
-    """Chooses among slow tests."""
+    """Chooses among slow tests, and says what it leaves out of changed rooms."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.selection = shards.parse(config.option.shard)
         config.option.shard = self.selection.text()  # for the workers
+        self.left_out = ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        expensive = shards.expensive_of([item.nodeid for item in items], costs.read())
-        chosen, left_out = list[pytest.Item](), list[pytest.Item]()
-        for item in items:
-            (chosen if self.selection.wants(item, expensive) else left_out).append(item)
+        config.stash[COLLECTED] = [*items]
+        table, slow = costs.read(), slow_of(items)
+        choice = self.selection.choose(slow, table)
+        self.left_out = choice.say(self.selection, table)
+        left_out = {*slow} - choice.chosen
         if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = chosen
+            config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+            items[:] = [item for item in items if item.nodeid not in left_out]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if worker() is not None:
+            session.config.workeroutput[LEFT_OUT] = self.left_out  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        """All workers say the same."""
+        self.left_out = getattr(node, "workeroutput", {}).get(LEFT_OUT, self.left_out)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.left_out:
+            terminalreporter.write_line(self.left_out)
+
+
+def slow_of(items: list[pytest.Item]) -> list[str]:
+    expensive = shards.expensive_of([item.nodeid for item in items], costs.read())
+    return [
+        item.nodeid
+        for item in items
+        if item.nodeid in expensive or next(item.iter_markers("slow"), None)
+    ]
 
 
 class Gate:
@@ -79,6 +107,8 @@ class Gate:
         self.config = config
         self.usage: list[Callable[[], tuple[int, float]]] = []
         """Each returns the most live processes at once and the CPU seconds since its last call."""
+        self.ended_s = 0.0
+        """CPU time of nurseries that have ended: their tests had it before."""
         self.costs = costs.read()
         self.tokens = machine.Tokens()
         self.record = Record(Path(os.environ[RUN])) if worker() is not None else Record.create()
@@ -143,7 +173,16 @@ class Gate:
 
     def spent(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        return sum(each.ru_utime + each.ru_stime for each in used)
+        return sum(each.ru_utime + each.ru_stime for each in used) - self.ended_s
+
+    @contextlib.contextmanager
+    def end_of(self, usage: Callable[[], tuple[int, float]]) -> Iterator[None]:
+        """The last test pays for what `usage` still says, not for all that the nursery ever did."""
+        self.usage.remove(usage)
+        _, cpu_s = usage()
+        before = self.spent()
+        yield
+        self.ended_s += self.spent() - before - cpu_s
 
     def spent_since(self, before: float, item: pytest.Item) -> tuple[int, float]:
         asks = "nursery" in item.fixturenames  # type: ignore[attr-defined]

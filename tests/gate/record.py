@@ -36,7 +36,8 @@ class Record:
         made.mkdir(parents=True)
         old = sorted(path for path in RUNS.iterdir() if path.is_dir())[:-KEPT]
         for path in old:
-            shutil.rmtree(path, ignore_errors=True)
+            if not is_alive(int(path.name.rpartition("-")[2])):  # a long run beside many short ones
+                shutil.rmtree(path, ignore_errors=True)
         return cls(made)
 
     def add_failure(self, title: str, reason: str) -> None:
@@ -54,6 +55,16 @@ class Record:
 
     def retried(self) -> list[str]:
         return self._retried.read_text().splitlines() if self._retried.exists() else []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def append(path: Path, text: str) -> None:

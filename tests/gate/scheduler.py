@@ -13,13 +13,12 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-from tests.gate.costs import Cost, function_of
+from tests.gate.costs import Cost, cpu_s_of
 from tests.gate.plugin import starts_processes
 
 ROOT = Path(__file__).parents[2]
 SPREAD = ("tests/process/", "tests/storm/", "tests/sim/", "tests/test_mutants.py")
 """One test at a time; of the rest whole files, whose tests take milliseconds."""
-UNKNOWN_S = 2.0
 
 
 @functools.cache
@@ -40,11 +39,7 @@ class Scheduler(LoadScopeScheduling):
         return nodeid if path.startswith(SPREAD) and not shares_a_job(path) else path
 
     def _cost_s(self, unit: dict[str, bool]) -> float:
-        return sum(
-            self._costs[name].cpu_s if (name := function_of(nodeid)) in self._costs
-            else UNKNOWN_S if starts_processes(nodeid) else 0.0
-            for nodeid in unit
-        )  # fmt: skip
+        return sum(cpu_s_of(nodeid, self._costs) for nodeid in unit)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         """The most expensive unit of the kind that this worker prefers, or of the other one."""

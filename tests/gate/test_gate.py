@@ -8,92 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
-from tests.gate import costs, forks, machine, record, shards
+from tests.gate import costs, forks, machine, record
 from tests.gate.costs import Cost
 from tests.gate.machine import Sentinel, Tokens
 from tests.gate.plugin import processes_of
+from tests.gate.suite import CONFTEST, Suite
 from tests.process.nursery import import_tests
 from tests.process.racks import Nursery
 
 ROOT = Path(__file__).parents[2]
 
-CONFTEST = """
-from pathlib import Path
-import pytest
-from tests.gate import record
-from tests.gate.plugin import Gate, Runner, Shard
-
-record.RUNS = Path(__file__).parent / "runs"
-
-def pytest_addoption(parser):
-    parser.addoption("--shard", default="auto")
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow")
-    config.option.shard = "0"
-    config.pluginmanager.register(Shard(config))
-    gate = Gate(config)
-    config.pluginmanager.register(gate, "gate")
-    config.pluginmanager.register(Runner(gate))
-
-@pytest.fixture
-def late(request):
-    \"\"\"Stop the sentinel for so long that the test looks delayed.\"\"\"
-    import os, signal, time
-    gate = request.config.pluginmanager.get_plugin("gate")
-    os.kill(gate.sentinel._process.pid, signal.SIGSTOP)
-    while gate.sentinel.delay_ms() <= 300:
-        time.sleep(0.01)
-    yield
-    os.kill(gate.sentinel._process.pid, signal.SIGCONT)
-
-TRIES = {}
-
-@pytest.fixture(scope="module")
-def tries():
-    return TRIES
-"""
-
 FAILS_ONCE = """
     tries["{name}"] = tries.get("{name}", 0) + 1
     assert tries["{name}"] == 2, "the first try fails"
 """
-
-
-class Suite:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "conftest.py").write_text(CONFTEST)
-
-    def run(self, text: str, *arguments: str) -> tuple[int, str]:
-        (self.folder / "test_it.py").write_text(text)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-        # Tokens of its own: those of the machine are held by the tests around this one.
-        env |= {
-            "PYTHONPATH": str(ROOT),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "TMPDIR": str(self.folder),
-        }
-        env.pop("GATE_RUN", None)
-        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-
-    def tests(self) -> list[dict[str, object]]:
-        (*_, newest) = sorted((self.folder / "runs").glob("2*/tests.jsonl"))
-        return [json.loads(line) for line in newest.read_text().splitlines()]
-
-
-@pytest.fixture
-def suite(tmp_path: Path) -> Suite:
-    return Suite(tmp_path)
 
 
 def failing_once(*names: str) -> str:
@@ -168,6 +101,21 @@ def test_reads():
 """)
     assert "1 failed, 1 passed" in output
     assert code == 1
+
+
+def test_record_of_a_run_that_lasts_outlives_many_short_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted, and with the next test the run ended with an internal error."""
+    monkeypatch.setattr(record, "RUNS", tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    lasts, gone = tmp_path / f"20200101-000000-{os.getpid()}", tmp_path / f"20200102-0-{ended.pid}"
+    for folder in (lasts, gone, *(tmp_path / f"20210101-{each:06}-1" for each in range(30))):
+        folder.mkdir()
+    record.Record.create()
+    assert lasts.exists()
+    assert not gone.exists()
 
 
 LISTENS = """
@@ -257,17 +205,47 @@ def test_test_takes_a_token_for_each_of_its_processes() -> None:
     assert tokens(None, "alone") == 1
 
 
-def test_costs_are_of_tests_that_start_processes_or_take_long(
+def test_costs_have_a_line_for_what_takes_long_or_starts_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "RUNS", tmp_path)
     (tmp_path / "one").mkdir()
-    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0)]
+    cheap = ("tests/process/test_x.py::test_it", 0, 0.1)
+    few = [("few[1]", 2, 9.0), ("few[2]", 2, 6.0)]
+    lines = [("a[1]", 2, 0.1), ("a[2]", 3, 0.3), ("short", 0, 0.2), ("long", 0, 9.0), cheap, *few]
     (tmp_path / "one/tests.jsonl").write_text("".join(
         json.dumps({"test": name, "outcome": "passed", "processes": count, "cpu_s": cpu_s}) + "\n"
         for name, count, cpu_s in lines
     ))  # fmt: skip
-    assert costs.measured() == {"a": Cost(3, 0.2), "long": Cost(0, 9.0)}
+    expected = {"a": Cost(3, 0.2), "long": Cost(0, 9.0), cheap[0]: Cost(0, 0.1)}
+    new = costs.measured({})
+    assert new == {**expected, "few": Cost(2, 7.5)}
+    known = {"few": Cost(2, 5.0), "long": Cost(0, 1.0)}
+    assert costs.measured(known) == {**expected, "few": Cost(2, 5.0), "few[1]": Cost(2, 9.0)}
+    assert costs.cpu_s_of("few[1]", known | {"few[1]": Cost(2, 9.0)}) == 9.0
+
+
+@pytest.mark.slow  # loads torch
+def test_last_test_does_not_pay_for_the_whole_nursery(suite: Suite) -> None:
+    """It had the CPU time of all tests before it, and the loading of torch."""
+    (suite.folder / "conftest.py").write_text(
+        CONFTEST
+        + """
+from tests.conftest import nursery
+"""
+    )
+    code, output = suite.run("""
+import subprocess
+def work(nursery, seconds):
+    code = f"import time; all(time.process_time() < {seconds} for _ in iter(int, 1))"
+    subprocess.run([nursery.python, "-c", code], check=True)
+def test_first(nursery): work(nursery, 1.5)
+def test_last(nursery): work(nursery, 0.5)
+""")
+    assert code == 0, output
+    first, last = (test["cpu_s"] for test in suite.tests())
+    assert first > 1.4, "or the second has it"
+    assert 0.4 < last < first
 
 
 def test_test_that_wants_more_tokens_than_there_are_takes_all() -> None:
@@ -284,97 +262,6 @@ def test_stopped_sentinel_counts_as_delay_at_once() -> None:
         os.kill(sentinel._process.pid, signal.SIGCONT)
     finally:
         sentinel.close()
-
-
-class Marked(NamedTuple):
-    """What `Selection.wants` asks of a test."""
-
-    nodeid: str
-    marks: list[pytest.Mark]
-
-    def iter_markers(self, name: str) -> Iterator[pytest.Mark]:
-        return (mark for mark in self.marks if mark.name == name)
-
-
-def test_slow_test_runs_in_its_shard_and_after_changes_of_its_room() -> None:
-    slow = Marked("tests/unit/codec/test_it.py::test_it", [pytest.mark.slow.mark])
-    fast = slow._replace(marks=[])
-    own = shards.shard_of(slow.nodeid)
-    other = own + 1
-    for shard, changed, wanted in [
-        (own, "", True),
-        (other, "", False),
-        (other, "codec", True),
-        (other, "tests/unit/codec/test_it.py", True),
-        (other, "merge", False),
-    ]:
-        selection = shards.parse(f"{shard}:{changed}")
-        assert selection.wants(slow) is wanted, (shard, changed)  # type: ignore[arg-type]
-        assert selection.wants(fast)  # type: ignore[arg-type]
-
-
-def test_expensive_test_is_slow_but_the_cheapest_of_its_file_is_not() -> None:
-    table = {
-        "a.py::test_dear": costs.Cost(3, 9.0), "a.py::test_many": costs.Cost(0, 0.5),
-        "a.py::test_some": costs.Cost(0, 0.9), "b.py::test_dear": costs.Cost(3, 9.0),
-        "b.py::test_less": costs.Cost(3, 2.0),
-    }  # fmt: skip
-    many = [f"a.py::test_many[{case}]" for case in range(12)]
-    others = ["a.py::test_dear", "a.py::test_some", "a.py::test_without_a_line"]
-    dear = ["b.py::test_dear", "b.py::test_less[1]", "b.py::test_less[2]"]
-    found = shards.expensive_of([*many, *others, *dear], table)
-    assert found == {*many, "a.py::test_dear", "b.py::test_dear", "b.py::test_less[2]"}
-    item = Marked("a.py::test_dear", [])
-    other = shards.Selection(shards.shard_of(item.nodeid) + 1, frozenset())
-    assert not other.wants(item, found)  # type: ignore[arg-type]
-
-
-def test_run_leaves_out_slow_tests_of_other_shards(suite: Suite) -> None:
-    other = 1 if shards.shard_of("test_it.py::test_it") == 0 else 0
-    conftest = suite.folder / "conftest.py"
-    conftest.write_text(CONFTEST.replace('"0"', f'"{other}"'))
-    _, output = suite.run(
-        "import pytest\n@pytest.mark.slow\ndef test_it(): pass\ndef test_fast(): pass\n"
-    )
-    assert "1 passed, 1 deselected" in output, output
-
-
-def test_suite_of_its_own_runs_in_its_shard_and_after_changes_of_its_room() -> None:
-    name, rooms = "tests/frameworks", ["integrations"]
-    own = shards.shard_of(name)
-    other = (own + 1) % shards.SHARDS
-    for shard, changed, wanted in (
-        (own, set(), True), (None, set(), True), (other, {"engine", "tests/unit/a.py"}, False),
-        (other, {"integrations"}, True), (other, {"tests/frameworks/jobs.py"}, True),
-    ):  # fmt: skip
-        assert shards.Selection(shard, frozenset(changed)).wants_suite(name, rooms) is wanted
-
-
-def test_every_slow_test_is_in_one_shard() -> None:
-    names = [f"tests/sim/test_x.py::test_y[{seed}]" for seed in range(1000)]
-    assert {shards.shard_of(name) for name in names} == set(range(shards.SHARDS))
-
-
-def test_changed_paths_name_rooms_and_test_files() -> None:
-    paths = ["src/mend/codec/int8.py", "src/mend/api.py", "tests/sim/bugs.py", "docs/faq.md"]
-    assert "benchmarks" not in shards.about(["benchmarks/results/gate.md"]), "no row of a run"
-    paths.append("benchmarks/merge.py")
-    assert shards.about(paths) == {"codec", "api", "tests/sim/bugs.py", "benchmarks"}
-    assert shards.about(["src/mend_lab/sim/world.py"]) == {"mend_lab"}
-    assert shards.about(["tests/gate/costs.py"]) == {"gate", "tests/gate/costs.py"}
-
-
-def test_files_and_rooms_of_the_shards_are_there() -> None:
-    rooms = {path.stem for path in (ROOT / "src/mend").iterdir()}
-    rooms |= {"benchmarks", "examples", "gate", "mend_lab"}
-    for begin, named in shards.ROOMS.items():
-        assert list(ROOT.glob(f"{begin}*")), begin
-        assert rooms.issuperset(named), begin
-
-
-def test_selection_survives_the_way_to_workers() -> None:
-    chosen = shards.Selection(3, frozenset({"codec", "engine"}))
-    assert shards.parse(chosen.text()) == chosen
 
 
 def test_worker_is_a_fork_and_has_an_interpreter_of_its_own() -> None:

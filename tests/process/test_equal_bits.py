@@ -36,14 +36,8 @@ CUTS = {
 }
 """One process, and what must come to the same bits: DDP, FSDP2, tensor and sequence parallelism."""
 
-STEPS, SOME_STEPS, FEW_STEPS = 25, 10, 2
-
-FEWER = {
-    case: SOME_STEPS if case in ("microbatches 4", "ddp 4", "fsdp 2", "tp 2", "sp 2") else FEW_STEPS
-    for _, cases in CUTS.values()
-    for case in cases
-}
-"""Steps of the quick ones: one cut of each kind trains for some more."""
+STEPS, FEW_STEPS = 10, 2
+"""Of what is compared with one process, and of what must differ."""
 
 APART = ["run: one", "run: microbatches 4", "run: ddp 4"]
 REFUSED = {"unfixed ddp 4": "c10d.allreduce_", "torch's tp 2": "linear of a DTensor"}
@@ -72,25 +66,19 @@ def trained(nursery: Nursery, asked: Iterable[Asked]) -> dict[Asked, dict[str, s
 
 @pytest.fixture(scope="module")
 def quick(nursery: Nursery) -> dict[Asked, dict[str, str]]:
-    """What the tests below compare, by one process that loads torch; cut trainings are added."""
+    """What the tests below compare, by one process that loads torch."""
     plain = {(FEW_STEPS, name) for name in (*APART, *(one for one, _ in CUTS.values()))}
     return trained(nursery, {*plain, (1, "one"), *((1, case) for case in REFUSED)})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fewer", [FEWER, {}], ids=["quick", "whole"])
 @pytest.mark.parametrize("cut", CUTS)
-def test_cut_training_has_the_bits_of_one_process(
-    nursery: Nursery, quick: dict[Asked, dict[str, str]], cut: str, fewer: dict[str, int]
-) -> None:
+def test_cut_training_has_the_bits_of_one_process(nursery: Nursery, cut: str) -> None:
     """Ranks, microbatches, checkpointing, threads; tokens, vocabulary and fused layers; packing."""
     one, cuts = CUTS[cut]
-    steps = {case: fewer.get(case, STEPS) for case in cuts}
-    asked = {(n, name) for case, n in steps.items() for name in (one, case)}
-    if missing := asked - quick.keys():
-        quick |= trained(nursery, missing)
-    assert all("weights" in quick[each] for each in asked), {each: quick[each] for each in asked}
-    assert {case for case, n in steps.items() if quick[n, case] != quick[n, one]} == set()
+    found = trained(nursery, {(STEPS, name) for name in (one, *cuts)})
+    assert all("weights" in each for each in found.values()), found
+    assert {case for case in cuts if found[STEPS, case] != found[STEPS, one]} == set()
 
 
 def test_other_steps_and_layers_have_other_bits(

@@ -9,7 +9,7 @@ from mend_lab.sim.scripted_faults import PULLED
 from tests.noted import pairs
 from tests.planting import Edit, planted
 
-DONOR, KEYS = 43, 138
+DONOR, KEYS = 43, 1465
 """A seed in which a donor dies, and one in which the key of the job is replaced."""
 
 FOUND = "self.found, self.tries, self.retry_ns = orders.copy, 0, 0"

@@ -29,7 +29,7 @@ from tests.noted import pairs
 from tests.sim.extent import blocks
 from tests.sim.test_tapes import TAPED
 
-SEEDS, BLOCK = 170, 25
+SEEDS, BLOCK = 170, 8
 """They show 29 of the 36 bugs of benchmarks/results/mutation_table.md; others need over 280."""
 QUICK = 80
 """Those below are run by `make test`, with the first 40 of test_tapes."""

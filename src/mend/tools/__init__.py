@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
+import re
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -181,6 +183,15 @@ app.command("follow")(follow_command)
 app.command("retire")(retire_command)
 app.add_typer(keys_app)
 app.command("bench", cls=PassedOn, rich_help_panel="For contributors, in a clone")(bench_command)
+
+
+def _flowing(text: str) -> str:
+    """Each paragraph in one line, for the terminal to wrap; indented lines stay."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+
+
+for _command in (*app.registered_commands, *keys_app.registered_commands):
+    _command.help = _flowing(_command.help or inspect.getdoc(_command.callback) or "")
 
 
 def main() -> None:

@@ -43,7 +43,8 @@ def with_mend(config: Trainer.Config) -> MendTrainer.Config:
 
 class MendTrainer(Member, Trainer):
     """Exchanges the model with the other racks. Each rack writes into `dump_folder/rack-<number>`,
-    and reads its own share of the training data. The ranks of a rack may be stages of a pipeline.
+    and reads its own share of the training data. The ranks of a rack may be stages of a pipeline;
+    where a rank has several, the names of parameters begin with their position on that rank.
 
     Raises ConfigError; at the first step what `mend_init` raises.
     """

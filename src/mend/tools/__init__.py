@@ -117,7 +117,9 @@ def coordinate_command(
 def demo_command(
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A tiny model, one minute at most; losses are not judged."),
+        typer.Option(
+            "--quick", help="A tiny model, about a minute on 2 cores; losses are not judged."
+        ),
     ] = False,
     steps: Annotated[int | None, typer.Option(min=40, help="Steps per rack and run.")] = None,
     delay_ms: Annotated[
@@ -140,7 +142,7 @@ def demo_command(
         "runs/demo"
     ),
 ) -> None:
-    """Train a small GPT on two racks over a slowed link. A few minutes on 2 cores, no GPU.
+    """Train a small GPT on two racks over a slowed link. Four minutes on 2 cores, no GPU.
 
     Start here to see mend work. The text is the source code of Python. Four runs differ only in the
     exchange: none, blocking, overlapped, and overlapped without lockstep over a link whose delays

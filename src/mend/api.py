@@ -268,7 +268,7 @@ class Runtime:
         rank.metrics.status = self.status
         # Runs when the model is freed, or at the end of a program that never shut down. The module
         # itself: a script may drop a wrapper of torch.compile and train on.
-        self._finalizer = weakref.finalize(plan.module, rank.abort)
+        self._finalizer = weakref.finalize(plan.module, rank.abort_freed)
 
     # -------------------------------------------------------------- the loop
 

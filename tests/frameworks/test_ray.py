@@ -13,7 +13,7 @@ import pytest
 
 from tests.frameworks.jobs import LIMIT_S, ROOT, ROUNDS
 
-pytestmark = pytest.mark.timeout(900)  # several jobs, each of which starts Ray
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)  # two jobs, each of which starts Ray
 pytest.importorskip("ray")
 
 

@@ -13,12 +13,17 @@ pytest.importorskip("torchtitan")
 SCRIPT = "titan_train.py"
 
 
-def test_trainer_killed_and_resumed_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stages", "schedule", "parts"), [(1, "", 1), (2, "Interleaved1F1B", 2)])
+def test_trainer_killed_and_resumed_ends_with_the_weights_of_one_run(
+    tmp_path: Path, stages: int, schedule: str, parts: int
+) -> None:
     """With clipping, a schedule and checkpoints; each rack reads its own share of the data."""
-    whole = ends(SCRIPT, "--folder", tmp_path / "whole")
+    pipeline = ("--stages", stages, "--schedule", schedule) if stages > 1 else ()
+    whole = ends(SCRIPT, "--folder", tmp_path / "whole", *pipeline, ranks=stages)
     assert whole[0]["step"] == whole[0]["titan_step"] == 24
     assert whole[0]["tokens"] == 24 * 2 * 32
-    assert [each["share"] for each in whole] == [[0, 2], [1, 2]]
-    folder = tmp_path / "killed"
-    assert launch(SCRIPT, "--folder", folder, "--die-in", 20).returncode != 0
-    assert ends(SCRIPT, "--folder", folder) == whole
+    assert whole[0]["parts"] == parts
+    assert [each["share"] for each in whole[::stages]] == [[0, 2], [1, 2]]
+    killed = ("--folder", tmp_path / "killed", *pipeline)
+    assert launch(SCRIPT, *killed, "--die-in", 20 * stages, ranks=stages).returncode != 0
+    assert ends(SCRIPT, *killed, ranks=stages) == whole

@@ -1,13 +1,15 @@
-"""torchtitan's debug model on the CPU, for which torchtitan itself is not made.
+"""torchtitan's debug model on the CPU.
 
 Started by test_torchtitan.py, once per rank; prints one JSON line. Stands in for what a CPU has
 not: the device, its memory monitor, the backward of flex attention, the barrier of a device, and
-the tokenizer and the text that torchtitan has in its repository only.
+the tokenizer and the text that torchtitan has in its repository only; and for the step of pre-split
+micro-batches that torch has from 2.14 on.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 import torchtitan.tools.utils
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 torchtitan.tools.utils.device_type, torchtitan.tools.utils.device_module = "cpu", torch.cpu
 
@@ -46,6 +49,22 @@ metrics.build_device_memory_monitor = lambda: SimpleNamespace(
 )
 FlexAttention.compiled_flex_attn = staticmethod(_attention)
 titan_utils.set_pg_timeouts = lambda **_: None
+
+
+def _presplit_step(
+    schedule: Any, *, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any,
+    loss_kwargs: Any, return_outputs: bool,
+) -> None:  # fmt: skip
+    for stage in schedule._stages:
+        stage.has_backward = True
+        stage.clear_runtime_states()
+    schedule._step_microbatches(
+        arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs
+    )
+
+
+if "arg_mbs" not in inspect.signature(PipelineScheduleMulti.step).parameters:
+    PipelineScheduleMulti.step = _presplit_step
 
 
 class Rows(BaseDataLoader):
@@ -104,6 +123,8 @@ def main() -> None:
     parser.add_argument("--folder", required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--die-in", type=int, default=0, help="kill the process in this step")
+    parser.add_argument("--stages", type=int, default=1, help="ranks of the rack's pipeline")
+    parser.add_argument("--schedule", default="1F1B")
     given = parser.parse_args()
     config = with_mend(config_registry.llama3_debugmodel())
     config.dump_folder = given.folder
@@ -115,6 +136,8 @@ def main() -> None:
     config.training.local_batch_size, config.training.seq_len = 2, 32
     config.training.steps = given.steps
     config.checkpoint.enable, config.checkpoint.interval = True, 8
+    config.parallelism.pipeline_parallel_degree = given.stages
+    config.parallelism.pipeline_parallel_schedule = given.schedule
     config.debug.seed = int(os.environ["MEND_RACK"])
     trainer = config.build()
     assert isinstance(trainer, MendTrainer)
@@ -123,15 +146,18 @@ def main() -> None:
     status, dataloader = trainer.status, trainer.dataloader
     assert status is not None
     assert isinstance(dataloader, Rows)
-    parameters = trainer.model_parts[0].parameters()
+    parameters = [p for part in trainer.model_parts for p in part.parameters()]
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
+    total = torch.stack([p.detach().double().sum() for p in weights]).sum()
+    torch.distributed.all_reduce(total)
     print(
         json.dumps({
             "rack": status.rack, "outcome": status.outcome, "step": status.step,
             "tokens": status.tokens, "digest": status.anchor_digest,
             "loss": trainer.lr_schedulers.schedulers[0].get_last_lr()[0],
-            "weights": sum(p.detach().double().sum().item() for p in weights),
-            "titan_step": trainer.step, "share": [dataloader.rank, dataloader.ranks],
+            "weights": total.item(),
+            "titan_step": trainer.step, "parts": len(trainer.model_parts),
+            "share": [dataloader.rank, dataloader.ranks],
         }),
         flush=True,
     )  # fmt: skip

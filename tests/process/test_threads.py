@@ -20,7 +20,7 @@ import mend
 from mend.config import wiring
 from mend.engine import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
-from mend.errors import MendError
+from mend.errors import GaveUp, MendError
 from mend.events.base import LoggedEvent
 from mend.events.kinds import ProtocolFault, ValuesRecorded
 from tests.process import train
@@ -421,3 +421,21 @@ def test_abort_from_another_thread_wakes_the_one_that_waits(jobs: Jobs, monkeypa
     assert failures == ["this rack has left the job"]
     assert runtime.status().step == 7
     assert mend_threads() == []
+
+
+def test_loop_that_trains_parts_of_a_freed_model_hears_why(alone: Configure) -> None:
+    """torchtitan keeps its stages in a list: the ModuleList that was made for mend was freed, and
+    the rack left in the first step, without a reason."""
+    part = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    runtime = mend.mend_init(nn.ModuleList([part]), alone(), optimizer)
+    gc.collect()
+
+    def steps() -> None:
+        for _ in range(40):
+            part(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+
+    with pytest.raises(GaveUp, match=r"freed.* Keep a reference to it"):
+        steps()
+    assert runtime.status().outcome != "merged"

@@ -5,6 +5,7 @@ from __future__ import annotations
 REMEDIES = {
     "reducer": "mend merges by itself, in rack order. Remove the fragment provider that needs it.",
     "concurrent": "mend exchanges while training goes on. Remove the orchestrator.",
+    "async_tp": "set async_tp_enabled; mend_init enables it.",
     "compression": "set codec, or use the codecs in mend.codec.",
     "topology": "use mend.rack_mesh, or rack_aware=True.",
     "failslow": "mend finds slow racks (`failslow_action`); `status().slow` names them.",

@@ -550,6 +550,15 @@ class LiveRank:
         thread. On one of mend's own threads it returns at once and another thread does the work."""
         from_outside(self._end)
 
+    def abort_freed(self) -> None:
+        """As `abort`, where the model was freed: a loop that trains its parts on reads why."""
+        from_outside(self._end_freed)
+
+    def _end_freed(self) -> None:
+        why = "the module that mend_init was given was freed, and this rack left the job"
+        self.published.fail(GaveUp(f"{why}. Keep a reference to it, also to a ModuleList of parts"))
+        self._end()
+
     def _end(self) -> None:
         with self._ending:
             self._undo.close()

@@ -116,6 +116,10 @@ class LocalOnlyRank:
         self._over.set()
         from_outside(self._end)
 
+    def abort_freed(self) -> None:
+        """As `abort`: a loop that trains parts of a freed model on loses nothing here."""
+        self.abort()
+
     def _end(self) -> None:
         with self._ending:
             if self._ticker.ident is not None:

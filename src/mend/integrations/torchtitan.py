@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.trainer import Trainer
 
@@ -42,13 +43,15 @@ def with_mend(config: Trainer.Config) -> MendTrainer.Config:
 
 class MendTrainer(Member, Trainer):
     """Exchanges the model with the other racks. Each rack writes into `dump_folder/rack-<number>`,
-    and reads its own share of the training data.
+    and reads its own share of the training data. The ranks of a rack may be stages of a pipeline;
+    where a rank has several, the names of parameters begin with their position on that rank.
 
-    Raises ConfigError; at the first step what `mend_init` raises, and UsageError with pipeline
-    parallelism.
+    Raises ConfigError; at the first step what `mend_init` raises.
     """
 
     _member: Membership
+    _model: nn.Module
+    """What mend exchanges, which lives as long as this trainer."""
     step: int
     """The one in progress; before and after: the last one."""
 
@@ -83,21 +86,20 @@ class MendTrainer(Member, Trainer):
 
     def _begin(self) -> Runtime:
         """In step `self.step`, of which nothing is done."""
-        if self.parallel_dims.pp_enabled or len(self.model_parts) != 1:
-            raise UsageError(
-                "pipeline parallelism inside a rack is not supported: set "
-                "parallelism.pipeline_parallel_degree=1"
-            )
         loaded = self.step - 1
         resume = self._job_folder(loaded) if loaded else None
         optimizers = list(self.optimizers)
-        runtime = self._member.begin(self.model_parts[0], optimizers, resume)
+        parts = self.model_parts  # several: stages of a pipeline that takes turns
+        self._model = parts[0] if len(parts) == 1 else nn.ModuleList(parts)
+        runtime = self._member.begin(self._model, optimizers, resume)
         # A rack that joins a running job takes its step, so that it ends with the others.
         self.step = max(self.step, runtime.status().step + 1)
         log = self.metrics_processor.log
+        has_loss = not self.parallel_dims.pp_enabled or self.pp_has_last_stage
 
         def log_and_record(step: int, loss: float, *rest: Any, **more: Any) -> None:
-            runtime.record(loss=loss)
+            if has_loss:
+                runtime.record(loss=loss)
             log(step, loss, *rest, **more)
 
         self.metrics_processor.log = log_and_record

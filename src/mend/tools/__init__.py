@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
+import re
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -115,7 +117,9 @@ def coordinate_command(
 def demo_command(
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A tiny model, one minute at most; losses are not judged."),
+        typer.Option(
+            "--quick", help="A tiny model, about a minute on 2 cores; losses are not judged."
+        ),
     ] = False,
     steps: Annotated[int | None, typer.Option(min=40, help="Steps per rack and run.")] = None,
     delay_ms: Annotated[
@@ -138,7 +142,7 @@ def demo_command(
         "runs/demo"
     ),
 ) -> None:
-    """Train a small GPT on two racks over a slowed link. A few minutes on 2 cores, no GPU.
+    """Train a small GPT on two racks over a slowed link. Four minutes on 2 cores, no GPU.
 
     Start here to see mend work. The text is the source code of Python. Four runs differ only in the
     exchange: none, blocking, overlapped, and overlapped without lockstep over a link whose delays
@@ -181,6 +185,15 @@ app.command("follow")(follow_command)
 app.command("retire")(retire_command)
 app.add_typer(keys_app)
 app.command("bench", cls=PassedOn, rich_help_panel="For contributors, in a clone")(bench_command)
+
+
+def _flowing(text: str) -> str:
+    """Each paragraph in one line, for the terminal to wrap; indented lines stay."""
+    return re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+
+
+for _command in (*app.registered_commands, *keys_app.registered_commands):
+    _command.help = _flowing(_command.help or inspect.getdoc(_command.callback) or "")
 
 
 def main() -> None:

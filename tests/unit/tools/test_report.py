@@ -404,4 +404,6 @@ def test_text_is_shown_whole(tmp_path: Path) -> None:
     run.says(0, "fault", BEGIN + S, detail=long)
     page = drawn(run.write())
     assert long in page
-    assert "expected-in: those of expected_racks were in." in plain(page), "a caption was cut"
+    assert "grace-over: enough offers were in, and the grace window ended." in plain(page)
+    assert "all-in: every live rack was in" in plain(page)
+    assert "lockstep:" not in plain(page), "no round closed so"

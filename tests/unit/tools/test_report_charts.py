@@ -69,8 +69,7 @@ def test_unit_leaves_few_digits() -> None:
 
 def test_loss_has_log_axis_unless_it_is_negative() -> None:
     (chart,) = recorded_charts(recorded([8.0, 4.0, 2.0, 1.0]))
-    line = chart.lines[0].path.replace("h0", "")
-    heights = [float(each.split()[1]) for each in line[1:].split("L")]
+    heights = [float(each.split()[1]) for each in chart.lines[0].path[1:].split("L")]
     steps = np.diff(heights)
     assert steps == pytest.approx([steps[0]] * 3, abs=1.5), "halves are equally far apart"
     (chart,) = recorded_charts(recorded([1.0, 0.0, -1.0]))
@@ -93,6 +92,14 @@ def test_gap_in_values_is_gap_in_line() -> None:
     (chart,) = recorded_charts(recorded([3.0, 2.0, nan, nan, 2.0, 1.0]))
     assert chart.lines[0].path.count("M") == 2
     assert "2 values are NaN or infinite and are not drawn." in chart.caption
+
+
+def test_value_alone_is_dash_around_its_place() -> None:
+    """A dot as thick as the line was invisible: the throughput of a short run looked empty."""
+    nan = float("nan")
+    (chart,) = recorded_charts(recorded([3.0, nan, 2.0, 1.0, nan, 2.0]))
+    first, pair, last = chart.lines[0].path.split("M")[1:]
+    assert (first.split("h")[1], pair.count("L"), last.split("h")[1]) == ("16", 1, "16")
 
 
 def test_values_without_a_finite_one_are_no_panel() -> None:

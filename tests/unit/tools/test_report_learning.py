@@ -57,7 +57,7 @@ def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:
 def test_first_change_is_the_first_that_applies(
     facts: RunFacts, settings: dict[str, object], stall: float, first: str
 ) -> None:
-    assert learning(facts, settings, stall)[-1].startswith(f"To change first: {first}")
+    assert learning(facts, settings, stall)[-1].startswith(f"Change first: {first}")
 
 
 def test_run_without_rounds_says_nothing() -> None:

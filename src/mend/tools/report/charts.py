@@ -23,6 +23,8 @@ FAINT_POINTS = 1600
 LOG_RANGE = 20
 """Least ratio of most to least at which positive values other than losses get a log axis."""
 RECORDED_SHOWN = 5
+DASH = 8
+"""Half the length of one, in thousandths of a chart."""
 VALUE_MAX = 1e150
 """Larger values are drawn there: squares of them are still finite."""
 MARKED = (
@@ -175,14 +177,18 @@ def _y_scale(series: Sequence[Series], look: Look) -> Scale:
 
 
 def _path(x: Floats, y: Floats) -> str:
-    """Of an SVG, y upwards; a gap where a value is not finite. A point alone is a dot."""
-    parts, drawn = [], False
-    for at, value in zip(x, y, strict=True):
-        if fine := bool(np.isfinite(at) and np.isfinite(value)):
-            value = min(max(value, -PLACES), 2 * PLACES)  # outside of the picture
-            parts.append(f"{'L' if drawn else 'M'}{at:.0f} {PLACES - value:.0f}")
-            parts += [] if drawn else ["h0"]
-        drawn = fine
+    """Of an SVG, y upwards; a gap where a value is not finite. A point alone is a dash."""
+    parts = []
+    fine = np.isfinite(x) & np.isfinite(y)
+    before, after = np.append(False, fine[:-1]), np.append(fine[1:], False)
+    for k in np.flatnonzero(fine):
+        at, down = x[k], PLACES - min(max(y[k], -PLACES), 2 * PLACES)  # at most outside the picture
+        if before[k]:
+            parts.append(f"L{at:.0f} {down:.0f}")
+        elif after[k]:
+            parts.append(f"M{at:.0f} {down:.0f}")
+        else:
+            parts.append(f"M{at - DASH:.0f} {down:.0f}h{2 * DASH}")
     return "".join(parts)
 
 

@@ -16,6 +16,15 @@ from mend.types import SECOND
 
 REASONS_SHOWN = 7
 LANES_MAX = 48
+REASONS = {
+    "all-in": "every live rack was in, so many of the roster's",
+    "rest-in": "the live racks that are not in had nothing to offer",
+    "grace-over": "enough offers were in, and the grace window ended",
+    "expected-in": "those of expected_racks were in",
+    "slow-left": "all but slow racks that are not waited for",
+    "lockstep": "all racks, always",
+}
+"""What the first words of a reason mean."""
 DRAWN_IN_ORDER = ("grace", "ready", "exchange", "encode", "capture", "merge", "apply")
 """Phases in the order of drawing."""
 
@@ -25,6 +34,12 @@ def reasons(facts: RunFacts) -> list[tuple[str, int]]:
     common = facts.reasons.most_common(REASONS_SHOWN)
     rest = facts.rounds - sum(count for _, count in common)
     return [*common, *([("others", rest)] if rest else [])]
+
+
+def meanings(facts: RunFacts) -> str:
+    """Explain the reasons that are shown."""
+    shown = {why.partition(",")[0] for why, _ in reasons(facts)}
+    return " ".join(f"{why}: {meaning}." for why, meaning in REASONS.items() if why in shown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,13 @@ def learning(facts: RunFacts, settings: Mapping[str, object], stall_share: float
         return []
     compared = _compared(facts)
     sentences = [each for _, each in compared] or [
-        "Whether the merged model is better than the racks' own was not recorded: record a "
-        "held-out loss as runtime.record(held_out=...), and the same inside "
-        "runtime.anchor_weights() as held_out_merged=..."
+        "The run has no held-out loss of the merged model and of the racks' own: record them with "
+        "runtime.record(held_out=loss) and, inside runtime.anchor_weights(), "
+        "runtime.record(held_out_merged=loss)"
     ]
     sentences += _agreed(facts)
     worse = any(merged > own for (own, merged), _ in compared)
-    return [*sentences, "To change first: " + _first(facts, settings, stall_share, worse=worse)]
+    return [*sentences, "Change first: " + _first(facts, settings, stall_share, worse=worse)]
 
 
 def _compared(facts: RunFacts) -> list[tuple[tuple[float, float], str]]:
@@ -79,8 +79,9 @@ def _agreed(facts: RunFacts) -> list[str]:
     noise = (1 - shared) / racks
     of_step = noise / (shared + noise) if shared + noise else 0.0
     return [
-        f"Deltas of two racks agree by a cosine of {cosine:.2f}, on samples; in a mean of "
-        f"{racks} racks {of_step:.0%} of the squared length is then not what they share"
+        f"The deltas of two racks have a mean cosine of {cosine:.2f}, measured on samples. At that "
+        f"cosine {of_step:.0%} of the squared length of the mean of {racks} racks is not shared "
+        "by them"
     ]
 
 
@@ -111,8 +112,8 @@ def _first(
         ),
         (
             stall_share > STALLED,
-            "codec (int8, then int4): training waits for the exchange; more than that is for "
-            "mend plan",
+            "codec (int8, then int4), because training waits for the exchange; mend plan compares "
+            "further settings",
         ),
         (per_fragment < FEW_ROUNDS, f"{shorter}: a fragment was merged {per_fragment:.0f} times"),
         (
@@ -120,7 +121,7 @@ def _first(
             f"sync_period_steps, from {period} to {PERIOD_BEST}, with codec int8, if the link has "
             "room (mend plan)",
         ),
-        (cosine is not None and cosine < APART, f"{shorter}: racks hardly go the same way"),
+        (cosine is not None and cosine < APART, f"{shorter}: the deltas of the racks hardly agree"),
         (worse, f"{shorter}: the merged model is not better than the racks' own"),
     )
     return next((text for applies, text in rules if applies), "nothing that these figures show")

@@ -249,8 +249,8 @@ class Gathering:
         return self.facts
 
     def take_followed(self, timed: Timed) -> None:
-        """Values of the merged model that somebody outside the job has measured. They join the
-        curves of the first rank, at the tokens that it had trained by then."""
+        """Values that a follower of the merged model has recorded. They join the curves of the
+        first rank, at the tokens that it had trained by then."""
         event = timed.event
         if self._files and isinstance(event, kinds.ValuesRecorded):
             source = self._rank(*min(self._files))

@@ -326,7 +326,8 @@ def load(
 
         saved = mend.SavedState(folder)
         held = get_state_dict(model, optimizer, options=FLAT)
-        dcp.load({"mend": saved, **dict(zip(PARTS, held, strict=True))}, checkpoint_id=folder)
+        parts, alone = dict(zip(PARTS, held, strict=True)), not dist.is_initialized()
+        dcp.load({"mend": saved, **parts}, checkpoint_id=folder, no_dist=alone)
         set_state_dict(
             model, optimizer, model_state_dict=held[0], optim_state_dict=held[1], options=FLAT
         )

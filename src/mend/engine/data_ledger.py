@@ -16,7 +16,6 @@ from torch.utils.data import Sampler
 
 from mend.consensus.records import EPOCHS_MAX, Units
 from mend.coordination.events import Event, UnitsAsked
-from mend.engine.digest import bytes_of
 from mend.engine.fragment_state import Request, Wait
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp, UsageError
@@ -148,9 +147,9 @@ class DataLedger(Sampler[int]):
     def __init__(
         self, rows: int | Iterable[int] | Tensor, *, epochs: int = 1, seed: int = 0
     ) -> None:
-        order_N = None
+        order_N: NDArray[np.int64] | None = None
         if isinstance(rows, Tensor) or not hasattr(rows, "__index__"):
-            order_N = _rows_of(rows)
+            order_N = _rows_of(rows).numpy()  # reading an element of a tensor takes 3 us
         self._order_N = order_N
         self.rows = _whole("rows", rows if order_N is None else len(order_N), 1, ROWS_MAX)
         self.epochs = _whole("epochs", epochs, 1, EPOCHS_MAX)
@@ -181,7 +180,7 @@ class DataLedger(Sampler[int]):
         """What all racks must have in common."""
         how = f"{self.epochs} epochs of seed {self._seed}"
         if self._order_N is not None:
-            how = f"the order {hashlib.sha256(bytes_of(self._order_N)).hexdigest()[:16]}"
+            how = f"the order {hashlib.sha256(self._order_N.data).hexdigest()[:16]}"
         return "data ledger", f"{self.rows} rows in {how}"
 
     def attach(
@@ -272,13 +271,13 @@ class DataLedger(Sampler[int]):
 
 
 @lru_cache(maxsize=ORDERS_KEPT)
-def shuffled(rows: int, seed: int, epoch: int) -> Tensor:
+def shuffled(rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The order of an epoch, int64 (rows,), the same on every machine: the rows sorted by numbers
     of SplitMix64 (Steele, Lea, Flood 2014), which has a stream per seed and epoch."""
     stream = _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.uint64(epoch))
     counter_N = np.arange(1, rows + 1, dtype=np.uint64)
     keys_N = _mixed(stream + counter_N * np.uint64(0x9E3779B97F4A7C15))
-    return torch.from_numpy(np.argsort(keys_N, kind="stable"))
+    return np.argsort(keys_N, kind="stable")
 
 
 def _mixed(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:

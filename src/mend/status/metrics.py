@@ -70,7 +70,7 @@ OF_RANK: dict[str, Metric] = {
     "data_rows": _gauge(
         "rows of the data ledger, all epochs: done, open (given to a rack) or left", "state"
     ),
-    "data_rows_given_again": _counter("rows given out again, as a rack had lost its seat"),
+    "data_rows_given_again": _gauge("rows given out again, as a rack had lost its seat"),
     "frames_refused": _counter("frames refused"),
     "events_lost": _counter("events that are not in the file"),
     "log_lines_lost": _counter("lines of the log without a reader"),

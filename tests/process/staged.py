@@ -227,8 +227,8 @@ class Staged(Trained):
         )  # fmt: skip
 
     def shapes(self, stage: int, stages: int) -> dict[str, Any]:
-        """Of a micro-batch. torch finds them with tensors that have no values, by which no expert
-        can be chosen."""
+        """Of a micro-batch: torch would find them by a pass over uninitialized tensors, and these
+        choose the experts."""
         if not self.spread:
             return {}
         rows = ROWS // MICRO_BATCHES // self.rows
@@ -326,8 +326,7 @@ def load(
 
         saved = mend.SavedState(folder)
         held = get_state_dict(model, optimizer, options=FLAT)
-        parts, alone = dict(zip(PARTS, held, strict=True)), not dist.is_initialized()
-        dcp.load({"mend": saved, **parts}, checkpoint_id=folder, no_dist=alone)
+        dcp.load({"mend": saved, **dict(zip(PARTS, held, strict=True))}, checkpoint_id=folder)
         set_state_dict(
             model, optimizer, model_state_dict=held[0], optim_state_dict=held[1], options=FLAT
         )
@@ -406,6 +405,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
 
 def main() -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
     warnings.filterwarnings("default", message=".* raised the loss by .* from random weights")
     torch.set_num_threads(1)
     options = Options(**json.loads(sys.argv[1]))

@@ -9,13 +9,16 @@ small parameter, so that a step is short and the hook's share of it can be seen.
 
 `measured` is the median over pairs of blocks of the difference, in microseconds per step. `poll_us`
 is the same in a job that looks for open rounds after every step, for one fragment and a rack of one
-process; by default racks look four times within an overlap.
+process; by default racks look four times within an overlap. `ledger_us` is that of `measured` where
+a DataLedger gives the step ROWS rows and the script counts them, against a range of numbers.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +40,8 @@ from benchmarks._common import (
 
 GOAL = Goal("<= 5 us per step", 5.0, "us", digits=2)
 PERIOD_STEPS = 1_000_000_000
-OVERLAPS = {"quiet": PERIOD_STEPS // 4, "poll": 4}
+ROWS = 8
+OVERLAPS = {"quiet": PERIOD_STEPS // 4, "poll": 4, "ledger": PERIOD_STEPS // 4}
 """Steps of the overlap, by what is measured: a quarter of it lies between two polls."""
 OPTIONS = {
     "steps": (300, "steps of a block"),
@@ -51,6 +55,7 @@ def main() -> None:
     extra = {kind: _differences(step_us) for kind, step_us in took.items()}
     plain = limit("the same step without mend", "us", took["quiet"]["without"], 2)
     more = {"step_us": spreads(took["quiet"], 2), "poll_us": spread(extra["poll"], 2)}
+    more["ledger_us"] = spread(extra["ledger"], 2)
     report("hooks", GOAL, extra["quiet"], options, plain, more)
 
 
@@ -72,14 +77,32 @@ def _rack(args: RackArgs) -> None:
     model.weight.grad = torch.zeros_like(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     steps = {"sync_period_steps": PERIOD_STEPS, "overlap_steps": OVERLAPS[args.options.kind]}
-    mend.mend_init(model, args.config(fragments=1, **steps), optimizer)
+    count = ROWS * args.options.steps * (args.options.blocks + 1)
+    ledger = mend.DataLedger(4 * count) if args.options.kind == "ledger" else None
+    config = args.config(fragments=1, **steps)
+    runtime = mend.mend_init(model, config, optimizer, ledger=ledger)
     if args.rack == 0:
-        args.pipe.send(_measure(optimizer, args.options))
+        step = {"with": optimizer.step, "without": optimizer.step}
+        if ledger is not None:
+            given, numbers = iter(ledger), iter(range(count))
+            step["with"] = partial(_step, optimizer, given, runtime)
+            step["without"] = partial(_step, optimizer, numbers, None)
+        args.pipe.send(_measure(step, args.options))
     args.pipe.recv()
     mend.mend_shutdown(model)
 
 
-def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[float]]:
+def _step(
+    optimizer: torch.optim.Optimizer, rows: Iterator[int], runtime: mend.Runtime | None
+) -> None:
+    for _ in range(ROWS):
+        next(rows)
+    if runtime is not None:
+        runtime.count_rows(ROWS)
+    optimizer.step()
+
+
+def _measure(step: dict[str, Callable[[], object]], options: Any) -> dict[str, list[float]]:
     """Microseconds per step of every block."""
     tables = [optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks]
     ours = [dict(table) for table in tables]
@@ -90,7 +113,7 @@ def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[f
             for table, hooks in zip(tables, ours, strict=True):
                 table.clear()
                 table.update(hooks if name == "with" else {})
-            taken_us = _block(optimizer, options.steps)
+            taken_us = _block(step[name], options.steps)
             if block:
                 step_us[name].append(taken_us)
     for table, hooks in zip(tables, ours, strict=True):
@@ -98,10 +121,10 @@ def _measure(optimizer: torch.optim.Optimizer, options: Any) -> dict[str, list[f
     return step_us
 
 
-def _block(optimizer: torch.optim.Optimizer, steps: int) -> float:
+def _block(step: Callable[[], object], steps: int) -> float:
     started = time.perf_counter()
     for _ in range(steps):
-        optimizer.step()
+        step()
     return (time.perf_counter() - started) * 1e6 / steps
 
 

@@ -530,7 +530,7 @@ class Runtime:
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.mirror_bytes,
             bytes_relayed=rank.io_loop.bytes_relayed,
-            data=data_rows(units, rank.settings.policy.ranks) if units is not None else None,
+            data=data_rows(units, rank.settings.policy) if units is not None else None,
         )
 
     # -------------------------------------------------------------- the schedule

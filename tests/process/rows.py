@@ -30,6 +30,8 @@ class Options:
     rows: int
     batch: int = 4
     seed: int = 5
+    epochs: int = 0
+    """Passes whose orders mend draws; 0: one, in an order that the script gives."""
     config: dict[str, Any] = field(default_factory=dict)
     pace_ms: float = 0.0
     holds: dict[str, str] = field(default_factory=dict)
@@ -38,6 +40,7 @@ class Options:
     """A checkpoint after this step, in the folder `cuts`; the script ends there."""
     cuts: str = ""
     resume: str = ""
+    drop_last: bool = False
     uncounted: bool = False
     unequal: bool = False
     stop: int = 1 << 40
@@ -46,7 +49,6 @@ class Options:
 
 def run(options: Options, result: dict[str, Any]) -> None:
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    order = torch.randperm(options.rows, generator=torch.Generator().manual_seed(options.seed))
     model: torch.nn.Module = train.build("plain", 0)
     wrapped = model
     if ranks > 1:
@@ -59,14 +61,20 @@ def run(options: Options, result: dict[str, Any]) -> None:
         train.load(Path(found) / f"rack-{os.environ['MEND_RACK']}", model, optimizer)
     data = torch.randn(options.rows, train.INPUTS, generator=torch.Generator().manual_seed(1))
     rows = torch.utils.data.TensorDataset(torch.arange(options.rows), data)
-    ledger = mend.DataLedger(order)
+    if options.epochs:
+        ledger = mend.DataLedger(options.rows, epochs=options.epochs, seed=options.seed)
+    else:
+        chance = torch.Generator().manual_seed(options.seed)
+        ledger = mend.DataLedger(torch.randperm(options.rows, generator=chance))
     config = mend.MendConfig(**options.config)
     resume = options.resume or None
     with (
         Path(options.lines.format(rank=rank)).open("w") as lines,
         mend.session(wrapped, config, optimizer, ledger=ledger, resume=resume) as runtime,
     ):
-        for numbers, batch in DataLoader(rows, batch_size=options.batch, sampler=ledger):
+        loader = DataLoader(rows, options.batch, sampler=ledger, drop_last=options.drop_last)
+        result["begins"] = ledger.epoch
+        for numbers, batch in (each for _ in range(ledger.epoch, ledger.epochs) for each in loader):
             optimizer.zero_grad()
             wrapped(batch).square().mean().backward()
             taken = len(numbers) - (options.unequal and rank)

@@ -21,8 +21,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
@@ -37,7 +43,10 @@ from torch.nn.functional import mse_loss
 from tests.process import injected
 from tests.process.train import INPUTS, OUTPUTS, WIDTH, seen, tokens_of, told, weights
 
-BLOCKS, EXPERTS, MICRO_BATCHES, ROWS = 4, 4, 4, 16
+EXPERTS, MICRO_BATCHES, ROWS = 4, 4, 16
+PARTS = "model", "optim"
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+"""By the names of parameters: lists of groups would be those of the first stage."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,11 @@ class Options:
     config: dict[str, Any] = field(default_factory=dict)
     layout: str = "stages"
     """one, one-experts: a rank has it all. stages: a stage each. interleaved: two stages each, as a
-    ModuleList. stages-fsdp2: two stages, each over half of the ranks. experts: they lie
+    ModuleList. stages-fsdp2: two stages, each over half of the ranks. stages-experts: the same,
+    with experts whose matrices lie over the ranks of the stage. experts: they lie
     over pairs, and all else over all ranks. local: as stages, which count from 0.
     alike: replicas that nobody keeps equal."""
+    blocks: int = 4
     schedule: str = "gpipe"
     synthetic: bool = False
     """Gradients are fixed functions of name, rack and step, and no stage runs."""
@@ -58,6 +69,8 @@ class Options:
     optimizer: str = "SGD"
     checkpoints: dict[str, str] = field(default_factory=dict)
     resume: str = ""
+    dcp: bool = False
+    """Checkpoints are those of torch.distributed.checkpoint."""
     pace_ms: float = 0.0
     dies_at: int = 0
     """Step before which the rack kills itself."""
@@ -127,7 +140,7 @@ class Model(nn.Module):
         super().__init__()
         make = Experts if "experts" in options.layout else partial(Block, options.normed)
         self.enter: nn.Module | None = nn.Linear(INPUTS, WIDTH)
-        self.blocks = nn.ModuleDict({str(i): make() for i in range(BLOCKS)})
+        self.blocks = nn.ModuleDict({str(i): make() for i in range(options.blocks)})
         self.leave: nn.Module | None = nn.Linear(WIDTH, OUTPUTS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,7 +152,7 @@ class Model(nn.Module):
 def stage_of(options: Options, seed: int, stage: int, stages: int) -> Model:
     """With the first weights that the whole model has."""
     torch.manual_seed(seed)
-    model, each = Model(options), BLOCKS // stages
+    model, each = Model(options), options.blocks // stages
     kept = range(stage * each, (stage + 1) * each)
     blocks = {str(i): model.blocks[str(i)] for i in kept}
     if options.layout == "local":
@@ -184,7 +197,8 @@ class Staged(Trained):
     def __init__(self, options: Options, seed: int) -> None:
         ranks, rank, each = dist.get_world_size(), dist.get_rank(), 1
         group: Any = None
-        if options.layout == "stages-fsdp2":
+        self.spread, self.row, self.rows = list[nn.Parameter](), 0, 1
+        if cut := options.layout in ("stages-fsdp2", "stages-experts"):
             mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("pp", "dp"))
             ranks, rank, group = 2, mesh.get_local_rank("pp"), mesh.get_group("pp")
         elif options.layout == "interleaved":
@@ -192,11 +206,17 @@ class Staged(Trained):
         numbers = [rank + i * ranks for i in range(each)]
         models = [stage_of(options, seed, n, ranks * each) for n in numbers]
         self.model = models[0] if each == 1 else nn.ModuleList(models)
-        if options.layout == "stages-fsdp2":
-            fully_shard(models[0], mesh=mesh["dp"])
+        if options.layout == "stages-experts":
+            blocks = models[0].blocks.values()
+            self.spread = [spread_experts(block, mesh["dp"]) for block in blocks]
+            self.row, self.rows = mesh.get_local_rank("dp"), mesh["dp"].size()
+        if cut:
+            fully_shard(models[0], mesh=mesh["dp"], ignored_params=set(self.spread))
         self.first, self.last = numbers[0] == 0, numbers[-1] == ranks * each - 1
         stages = [
-            PipelineStage(model, n, ranks * each, torch.device("cpu"), group=group)
+            PipelineStage(
+                model, n, ranks * each, torch.device("cpu"), group=group, **self.shapes(n, ranks)
+            )
             for n, model in zip(numbers, models, strict=True)
         ]
         kinds: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -206,9 +226,23 @@ class Staged(Trained):
             else kinds[options.schedule](stages[0], *of)
         )  # fmt: skip
 
+    def shapes(self, stage: int, stages: int) -> dict[str, Any]:
+        """Of a micro-batch: torch would find them by a pass over uninitialized tensors, and these
+        choose the experts."""
+        if not self.spread:
+            return {}
+        rows = ROWS // MICRO_BATCHES // self.rows
+        inputs = INPUTS if stage == 0 else WIDTH
+        outputs = OUTPUTS if stage == stages - 1 else WIDTH
+        empty = partial(torch.empty, device="meta", requires_grad=True)
+        return {"input_args": empty(rows, inputs), "output_args": empty(rows, outputs)}
+
     def backward(self, rack: int, step: int) -> None:
-        x, y = data(rack, step)
+        x, y = (each.chunk(self.rows)[self.row] for each in data(rack, step))
         self.schedule.step(*[x] * self.first, **{"target": y} if self.last else {})
+        for p in self.spread:
+            assert isinstance(p.grad, DTensor)
+            p.grad.to_local().div_(self.rows)
 
 
 class Mixed(Trained):
@@ -243,7 +277,8 @@ def spread_experts(block: Any, mesh: DeviceMesh) -> nn.Parameter:
 
 KINDS: dict[str, Callable[[Options, int], Trained]] = {
     "one": Trained, "one-experts": Trained, "stages": Staged, "interleaved": Staged,
-    "stages-fsdp2": Staged, "experts": Mixed, "local": Staged, "alike": Alike,
+    "stages-fsdp2": Staged, "stages-experts": Staged, "experts": Mixed, "local": Staged,
+    "alike": Alike,
 }  # fmt: skip
 
 
@@ -266,12 +301,37 @@ def save(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> No
     torch.save(state, folder / f"script-{os.environ.get('RANK', 0)}.pt")
 
 
+def checkpoint(
+    options: Options, runtime: Any, model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
+) -> None:
+    if not options.dcp:
+        runtime.checkpoint(folder, partial(save, model, optimizer))
+        return
+    state = {"mend": runtime.checkpoint_state()}  # first: it may apply what is decided
+    held = get_state_dict(model, optimizer, options=FLAT)
+    dcp.save(
+        {**state, **dict(zip(PARTS, held, strict=True))},
+        checkpoint_id=folder / f"rack-{os.environ['MEND_RACK']}",
+    )
+
+
 def load(
     options: Options, rack: int, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     if not options.resume:
         return {}
-    path = Path(options.resume) / f"rack-{rack}" / f"script-{os.environ.get('RANK', 0)}.pt"
+    folder = Path(options.resume) / f"rack-{rack}"
+    if options.dcp:
+        import mend
+
+        saved = mend.SavedState(folder)
+        held = get_state_dict(model, optimizer, options=FLAT)
+        dcp.load({"mend": saved, **dict(zip(PARTS, held, strict=True))}, checkpoint_id=folder)
+        set_state_dict(
+            model, optimizer, model_state_dict=held[0], optim_state_dict=held[1], options=FLAT
+        )
+        return {"resume": saved}
+    path = folder / f"script-{os.environ.get('RANK', 0)}.pt"
     state = torch.load(path, weights_only=False)
     if state["model"].keys() != model.state_dict().keys():
         return {"resume": options.resume}  # of another layout
@@ -332,7 +392,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
             runtime.count_tokens(tokens_of(rack, step))
             optimizer.step()
             if folder := options.checkpoints.get(str(step)):
-                runtime.checkpoint(folder, partial(save, model, optimizer))
+                checkpoint(options, runtime, model, optimizer, Path(folder))
         if options.merged:
             tell_merged(options, model, runtime)
     result["weights"] = {bare(name): each for name, each in weights(model).items()}
@@ -345,6 +405,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
 
 def main() -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or")
     warnings.filterwarnings("default", message=".* raised the loss by .* from random weights")
     torch.set_num_threads(1)
     options = Options(**json.loads(sys.argv[1]))

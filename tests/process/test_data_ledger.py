@@ -90,9 +90,10 @@ def both_merged(job: Job) -> bool:
 @pytest.mark.parametrize("returns", [True, False], ids=["returns", "stays away"])
 def test_each_row_is_merged_once_though_a_rack_is_killed(jobs: Jobs, returns: bool) -> None:
     """One that stays away loses its seat; until then the other one waits at the end of its data."""
-    job, total = jobs(), 600
+    job, epochs = jobs(), 3 if returns else 1
+    total = 600 // epochs
     config = CONFIG | ({} if returns else {"seat_timeout_s": 3})
-    options: dict[str, Any] = {"rows": total, "config": config, "pace_ms": 2}
+    options: dict[str, Any] = {"rows": total, "epochs": epochs, "config": config, "pace_ms": 2}
     begin(job, 0, **options)
     begin(job, 1, **options, holds={"21": job.gate()})
     started(job, "rack1", 21)
@@ -105,28 +106,32 @@ def test_each_row_is_merged_once_though_a_rack_is_killed(jobs: Jobs, returns: bo
         assert again.code == 0, job.logs()
     job.ended(0, code=0)
     data = job.told(0)["status"]["data"]
-    assert (data["done"], data["open"], data["left"]) == (total, 0, 0)
+    assert (data["done"], data["open"], data["left"]) == (total * epochs, 0, 0)
+    assert data["done_by_epoch"] == [total] * epochs
     assert data["given_again"] > 0
     lives = {0: ["rack0"], 1: ["rack1", "again"] if returns else ["rack1"]}
     rows = rows_of_merged_work(job, records(job, 0), lives)
-    assert rows == Counter(range(total)), "each row is in merged work, once"
+    assert rows == Counter(dict.fromkeys(range(total), epochs)), "each row, once per epoch"
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: int) -> None:
-    """Of 2 ranks each has its own rows."""
-    config, total = CONFIG | {"lockstep": True}, 200
+    """Of 2 ranks each has its own rows. Batches that are not full are left to the next epoch."""
+    config, total, epochs = CONFIG | {"lockstep": True}, 100, 2
+    options: dict[str, Any] = {
+        "rows": total, "epochs": epochs, "batch": 10, "drop_last": True, "config": config,
+    }  # fmt: skip
     runs = []
     for slow in range(2):
         job = jobs(ranks=ranks)
         for rack in range(2):
-            begin(job, rack, rows=total, config=config, pace_ms=2.0 * (rack == slow))
+            begin(job, rack, **options, pace_ms=2.0 * (rack == slow))
         for rack in range(2):
             job.ended(rack, code=0)
         each = [trained(job, f"rack{rack}", rank) for rack in range(2) for rank in range(ranks)]
         rows = Counter(row for steps in each for taken in steps.values() for row in taken)
-        assert rows == Counter(range(total))
-        assert job.told(1)["status"]["data"]["done"] == total
+        assert rows == Counter(dict.fromkeys(range(total), epochs))
+        assert job.told(1)["status"]["data"]["done"] == total * epochs
         runs.append(each)
     assert runs[0] == runs[1]
 
@@ -167,3 +172,17 @@ def test_misuse_of_the_ledger_is_refused_by_name(jobs: Jobs) -> None:
         uncounted.ended(rack, code=1)
     kind, text = uncounted.told(0)["error"]
     assert (kind, "runtime.count_rows" in text) == ("UsageError", True)
+
+
+def test_ranks_of_a_rack_that_take_unequal_rows_are_refused(jobs: Jobs) -> None:
+    """The other rack trains all rows, also those that the refused one had."""
+    job, total = jobs(ranks=2), 200
+    for rack in range(2):
+        options = {"seat_timeout_s": 3} | CONFIG
+        begin(job, rack, rows=total, config=options, unequal=rack == 1)
+    job.ended(1, code=1)
+    kind, text = job.told(1)["error"]
+    assert (kind, "its ranks have taken" in text) == ("UsageError", True)
+    job.ended(0, code=0)
+    data = job.told(0)["status"]["data"]
+    assert (data["done"], data["open"], data["left"]) == (total, 0, 0)

@@ -20,7 +20,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from mend.tools.keys_command import create
 from mend.tools.processes import TOKEN, orphans
+from mend.tools.report.read import read_run
+from mend.transport.security import SECRET_BYTES
 from tests.process.racks import LIMIT_S, ROOT, Nursery, environment, until
 
 EXAMPLES = ROOT / "examples"
@@ -226,6 +229,51 @@ def test_one_torchrun_over_both_racks(nursery: Nursery, free_ports: FreePorts) -
         MEND_RANKS_PER_RACK="2", MEND_SIDEBAND_PEERS=peers,
     )  # fmt: skip
     agree(found, 24)
+
+
+@pytest.mark.slow
+def test_follower_prints_losses_of_merged_models_while_a_job_trains(
+    nursery: Nursery, free_ports: FreePorts, tmp_path: Path
+) -> None:
+    """It begins before the job does. The truth has a loss of 0.25."""
+    create(tmp_path / "key", (os.urandom(SECRET_BYTES),), "# of a test\n")
+    token, port = os.urandom(8).hex(), ports_in_a_row(free_ports)
+    events = tmp_path / "events"
+    environ = environment(
+        MEND_KEY_FILE=str(tmp_path / "key"), MEND_DIAGNOSTICS_DIR=str(events), **{TOKEN: token}
+    )
+    follow = [str(EXAMPLES / "follow_loss.py"), f"tcp://127.0.0.1:{port}", "--record", str(events)]
+    job = ["-m", "mend.tools", "launch", "--no-witness", "--base-port", port]
+    job += [str(EXAMPLES / "minimal.py"), "--steps", "1000000000"]
+    logs = [tmp_path / "follower.log", tmp_path / "job.log"]
+    started = []
+    for command, log in zip((follow, job), logs, strict=True):
+        with log.open("w") as out:
+            started.append(
+                subprocess.Popen(
+                    [nursery.python, *command], cwd=ROOT, env=environ, stdout=out, stderr=out
+                )
+            )
+    line = re.compile(r"version=(\d+) step=\d+ loss=([\d.]+)\n")
+
+    def found() -> list[tuple[str, str]]:
+        return line.findall(logs[0].read_text())
+
+    try:
+        until(
+            lambda: bool(found()) and float(found()[-1][1]) < 0.3,
+            lambda: "\n".join(log.read_text() for log in logs),
+        )
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        for pid in orphans(token):
+            os.kill(pid, signal.SIGKILL)
+    versions = [int(version) for version, _ in found()]
+    assert versions == sorted(set(versions))
+    curve = read_run(events).ranks[0, 0].curves["held_out_merged"]
+    assert min(curve.values) < 0.3
 
 
 def ports_in_a_row(free_ports: FreePorts) -> str:

@@ -47,16 +47,19 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 
 BAD_MAX = 1024
 
+EPOCHS_MAX = 1000
+"""Most epochs of a data ledger: in lockstep one record gives them all out."""
+
 CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per
 rank and is sent to every rack."""
 
-RECORDS_FORMAT = 7
+RECORDS_FORMAT = 8
 """Version of the meaning of log records; a log of another format is refused with an error that
 names it. 1: merge members without norms. 2: every witness votes, and merges do not count absent
 racks. 3: rounds do not wait for expected racks, and jobs begin at version 0, without checkpoints.
 4: racks that leave are never absent. 5: half of the racks of a lineage may decide, whatever they
-hold. 6: without units of data, and momentum is in every merge."""
+hold. 6: without units of data, and momentum is in every merge. 7: one epoch of units."""
 
 
 class WireStruct(Struct, frozen=True, array_like=True):
@@ -249,7 +252,9 @@ class Policy(WireStruct, frozen=True):
     """Whether each rack merges one slice and pulls the others' merged slices
     (coordination/slices)."""
     units: Count = 0
-    """Units of data that the log gives out; 0: none. Found at the start of a rack."""
+    """Units of data of an epoch that the log gives out; 0: none. Found at the start of a rack."""
+    epochs: Annotated[int, Meta(ge=1, le=EPOCHS_MAX)] = 1
+    """Passes over these units; those of epoch e begin at e x `units`."""
 
     @property
     def of_weights(self) -> int:

@@ -24,6 +24,20 @@ def all_free(total: int) -> Units:
     return Units(total, ((0, total),))
 
 
+def done_by_epoch(units: Units, epochs: int) -> tuple[int, ...]:
+    """Per epoch, the units that are done."""
+    size = units.total // epochs
+    done = [size] * epochs
+    spans = [*units.free]
+    for book in units.books:
+        spans += without(book.spans, first_of(book.spans, book.done - book.first), ordered=False)
+    for first, count in spans:
+        for epoch in range(first // size, -(-(first + count) // size)):
+            begin = epoch * size
+            done[epoch] -= min(first + count, begin + size) - max(first, begin)
+    return tuple(done)
+
+
 def seat(units: Units, members: Collection[Member], fragments: int) -> Units:
     """The units after a change of the roster. `fragments`: number of fragments of weights."""
     kept = [b if b.member in members else replace(b, seated=False) for b in units.books]

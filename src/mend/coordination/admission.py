@@ -45,7 +45,8 @@ def first_record(hellos: Mapping[int, Hello], witness: Member | None) -> Genesis
     lowest = first_to_begin(hellos)
     resume = lowest.resume
     votes = witness is None or witness_votes(witness, len(hellos))
-    units = all_free(lowest.policy.units) if lowest.policy.units else None
+    total = lowest.policy.units * lowest.policy.epochs
+    units = all_free(total) if total else None
     if resume is not None and resume.units is not None:
         own = {r: hello.seat.member for r, hello in hellos.items() if hello.resume is not None}
         units = resume_units(resume.units, own)

@@ -224,8 +224,11 @@ class Leader:
             effects += ways_to_leaders(self.log.appended, self.member.rack)
 
     def _watch(self, now_ns: int, effects: list[Effect]) -> None:
-        """Detect a silent coordinator, or a start that takes too long."""
+        """Detect a silent coordinator, ranks that cannot go on together, or a start that takes too
+        long."""
         if self.log.committed.begun:
+            if (unequal := self.reports.aggregate.unequal) and not self.failure[0]:
+                self._fail("UsageError", unequal, effects)
             silent = now_ns - (self.follower.orders_ns or self.started_ns) > self.options.detect_ns
             if silent != self.silent:
                 self.silent = silent

@@ -62,6 +62,8 @@ class Aggregate:
     copies: tuple[StateCopy, ...]
     slices: tuple[Sliced, ...]
     units: UnitsAsk | None
+    unequal: str
+    """How the ranks have taken unequal numbers of rows of the data ledger; or empty."""
 
 
 def aggregate(
@@ -70,7 +72,8 @@ def aggregate(
     """Aggregate `ranks`: the newest reports of the ranks of `member`, in rank order."""
     complete = len(ranks) == configured
     needed = ranks if complete else []
-    outcomes = [_outcome(member, parts) for parts in _captures(needed)]
+    captures = _captures(needed)
+    outcomes = [_outcome(member, parts) for parts in captures]
     versions = tuple(map(min, zip(*(rank.versions for rank in needed), strict=True)))
     return Aggregate(
         complete=complete,
@@ -89,6 +92,7 @@ def aggregate(
         copies=copies_of_rack(member, needed),
         slices=_slices(needed),
         units=_ask(needed),
+        unequal=next(filter(None, map(_unequal, captures)), ""),
     )
 
 
@@ -237,9 +241,7 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
     head, tokens = parts[0], sum(part.tokens for part in parts)
     reason = next((part.declined for part in parts if part.declined), "")
     reason = reason or ("" if tokens else "no tokens were trained")
-    if len({part.units for part in parts}) > 1:
-        counts = ", ".join(str(part.units) for part in parts)
-        reason = f"its ranks have taken unequal numbers of rows of the data ledger: {counts}"
+    reason = reason or _unequal(parts)
     if reason:
         return head.seq, Declined(head.fragment, head.applied, reason)
     if any(not part.checksum for part in parts):
@@ -260,6 +262,17 @@ def _outcome(member: Member, parts: list[CapturePart]) -> tuple[int, Offer | Dec
         units=head.units,
         along=sum(part.along for part in parts),
         against=sum(part.against for part in parts),
+    )
+
+
+def _unequal(parts: list[CapturePart]) -> str:
+    """Why the rack cannot go on, where its ranks have not taken the same units; or empty."""
+    if len({part.units for part in parts}) == 1:
+        return ""
+    counts = ", ".join(str(part.units) for part in parts)
+    return (
+        f"its ranks have taken {counts} rows of the data ledger up to step {parts[0].capture_step}:"
+        " give all ranks of a rack batches of the same size, and count every row on each"
     )
 
 

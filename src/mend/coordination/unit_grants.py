@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mend.consensus.log import LogState
 from mend.consensus.records import Grant, Spans, UnitBook
@@ -21,9 +21,9 @@ def next_grant(
 ) -> Grant | None:
     """The record that is due, if there is one. `log`: the appended log.
 
-    In lockstep the first record gives each rack an equal part of all units, so which rack takes
-    what does not depend on when it asks. Otherwise a grant is at most half of a rack's part of what
-    is free.
+    In lockstep the first record gives each rack an equal part of the units of each epoch, so which
+    rack takes what does not depend on when it asks. Otherwise a grant is at most half of a rack's
+    part of what is free.
     """
     if log.units is None or not log.seats:
         return None
@@ -41,7 +41,10 @@ def next_grant(
     evenly = policy.lockstep and not log.units.fresh
     if evenly and len(asks) < trains:
         return None
-    shares = _shares(log.units.free, asks, len(log.seats), evenly=evenly)
+    if evenly:
+        shares = _even_shares(policy.units, policy.epochs, sorted(asks))
+    else:
+        shares = _shares(log.units.free, asks, len(log.seats))
     if shares or back:
         return Grant(shares, tuple(back))
     empty = sum(ask.empty for ask in asks.values())
@@ -55,15 +58,28 @@ def _is_new(ask: UnitsAsk | None, book: UnitBook) -> bool:
 
 
 def _shares(
-    free: Spans, asks: Mapping[Member, UnitsAsk], racks: int, *, evenly: bool
+    free: Spans, asks: Mapping[Member, UnitsAsk], racks: int
 ) -> tuple[tuple[Member, Spans], ...]:
-    total, shares = sum(count for _, count in free), []
-    left = total
-    for position, (member, ask) in enumerate(sorted(asks.items())):
+    left, shares = sum(count for _, count in free), []
+    for member, ask in sorted(asks.items()):
         size = min(ask.size, max(GRANT_MIN, left // (2 * racks)))
-        if evenly:
-            size = total // len(asks) + (position < total % len(asks))
         if spans := first_of(free, size):
             shares.append((member, spans))
             free, left = without(free, spans), left - sum(count for _, count in spans)
     return tuple(shares)
+
+
+def _even_shares(
+    units: int, epochs: int, members: Sequence[Member]
+) -> tuple[tuple[Member, Spans], ...]:
+    """Each epoch's units, cut into equal parts in the order of the members. Who gets one more where
+    they do not divide changes with the epoch."""
+    racks, spans = len(members), dict[Member, list[tuple[int, int]]]()
+    first = 0
+    for epoch in range(epochs):
+        for position, member in enumerate(members):
+            size = units // racks + ((position + epoch) % racks < units % racks)
+            if size:
+                spans.setdefault(member, []).append((first, size))
+            first += size
+    return tuple((member, tuple(spans[member])) for member in members if member in spans)

@@ -94,10 +94,10 @@ def hello_misfit(hello: Hello, racks: int) -> str:
         return "it has not one digest per fragment and rank"
     if hello.policy.of_weights < 1:
         return f"it has no fragment of weights among {fragments}"
-    resume = hello.resume
+    resume, units = hello.resume, hello.policy.units * hello.policy.epochs
     if resume and {len(resume.versions), len(resume.rounds)} != {fragments}:
         return f"its checkpoint has {len(resume.versions)} versions for {fragments} fragments"
-    if resume and (resume.units.total if resume.units else 0) != hello.policy.units:
+    if resume and (resume.units.total if resume.units else 0) != units:
         return "its checkpoint is of another data ledger"
     return ""
 
@@ -344,6 +344,6 @@ def _texts(policy: Policy) -> dict[str, str]:
     texts["failslow_action"] = "evict" if policy.evicts else acts
     texts["fragments"] = str(policy.of_weights)
     texts["ranks per rack"] = str(policy.ranks)
-    texts["units of data"] = str(policy.units)
+    texts["units of data"] = f"{policy.units} x {policy.epochs} epochs"
     texts[_AVERAGED] = ", ".join(averaged) or "none"
     return texts

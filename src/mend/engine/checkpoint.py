@@ -382,8 +382,8 @@ def as_many_ranks(manifest: Manifest, ranks: int) -> str:
     return (
         f". It was written by {manifest.ranks} ranks per rack, this job has {ranks}. The number of "
         "ranks can change only for models that each rank holds whole, or, without moments, that "
-        "fully_shard has spread over all ranks; without powersgd, from a folder of "
-        f"runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
+        "fully_shard has spread over all ranks; without powersgd and a data ledger, from a folder "
+        f"of runtime.checkpoint. Start {manifest.ranks} per rack, or begin a new job from the "
         "weights that the script has saved: leave resume= out. The outer momentum and the "
         f"{manifest.open_tokens:.10g} tokens that were not merged are lost then"
     )

@@ -36,6 +36,7 @@ from mend.errors import (
     PlanMismatch,
     Refused,
     StartTimeout,
+    UsageError,
     require,
 )
 from mend.events.base import LoggedEvent
@@ -251,8 +252,9 @@ class ConcurrentOuterStep:
     def _count_units(self, units: Units) -> None:
         self.published.count_units(units)
         if self.leader is not None:
-            rows = data_rows(units, self.leader.ranks_configured)
-            self.host.note(RowsCounted(rows.done, rows.open, rows.left, rows.given_again))
+            rows = data_rows(units, self.leader.hello.policy)
+            counts = rows.done, rows.open, rows.left, rows.given_again
+            self.host.note(RowsCounted(*counts, rows.of_epoch))
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note(SnapshotRead(effect.snapshot.index))
@@ -357,7 +359,8 @@ def _opened_in(orders: RankOrders) -> dict[int, int]:
 
 
 _FAILURES: dict[str, type[MendError]] = {
-    kind.__name__: kind for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout)
+    kind.__name__: kind
+    for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout, UsageError)
 }
 """What may end a rank by name: all errors that a leader names."""
 

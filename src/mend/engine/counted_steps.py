@@ -52,8 +52,6 @@ class CountedSteps:
         self._rank, self._trainer, self._async_tp = rank, rank.trainer, async_tp
         self._tokens: int | None = None
         self._ledger = rank.settings.ledger
-        self._rows: int | None = None
-        """Rows of this step, where a ledger gives them out."""
         self._taken: int | None = None
         """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
@@ -80,8 +78,7 @@ class CountedSteps:
         """Rows of the current step. Several calls add up."""
         if self._ledger is None:
             raise UsageError("count_rows() without a data ledger: give mend_init(ledger=) one")
-        rows = _whole("count_rows", rows, 0, "such as len(batch)")
-        self._rows = rows if self._rows is None else self._rows + rows
+        self._ledger.count(_whole("count_rows", rows, 0, "such as len(batch)"))
 
     def local_batch(self, count: int) -> int:
         """How many of `count` micro-batches this rank takes in the next step."""
@@ -186,8 +183,7 @@ class CountedSteps:
                 "not see: give mend_init no optimizer, and call runtime.step() after each step and "
                 "each replay, from the first one on"
             )
-        units, self._rows = self._rows, None
-        units = self._ledger.check(units) if self._ledger is not None else 0
+        units = self._ledger.stepped() if self._ledger is not None else 0
         self.movement.stepped()
         # Between the count and the work no handler may raise: the work would never be done. Steps
         # without work do without, as it takes microseconds.

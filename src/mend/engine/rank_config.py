@@ -87,7 +87,7 @@ class Settings:
                 f"a DataLedger of {rows} rows for racks of {ranks} ranks: give it a multiple of "
                 f"{ranks}, such as the first {rows - rows % ranks}"
             )
-        policy = structs.replace(policy, units=rows // ranks)
+        policy = structs.replace(policy, units=rows // ranks, epochs=self.ledger.epochs)
         return replace(self, policy=policy, facts=(*self.facts, self.ledger.fact))
 
 

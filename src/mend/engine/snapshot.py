@@ -22,6 +22,7 @@ from mend.engine.participation import describe_rounds
 from mend.engine.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
+    DataSeen,
     Doings,
     JobStatus,
     RackSeen,
@@ -31,6 +32,7 @@ from mend.status.messages import (
     short,
 )
 from mend.status.server import Note, Recent
+from mend.status.status import data_rows
 from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
 
@@ -177,7 +179,15 @@ def _view(
         evicted=tuple(log.away),
         evicted_lives=tuple(map(life_of, log.away.values())),
         wall_ns=wall_ns(),
+        data=_data(log),
     )
+
+
+def _data(log: LogState) -> DataSeen | None:
+    if log.units is None or log.policy is None:
+        return None
+    rows = data_rows(log.units, log.policy)
+    return DataSeen(rows.done, rows.open, rows.left, rows.given_again, rows.of_epoch)
 
 
 def _rounds(known: Knowledge, reasons: Mapping[int, str]) -> list[RoundSeen]:

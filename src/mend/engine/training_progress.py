@@ -60,9 +60,7 @@ class TrainingProgress:
                     stacklevel=4,
                 )
             return
-        if len(values) > VALUES_MAX:
-            raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
-        self.recorded = {name: _plain(name, value) for name, value in values.items()}
+        self.recorded = plain_values(values)
         step, tokens, at_ns, _ = self.latest
         self._note(ValuesRecorded(step, tokens, at_ns, self.recorded))
 
@@ -82,6 +80,13 @@ class TrainingProgress:
         if not self._ended:
             self._ended = True
             self.write(last=True)
+
+
+def plain_values(values: Mapping[str, float]) -> dict[str, float | str]:
+    """As `ValuesRecorded` has them. Raises UsageError for what is no plain number."""
+    if len(values) > VALUES_MAX:
+        raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
+    return {name: _plain(name, value) for name, value in values.items()}
 
 
 def _plain(name: str, value: object) -> float | str:

@@ -957,13 +957,15 @@ class CheckpointMarked(InfoEvent, frozen=True, tag="mark"):
 
 
 class RowsCounted(DebugEvent, frozen=True, tag="data"):
-    """Rows of the data ledger, from a rack's leader, after each record that changes them."""
+    """Rows of the data ledger, from a rack's leader, after each record that changes them. `epoch`:
+    the first whose rows are not all done, where there are several."""
 
-    says = "{done} rows are done, {open} open, {left} left; {again} were given out again"
+    says = "{done} rows are done, {open} open, {left} left; {again} were given out again; {epoch}"
     done: Whole
     open: Whole
     left: Whole
     again: Whole
+    epoch: str = "one epoch"
 
 
 class CheckpointWritten(InfoEvent, frozen=True, tag="checkpoint"):

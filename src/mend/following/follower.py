@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from torch import Tensor, nn
 
+from mend.engine.training_progress import plain_values
 from mend.errors import ConfigError, GaveUp, TransportError, WireError, require
 from mend.following.fill import fill
 from mend.following.log_view import Decided, LogView
 from mend.following.pull import Puller
+from mend.status.event_log import append_values
 from mend.status.follow_messages import (
     ANSWER_BYTES_MAX,
     Follow,
@@ -77,6 +80,13 @@ class Version:
         lacks a tensor, has it in another shape, or holds shards.
         """
         fill(module, self.tensors, lock)
+
+    def record(self, folder: str | Path, **values: float) -> None:
+        """Append numbers of this version, such as `record("runs/first", held_out_merged=loss)`, to
+        the events in the job's diagnostics_dir, for `mend report`, which draws them with the curves
+        of the lowest rack. Raises UsageError for a tensor, and OSError.
+        """
+        append_values(Path(folder), self.step, plain_values(values))
 
 
 class Follower:

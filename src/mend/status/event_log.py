@@ -12,12 +12,15 @@ import logging
 from pathlib import Path
 
 from mend.events.base import LoggedEvent, Severity, log_text
-from mend.events.kinds import LogLost
-from mend.events.lines import Timed
+from mend.events.kinds import LogLost, ValuesRecorded
+from mend.events.lines import Timed, encode_line
 from mend.status.events_file import EventsFile
 from mend.status.log_lines import LogLines, logger
 from mend.status.loudness import Loudness
 from mend.status.wall_clock import wall_ns
+
+FOLLOWER = "events-follower.jsonl"
+"""Values of followers of the merged model."""
 
 
 class EventLog:
@@ -76,3 +79,13 @@ class EventLog:
             level = logging.INFO if shown is None else max(level, Severity.WARNING)
         if logger.isEnabledFor(level):
             self._log.say(level, f"mend {self._who} {log_text(event)}")
+
+
+def append_values(folder: Path, step: int, values: dict[str, float | str]) -> None:
+    """Append what a follower has measured of the merged model to the events of a job. Raises
+    OSError."""
+    now_ns = wall_ns()
+    line = encode_line(Timed(now_ns, ValuesRecorded(step, 0, now_ns, values)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / FOLLOWER).open("ab") as file:
+        file.write(line)

@@ -132,6 +132,17 @@ class Doings(WireStruct, frozen=True):
     """How many of the live racks its recent rounds merged, as text."""
 
 
+class DataSeen(WireStruct, frozen=True):
+    """Rows of the data ledger, as `DataRows` has them. `epoch`: how much of the present one is
+    done, as text."""
+
+    done: Count
+    open: Count
+    left: Count
+    given_again: Count
+    epoch: Short = "one epoch"
+
+
 class JobStatus(WireStruct, frozen=True, tag=2):
     """The state of a job, as one of its processes knows it."""
 
@@ -182,6 +193,8 @@ class JobStatus(WireStruct, frozen=True, tag=2):
     """Racks that were refused and are still absent; `why` names them, too."""
     wall_ns: Count = 0
     """Time of day of the asked process, at most a tenth of a second ago."""
+    data: DataSeen | None = None
+    """None: the job has no data ledger."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from mend.status.messages import Doings, JobStatus, RackSeen
-from mend.status.status import SlowRack, Status, slow_rack
+from mend.status.messages import DataSeen, Doings, JobStatus, RackSeen
+from mend.status.status import DataRows, SlowRack, Status, slow_rack
 
 PREFIX = "mend"
 
@@ -67,6 +67,10 @@ OF_RANK: dict[str, Metric] = {
     "host_memory_bytes": _gauge("host memory for anchors, offers and rounds in flight"),
     "device_memory_peak_bytes": _gauge("most GPU memory that mend took at once"),
     "mirror_bytes": _gauge("memory for the registered state of another rack"),
+    "data_rows": _gauge(
+        "rows of the data ledger, all epochs: done, open (given to a rack) or left", "state"
+    ),
+    "data_rows_given_again": _gauge("rows given out again, as a rack had lost its seat"),
     "frames_refused": _counter("frames refused"),
     "events_lost": _counter("events that are not in the file"),
     "log_lines_lost": _counter("lines of the log without a reader"),
@@ -140,7 +144,15 @@ def samples_of_rank(status: Status) -> Iterator[Sample]:
         yield Sample("rounds_by_racks", count, (str(racks),))
     for reason, count in sorted(status.rounds_missed.items()):
         yield Sample("rounds_missed", count, (reason,))
+    yield from _data(status.data)
     yield from _verdicts(status.slow)
+
+
+def _data(rows: DataRows | DataSeen | None) -> Iterator[Sample]:
+    if rows is not None:
+        for state, count in (("done", rows.done), ("open", rows.open), ("left", rows.left)):
+            yield Sample("data_rows", count, (state,))
+        yield Sample("data_rows_given_again", rows.given_again)
 
 
 def _verdicts(slow: tuple[SlowRack, ...]) -> Iterator[Sample]:
@@ -175,6 +187,7 @@ def samples_of_job(view: JobStatus) -> Iterator[Sample]:
     else:
         yield Sample("racks_configured", view.configured)
         yield Sample("racks_live", sum(rack.live for rack in view.racks))
+        yield from _data(view.data)
         yield from _verdicts(tuple(map(slow_rack, view.slow)))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mend.consensus.records import Units
+from mend.consensus.records import Policy, Units
+from mend.consensus.units import done_by_epoch
 from mend.coordination.messages import FailSlow
 from mend.coordination.slow import OWN_PAST, PEERS
 
@@ -33,12 +34,41 @@ class DataRows:
     """No rack has them."""
     given_again: int
     """Given out again after a rack had lost its seat."""
+    done_by_epoch: tuple[int, ...]
+    """Per epoch. Racks may begin one while others still train rows of the one before."""
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch whose rows are not all done; the last one if all are."""
+        whole = self.rows // len(self.done_by_epoch)
+        undone = (at for at, done in enumerate(self.done_by_epoch) if done < whole)
+        return next(undone, len(self.done_by_epoch) - 1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all epochs."""
+        return self.done + self.open + self.left
+
+    @property
+    def of_epoch(self) -> str:
+        """How much of that epoch is done, as text."""
+        epochs = len(self.done_by_epoch)
+        if epochs == 1:
+            return "one epoch"
+        done = f"{self.done_by_epoch[self.epoch]} of {self.rows // epochs} rows done"
+        return f"epoch {self.epoch} of {epochs}: {done}"
 
 
-def data_rows(units: Units, ranks: int) -> DataRows:
-    """The rows of a job whose racks have `ranks` ranks, with a row for each in a unit."""
-    left = sum(count for _, count in units.free)
-    return DataRows(*(ranks * n for n in (units.done, units.open, left, units.again)))
+def data_rows(units: Units, policy: Policy) -> DataRows:
+    """The rows of a job: a unit has one for each rank of a rack."""
+    ranks, left = policy.ranks, sum(count for _, count in units.free)
+    return DataRows(
+        done=ranks * units.done,
+        open=ranks * units.open,
+        left=ranks * left,
+        given_again=ranks * units.again,
+        done_by_epoch=tuple(ranks * done for done in done_by_epoch(units, policy.epochs)),
+    )
 
 
 @dataclass(frozen=True, slots=True)

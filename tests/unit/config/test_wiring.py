@@ -20,7 +20,7 @@ from mend.types import SECOND
 from tests import golden
 
 SETTINGS = {field.name for field in fields(MendConfig)}
-FOUND_LATER = {"ranks", "moments", "units"}
+FOUND_LATER = {"ranks", "moments", "units", "epochs"}
 OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
     "racks": ({"racks": 5}, 5),
     "fragments": ({"fragments": 7}, 7),

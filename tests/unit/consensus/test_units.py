@@ -17,7 +17,7 @@ from mend.consensus.records import (
     Spans,
     Units,
 )
-from mend.consensus.units import VERSIONS_KEPT, all_free, first_of, resume
+from mend.consensus.units import VERSIONS_KEPT, all_free, done_by_epoch, first_of, resume
 from mend.errors import InvariantError
 from mend.types import Member
 from tests.unit.coordination.nouns import (
@@ -221,3 +221,5 @@ def test_random_histories_never_lose_a_unit_and_never_give_one_twice() -> None:
         free = [u for first, count in units.free for u in range(first, first + count)]
         held = [u for r in range(2) for u in taken[member(r, life[r])][at[member(r, life[r])] :]]
         assert Counter(free) + Counter(held) + done == Counter(range(total))
+        by_epoch = tuple(sum(unit // 20 == epoch for unit in done) for epoch in range(3))
+        assert done_by_epoch(units, 3) == by_epoch

@@ -131,3 +131,18 @@ def test_signs_of_an_offer_are_those_of_all_ranks() -> None:
     )
     named = merge_member_of(made)
     assert (named.along, named.against) == (made.along, made.against)
+
+
+def test_ranks_that_took_unequal_units_make_no_offer() -> None:
+    """They have counted other rows; the leader ends the rack."""
+    parts = [
+        CapturePart(0, 1, 0, 4, 10, 2, digest(rank)[-32:], 0, "", units=8 + (rank == 1))
+        for rank in range(RANKS)
+    ]
+    ranks = [rank_report(rank, FRAGMENTS, parts=(each,)) for rank, each in enumerate(parts)]
+    whole = aggregate(member(1), ranks, RANKS, FRAGMENTS)
+    assert whole.offers == ()
+    assert "8, 9" in whole.unequal
+    assert "up to step 4" in whole.unequal
+    alike = [rank_report(rank, FRAGMENTS, parts=(parts[0],)) for rank in range(RANKS)]
+    assert aggregate(member(1), alike, RANKS, FRAGMENTS).unequal == ""

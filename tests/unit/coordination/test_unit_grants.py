@@ -10,15 +10,17 @@ from mend.consensus.records import Grant, Record
 from mend.consensus.units import all_free
 from mend.coordination.messages import Report, UnitsAsk
 from mend.coordination.unit_grants import GRANT_MIN, next_grant
+from mend.errors import require
 from tests.unit.coordination.nouns import genesis, log_of, member, report
 
 A, B = member(0), member(1)
 BOTH = frozenset({0, 1})
 
 
-def log(total: int, *records: Record, lockstep: bool = False) -> LogState:
+def log(total: int, *records: Record, lockstep: bool = False, epochs: int = 1) -> LogState:
     first = replace(genesis(), units=all_free(total))
-    policy = replace(first.policy, lockstep=lockstep)
+    each = total // epochs
+    policy = replace(first.policy, lockstep=lockstep, units=each, epochs=epochs)
     return log_of(replace(first, policy=policy), *records).appended
 
 
@@ -72,6 +74,16 @@ def test_in_lockstep_first_record_waits_for_all_and_gives_out_everything() -> No
     assert next_grant(state, asks((0, 64, True), None), BOTH) is None
     grant = next_grant(state, asks((0, 64, True), (0, 100, True)), BOTH)
     assert grant == Grant(((A, ((0, 11),)), (B, ((11, 10),))))
+
+
+def test_in_lockstep_racks_share_each_epoch() -> None:
+    """What does not divide goes to another rack in each."""
+    grant = next_grant(log(15, lockstep=True, epochs=3), asks((0, 64, True), (0, 64, True)), BOTH)
+    a, b = ((0, 3), (5, 2), (10, 3)), ((3, 2), (7, 3), (13, 2))
+    assert grant == Grant(((A, a), (B, b)))
+    joined = log(15, require(grant, "due"), lockstep=True, epochs=3).units
+    assert joined is not None
+    assert (joined.free, [book.given for book in joined.books]) == ((), [8, 7])
 
 
 def test_in_lockstep_a_rack_ends_without_the_others() -> None:

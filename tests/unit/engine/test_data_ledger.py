@@ -10,7 +10,7 @@ import torch
 
 from mend.consensus.records import UnitBook, Units
 from mend.coordination.events import Event, UnitsAsked
-from mend.engine.data_ledger import ASK_MIN, DataLedger, UnitFeed
+from mend.engine.data_ledger import ASK_MIN, DataLedger, UnitFeed, shuffled
 from mend.errors import GaveUp, UsageError
 from mend.types import SECOND
 from tests.unit.engine.hand import Hand
@@ -30,8 +30,8 @@ class Fed:
         book = UnitBook(self.trainer.member, first, spans, (((0, 0),),))
         self.trainer.published.count_units(Units(1000, (), books=(book,), ended=ended))
 
-    def ledger(self, order: Any, rank: int = 0, ranks: int = 1) -> DataLedger:
-        made = DataLedger(order)
+    def ledger(self, order: Any, rank: int = 0, ranks: int = 1, **options: int) -> DataLedger:
+        made = DataLedger(order, **options)
         made.attach(self.feed, rank, ranks, self.live)
         return made
 
@@ -73,7 +73,8 @@ def test_second_iteration_goes_on_behind_the_counted_rows() -> None:
     ledger = fed.ledger(range(10))
     rows = iter(ledger)
     assert [next(rows) for _ in range(6)] == list(range(6))
-    fed.trainer.stepped(1, ledger.check(4))
+    ledger.count(4)
+    fed.trainer.stepped(1, ledger.stepped())
     assert next(iter(ledger)) == 4, "rows 4 and 5 were fetched ahead, and not trained"
 
 
@@ -83,9 +84,10 @@ def test_step_without_count_or_with_too_many_rows_is_refused() -> None:
     ledger = fed.ledger(range(10))
     next(iter(ledger))
     with pytest.raises(UsageError, match="count_rows"):
-        ledger.check(None)
+        ledger.stepped()
+    ledger.count(2)
     with pytest.raises(UsageError, match="has given 1"):
-        ledger.check(2)
+        ledger.stepped()
 
 
 def test_wait_without_a_quorum_gives_up() -> None:
@@ -103,7 +105,76 @@ def test_job_that_is_over_ends_the_rows() -> None:
     assert list(fed.ledger(range(10))) == []
 
 
-@pytest.mark.parametrize("order", [[], [0.5], [-1], torch.zeros(2, 2), torch.ones(3), [[1]]])
+def test_each_iterator_ends_with_its_epoch() -> None:
+    """Two passes over four rows; the rack gets three units of the first and all of the second."""
+    fed = Fed()
+    fed.gives((0, 3), (4, 4), ended=True)
+    ledger, passes = fed.ledger(4, epochs=2, seed=7), []
+    for epoch in range(ledger.epoch, 2):
+        assert ledger.epoch == epoch
+        for row in ledger:
+            ledger.count(1)
+            fed.trainer.stepped(1, ledger.stepped())
+            passes.append((epoch, row))
+    first, second = (shuffled(4, 7, epoch).tolist() for epoch in (0, 1))
+    assert passes == [*((0, row) for row in first[:3]), *((1, row) for row in second)]
+    assert ledger.epoch == 2
+    with pytest.raises(UsageError, match="epochs=2, and the loop wants more"):
+        next(iter(ledger))
+
+
+def test_rows_that_an_epoch_did_not_train_begin_the_next_one() -> None:
+    """As with drop_last; a count whose step is not made yet is not given again."""
+    fed = Fed()
+    fed.gives((0, 8), ended=True)
+    ledger = fed.ledger(4, epochs=2)
+    assert len([*ledger]) == 4
+    ledger.count(3)
+    rows = [*ledger]
+    assert rows == [shuffled(4, 0, 0)[3], *shuffled(4, 0, 1)]
+
+
+def test_life_that_begins_later_says_in_which_epoch() -> None:
+    fed = Fed()
+    fed.gives((9, 3), ended=True)
+    ledger = fed.ledger(4, epochs=3)
+    assert ledger.epoch == 2
+    assert len([*ledger]) == 3
+    ledger.count(3)
+    assert ledger.epoch == 3
+    assert [*ledger] == [], "a loop over all epochs has empty ones at its end"
+
+
+def test_order_is_a_permutation_that_no_machine_changes() -> None:
+    """The numbers are those of a plain implementation of SplitMix64."""
+    assert sorted(shuffled(1000, 3, 5).tolist()) == list(range(1000))
+    assert shuffled(8, 1, 2).tolist() == [6, 5, 1, 0, 2, 7, 3, 4]
+    orders = [tuple(shuffled(50, *each).tolist()) for each in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert len(set(orders)) == 4
+
+
+def test_ledger_has_no_length() -> None:
+    loader = torch.utils.data.DataLoader([0] * 4, sampler=DataLedger(4))
+    with pytest.raises(TypeError, match="no len"):
+        len(loader)
+
+
+@pytest.mark.parametrize(
+    "options", [{"epochs": 0}, {"epochs": 1001}, {"epochs": True}, {"seed": -1}, {"seed": 0.5}]
+)
+def test_number_of_epochs_or_seed_that_is_none_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"DataLedger\\({next(iter(options))}="):
+        DataLedger(4, **options)
+
+
+def test_order_that_is_given_has_one_epoch() -> None:
+    with pytest.raises(UsageError, match="mend draws"):
+        DataLedger([1, 0], epochs=2)
+
+
+@pytest.mark.parametrize(
+    "order", [0, True, [], [0.5], [-1], torch.zeros(2, 2), torch.ones(3), [[1]]]
+)
 def test_order_of_anything_but_row_numbers_is_refused(order: Any) -> None:
     with pytest.raises(UsageError, match="DataLedger"):
         DataLedger(order)
@@ -117,3 +188,5 @@ def test_ledger_before_mend_init_is_refused() -> None:
 def test_fact_tells_orders_apart() -> None:
     assert DataLedger([1, 0]).fact != DataLedger([0, 1]).fact
     assert DataLedger([1, 0]).fact == DataLedger(torch.tensor([1, 0])).fact
+    shuffles = [DataLedger(9), DataLedger(8), DataLedger(9, epochs=2), DataLedger(9, seed=1)]
+    assert len({each.fact for each in shuffles}) == 4

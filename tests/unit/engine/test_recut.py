@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mend.consensus.units import all_free
 from mend.engine.checkpoint import (
     FROZEN_FACT,
     Cuttable,
@@ -215,7 +216,10 @@ def test_other_shards_and_bases_of_powersgd_are_not_cut_anew() -> None:
     assert _recut(rows, one, replace(whole, moments=True)) is None, "moments of shards"
     pairs = (("codec", "int8"), ("placement 0.weight", "R S(0) over 2x1"))
     assert _recut(msgspec.structs.replace(manifest(), facts=pairs), one, whole) is None, "HSDP"
+    rows_of_data = msgspec.structs.replace(manifest(), units=all_free(8))
+    assert _recut(rows_of_data, one, whole) is None
     said = as_many_ranks(manifest(), 1)
+    assert "without powersgd and a data ledger" in said
     assert "Start 2 per rack, or begin a new job" in said
     assert "the 86 tokens that were not merged" in said
 

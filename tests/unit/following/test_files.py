@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mend.errors import CheckpointError, ConfigError, UsageError
+from mend.events.kinds import Progress
 from mend.following import Version
 from mend.following.files import PATTERN, VersionFiles, newest_version, read_version
 from mend.integrations.vllm import InitInfo, MendWeightTransferEngine, UpdateInfo
+from mend.status.event_log import EventLog
+from mend.tools.report.read import read_run
 
 
 def version(number: int, **changes: Any) -> Version:
@@ -40,6 +43,19 @@ def test_file_gives_the_version_back(tmp_path: Path) -> None:
     for name, tensor in version(7).tensors.items():
         assert tensors[name].dtype == tensor.dtype
         assert torch.equal(tensors[name], tensor)
+
+
+def test_recorded_values_are_in_the_report_of_the_job(tmp_path: Path) -> None:
+    events = EventLog({"rack": 0, "rank": 0}, tmp_path)
+    events.note(Progress(1, 10, 1, 0.0, 0, 0))
+    events.close()
+    version(1).record(tmp_path, held_out_merged=2.5)
+    version(2).record(tmp_path, held_out_merged=1.5)
+    facts = read_run(tmp_path)
+    assert facts.ranks[0, 0].curves["held_out_merged"].values == [2.5, 1.5]
+    assert facts.notes == []
+    with pytest.raises(UsageError, match="item"):
+        version(3).record(tmp_path, held_out_merged=torch.ones(()))  # type: ignore[arg-type]
 
 
 def test_newest_files_are_kept_by_age(tmp_path: Path) -> None:

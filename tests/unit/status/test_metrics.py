@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from mend.errors import ConfigError
 from mend.status import metrics_server
+from mend.status.messages import DataSeen
 from mend.status.metrics import (
     METRICS,
     OF_JOB,
@@ -21,7 +22,7 @@ from mend.status.metrics import (
     samples_of_job,
     samples_of_rank,
 )
-from mend.status.status import SlowRack, Status, TokenLedger
+from mend.status.status import DataRows, SlowRack, Status, TokenLedger
 from tests.unit.status.seen import doings, rack_seen, view
 
 ROOT = Path(__file__).parents[3]
@@ -36,6 +37,7 @@ def status() -> Status:
         stall_ms_total=1500.0, stall_ms_last=1.0, host_bytes=7, device_bytes_peak=0,
         bytes_sent=10, bytes_received=20, anchor_digest="", waiting=("x",), async_tp="off",
         frames_refused=0, events_lost=0, rounds_by_racks={2: 2, 1: 1}, slow=(slow, slow),
+        data=DataRows(8, 4, 12, 2, (7, 1)),
     )  # fmt: skip
 
 
@@ -48,6 +50,20 @@ def test_metrics_of_rank_have_the_values_of_status() -> None:
     assert found["mend/rounds_missed/late"] == 1
     assert found["mend/stall_seconds"] == 1.5
     assert found["mend/slow_ratio/1/peers/"] == 2.5
+    rows = [found[f"mend/data_rows/{state}"] for state in ("done", "open", "left")]
+    assert [*rows, found["mend/data_rows_given_again"]] == [8, 4, 12, 2]
+
+
+def test_epoch_is_the_first_whose_rows_are_not_all_done() -> None:
+    rows = DataRows(14, 0, 4, 0, (6, 5, 3))
+    assert (rows.rows, rows.epoch, rows.of_epoch) == (18, 1, "epoch 1 of 3: 5 of 6 rows done")
+    assert DataRows(12, 0, 0, 0, (6, 6)).epoch == 1
+
+
+def test_witness_has_the_rows_of_its_log() -> None:
+    found = flat(samples_of_job(view(doings=None, data=DataSeen(8, 4, 12, 2))))
+    assert found["mend/data_rows/left"] == 12
+    assert not any("data_rows" in name for name in flat(samples_of_job(view(doings=None))))
 
 
 def test_metrics_of_job_leave_out_what_is_not_known() -> None:

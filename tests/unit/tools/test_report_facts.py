@@ -53,6 +53,12 @@ class Run:
                 self.refused += 1
         return self
 
+    def follows(self, event: dict[str, Any]) -> Run:
+        """Somebody outside the job says it."""
+        line = json.dumps({**filled(event), "time_ns": self.at_ns})
+        self.gathering.take_followed(decode_line(line.encode()))
+        return self
+
     def both(self, event: dict[str, Any]) -> Run:
         return self.says(0, event).says(1, event)
 
@@ -317,3 +323,14 @@ def test_figures_that_round_up_get_the_larger_unit() -> None:
     assert [summary.short(each) for each in figures] == [
         "0 ", "999 ", "999 ", "1 k", "999 k", "1 M", "12.3 M", "1e+03 T",
     ]  # fmt: skip
+
+
+def test_values_of_a_follower_join_the_curves_of_the_first_rank() -> None:
+    """At the tokens that it had trained by then, also in its second life."""
+    value = {"kind": "recorded", "step": 4, "tokens": 0, "at_ns": 9, "values": {"held_merged": 2.5}}
+    run = Run().both(progress(10)).follows(value).both(progress(3)).follows(value)
+    run.follows({"kind": "progress"})
+    facts = run.ends()
+    assert facts.ranks.keys() == {(0, 0), (1, 0)}
+    assert facts.ranks[0, 0].curves["held_merged"].tokens == [100, 130]
+    assert facts.ranks[0, 0].curves["held_merged"].values == [2.5, 2.5]

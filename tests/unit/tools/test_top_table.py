@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mend.status.messages import JobStatus
+from mend.status.messages import DataSeen, JobStatus
 from mend.tools.top.picture import Answer, Picture, RoundLine, picture_of
 from mend.tools.top.table import screen_of
 from mend.types import SECOND, WITNESS
@@ -43,6 +43,13 @@ def table(lines: list[str]) -> dict[str, list[str]]:
     start = next(n for n, line in enumerate(lines) if line.startswith("rack state"))
     end = lines.index("", start) if "" in lines[start:] else len(lines)
     return {line.split()[0]: line.split()[1:] for line in lines[start:end]}
+
+
+def test_head_has_the_rows_of_the_data_ledger() -> None:
+    rows = DataSeen(8, 4, 12, 2, "epoch 1 of 3: 2 of 8 rows done")
+    text = "data: 8 rows done, 4 open, 12 left, 2 given out again; epoch 1 of 3: 2 of 8 rows done"
+    assert text in drawn(picture(data=rows), 100)
+    assert not any("data:" in line for line in drawn(picture()))
 
 
 def test_eighty_columns_have_what_matters() -> None:

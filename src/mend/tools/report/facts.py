@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from mend.detector import cause_in_words
 from mend.events import kinds
 from mend.events.base import LoggedEvent, kind_of
@@ -142,8 +144,9 @@ class RunFacts:
     differences: list[str] = field(default_factory=list)
     newest: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """(fragment, version, when it was decided) of the last rounds."""
-    data: tuple[int, int, int, int] | None = None
-    """Rows of the data ledger: done, open, left, given out again. None: there is none."""
+    data: tuple[int, int, int, int, str] | None = None
+    """Rows of the data ledger: done, open, left, given out again; and its epoch. None: there is
+    none."""
     offered: tuple[int, int] = (0, 0)
     """Bytes of all payloads of a lossy codec, and what they would have been as fp32."""
     residuals: Curve = field(default_factory=Curve)
@@ -245,6 +248,15 @@ class Gathering:
         self.facts.protection = {rack: protection[rack] for rack in racks if rack in protection}
         return self.facts
 
+    def take_followed(self, timed: Timed) -> None:
+        """Values that a follower of the merged model has recorded. They join the curves of the
+        first rank, at the tokens that it had trained by then."""
+        event = timed.event
+        if self._files and isinstance(event, kinds.ValuesRecorded):
+            source = self._rank(*min(self._files))
+            trained = source.now.tokens - source.base.tokens if source.now is not None else 0
+            self._recorded(source, timed.time_ns, structs.replace(event, tokens=trained))
+
     def _rank(self, rack: int, rank: int) -> RankFacts:
         return self.facts.ranks.setdefault((rack, rank), RankFacts(rack, rank))
 
@@ -299,7 +311,7 @@ class Gathering:
         facts.end_ns = max(facts.end_ns, at_ns)
 
     def _rows(self, source: RankFacts, time_ns: int, event: kinds.RowsCounted) -> None:
-        self.facts.data = event.done, event.open, event.left, event.again
+        self.facts.data = event.done, event.open, event.left, event.again, event.epoch
 
     def _recorded(self, source: RankFacts, time_ns: int, event: kinds.ValuesRecorded) -> None:
         for given, value in event.values.items():

@@ -14,6 +14,7 @@ from typing import Any
 from mend.errors import ConfigError, EventError
 from mend.events.kinds import EventsCut
 from mend.events.lines import Timed, decode_line
+from mend.status.event_log import FOLLOWER
 from mend.status.events_file import BYTES_MAX, older_of
 from mend.tools.report.facts import Gathering, RunFacts, clean
 from mend.types import WITNESS
@@ -25,6 +26,8 @@ UNKNOWN_MAX = 8
 """Unknown kinds that are named."""
 
 _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
+
+OF_FOLLOWER = (-1, -1)
 
 Line = tuple[tuple[int, int], Timed]
 """(rank, event)."""
@@ -99,8 +102,14 @@ def read_run(folder: Path) -> RunFacts:
     gathering = Gathering(trained)
     damages = {path: Damage() for _, path in chosen}
     streams = [_halves(path, (rack, rank), damages[path]) for (rank, rack), path in chosen]
-    for (rack, rank), timed in heapq.merge(*streams, key=lambda line: line[1].time_ns):
-        gathering.take(rack, rank, timed)
+    if (followed := folder / FOLLOWER).exists():
+        damages[followed] = Damage()
+        streams.append(_halves(followed, OF_FOLLOWER, damages[followed]))
+    for who, timed in heapq.merge(*streams, key=lambda line: line[1].time_ns):
+        if who == OF_FOLLOWER:
+            gathering.take_followed(timed)
+        else:
+            gathering.take(*who, timed)
     facts = gathering.finish()
     refused = gathering.refused + sum(damage.refused for damage in damages.values())
     facts.notes += _notes(damages, len(found) - len(chosen), refused, facts.earlier_jobs)

@@ -257,8 +257,8 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[Fact]:
         of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"
         found.append(Fact("Moments, running statistics", str(facts.moment_rounds), of_all))
     if facts.data is not None:
-        done, open_, left, again = facts.data
-        more = f"rows done; {open_} open, {left} left, {again} given out again"
+        done, open_, left, again, epoch = facts.data
+        more = f"rows done; {open_} open, {left} left, {again} given out again; {epoch}"
         found.append(Fact("Data", f"{done} of {done + open_ + left}", more))
     rounds, momentum = facts.outer
     if momentum:

@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from mend.coordination.slow import sentence_of
 from mend.status.messages import Doings, JobStatus, RackSeen
 from mend.types import SECOND, rack_name
@@ -116,6 +118,8 @@ class Picture:
     """Addresses that do not answer, with the reason."""
     turnout: str = ""
     """How many of the live racks the recent rounds merged, in words."""
+    data: dict[str, int | str] | None = None
+    """Rows of the data ledger: done, open, left, given_again; and the epoch."""
 
 
 def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "") -> Picture:
@@ -139,6 +143,7 @@ def picture_of(answers: Sequence[Answer], late_s: float = LATE_S, job: str = "")
         **{name: getattr(first, name) for name in TAKEN_OVER},
         closed_by=next((each.closed_by for each in doings if each.closed_by), ""),
         turnout=next((each.turnout for each in doings if each.turnout), ""),
+        data=structs.asdict(first.data) if first.data is not None else None,
         racks=tuple(racks),
         rounds=tuple(
             RoundLine(r.fragment, r.version, r.phase, r.racks, _seconds(r.for_ms, 1000), r.why)

@@ -85,7 +85,16 @@ def _head(picture: Picture) -> list[Text]:
     lines = [_line(title), _line(Text("  ".join(about), "dim"))]
     if picture.turnout:
         lines.append(_line(Text(f"of the newest: {picture.turnout}", "dim")))
+    if picture.data is not None:
+        lines.append(_line(Text(_data(picture.data), "dim")))
     return lines
+
+
+def _data(rows: dict[str, int | str]) -> str:
+    text = "data: {done} rows done, {open} open, {left} left".format_map(rows)
+    if rows["given_again"]:
+        text += f", {rows['given_again']} given out again"
+    return f"{text}; {rows['epoch']}"
 
 
 _STATES = {

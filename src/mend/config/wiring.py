@@ -102,6 +102,7 @@ def settings_of(
         ),
         detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
+        unequal=config.unequal,
         members=members,
         resume=resume,
         ledger=ledger,

@@ -404,7 +404,7 @@ class Job:
         started: Forked | Siblings | Torchrun
         if ranks > 1 and self._torchrun:
             started = Torchrun(self.nursery, argv, ranks, environ, log)
-        elif ranks > 1:
+        elif ranks > 1 or len(set(self.sizes)) > 1:
             meeting = self._meetings[rack]
             started = Siblings(
                 self.nursery, argv, ranks, environ, log, meeting, whole=whole,

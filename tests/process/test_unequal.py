@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from tests.process.conftest import Jobs
 from tests.process.racks import Result, until
+from tests.process.test_follow import Following, assert_is
+from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
     "fragments": 2,
@@ -34,12 +37,29 @@ def agree(results: list[Result]) -> dict[str, list[int]]:
     return results[0].weights
 
 
+def weigh(results: list[Result], sizes: Sequence[int]) -> None:
+    """Every rank counts its tokens once, however many parts it hosts."""
+    for rack, size in enumerate(sizes):
+        shares = [
+            share
+            for commit in results[0].commits
+            if commit["fragment"] == 0
+            for share in commit["members"]
+            if share["rack"] == rack
+        ]
+        tokens = size * sum(tokens_of(rack, step) for step in range(1, STEPS + 1))
+        assert sum(share["tokens"] for share in shares) == tokens
+
+
 def run(jobs: Jobs, sizes: Sequence[int], **options: Any) -> dict[str, list[int]]:
     """All ranks of a rack have one batch, so racks of any size train alike."""
     job = jobs(racks=len(sizes), sizes=sizes if len(set(sizes)) > 1 else (), ranks=sizes[0])
     config = {**CONFIG, **options.pop("config", {})}
     told = {"steps": STEPS, "same_data": True, "config": config, **options}
-    return agree(job.run(**{name: each for name, each in told.items() if each is not None}))
+    results = job.run(**{name: each for name, each in told.items() if each is not None})
+    if "resume" not in options:
+        weigh(results, sizes)
+    return agree(results)
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
@@ -110,3 +130,49 @@ def test_resumed_job_of_unequal_racks_has_the_bits_of_one_that_was_not_interrupt
     cut = str(tmp_path / "cut")
     whole = run(jobs, **told, checkpoints={"12": cut})
     assert run(jobs, **told, resume=cut) == whole
+
+
+def test_follower_puts_the_parts_of_unequal_racks_together(jobs: Jobs) -> None:
+    job = jobs(sizes=(2, 3))
+    config = {**CONFIG, "lockstep": False, "join_copies_state": False}
+    stop, end = job.gate("stop"), job.gate("end")
+    told = {"script": "tests.process.staged", "layout": "fsdp2", "synthetic": True,
+            "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}  # fmt: skip
+    for rack in range(2):
+        job.start(rack, **told, merged=end)
+    following = Following(*job.addresses)
+    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
+    Path(stop).touch()
+    path = Path(f"{end}.0.0")
+    until(path.exists, "rack 0 has stopped")
+    held = json.loads(path.read_text())
+    versions = held["versions"]
+    until(lambda: following.has(versions), lambda: f"{versions} {following}")
+    Path(end).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    following.ended()
+    assert_is(next(each for each in following.versions if [*each.versions] == versions), held)
+
+
+def refused(jobs: Jobs, sizes: Sequence[int], **options: Any) -> list[str]:
+    """The errors of all ranks of rack 0, which starts alone."""
+    job = jobs(sizes=sizes)
+    job.start(0, **{"config": CONFIG, **options})
+    assert job.ended(0) != 0
+    found = [job.told(0, rank)["error"] for rank in range(sizes[0])]
+    assert {kind for kind, _ in found} == {"ConfigError"}
+    return [text for _, text in found]
+
+
+def test_what_unequal_racks_cannot_exchange_is_refused_by_name(jobs: Jobs) -> None:
+    """Before any socket is opened: the other rack is not there."""
+    staged = {"script": "tests.process.staged", "layout": "stages"}
+    for text in refused(jobs, (2, 1), **staged):
+        assert "other parameters on other ranks" in text
+        assert "as many ranks on each" in text
+    for text in refused(jobs, (2, 1), parallel="tp", model="even"):
+        assert "0.weight" in text
+        assert "as many ranks on every rack" in text
+    for text in refused(jobs, (2, 1), parallel="fsdp2"):
+        assert "join_copies_state=False" in text

@@ -206,7 +206,7 @@ RACK_NUMBERS = Kind(
     "distinct numbers of racks", _rack_numbers, lambda written: [*map(int, listed(written))]
 )
 SIZES = Kind(
-    "the number of ranks of each rack in rack order, or empty",
+    "the number of ranks of each rack, in rack order",
     _sizes,
     lambda written: [*map(int, listed(written))],
 )

@@ -336,7 +336,7 @@ class MendConfig:
     ranks_by_rack: tuple[int, ...] = _tuning(
         (),
         k.SIZES,
-        "numbers of ranks, such as 2, 4, where racks have different ones; empty: as many on each",
+        "numbers of ranks, where racks have different ones",
         Scope.PLAN,
     )
     token_weighted_merge: bool = _tuning(

@@ -76,7 +76,7 @@ class Meeting:
         self._changed.notify_all()
 
     def end(self, why: BaseException) -> None:
-        """Whoever waits or comes raises, until `begin_again`."""
+        """A part that waits or comes raises, until `begin_again`."""
         with self._changed:
             self._why = self._why or why
             self._changed.notify_all()

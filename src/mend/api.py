@@ -410,7 +410,7 @@ class Runtime:
         optimizer after it. `mend_init` resumes it from a `SavedState`. Raises CheckpointError when
         the racks do not come together, UsageError with exchange=False and after shutdown.
         """
-        if self.config.unequal:
+        if self._rank.settings.unequal:
             raise UsageError(
                 "checkpoint_state() where racks have different numbers of ranks (ranks_by_rack): "
                 "use checkpoint(folder)"
@@ -687,7 +687,7 @@ def _parts_of_job(
     if sizes[rack] != ranks.ranks:
         rule = f"says {sizes[rack]} for rack {rack}, which has {ranks.ranks}"
         raise ConfigError("ranks_by_rack", sizes, rule, "Start as many as it says, or change it.")
-    if not config.unequal:
+    if len(set(sizes)) == 1:
         return None
     resume, ledger = sources
     if ledger is not None:

@@ -680,11 +680,6 @@ class MendConfig:
         low, high = map(int, self.data_ports.split("-"))
         return low, high
 
-    @property
-    def unequal(self) -> bool:
-        """Racks have different numbers of ranks."""
-        return len(set(self.ranks_by_rack)) > 1
-
     def in_force(self, name: str) -> Any:
         """The value of a setting: what it follows from where it is not given."""
         declared: Declared = self.__dataclass_fields__[name].metadata[Declared.__name__]
@@ -767,7 +762,7 @@ def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.ranks_by_rack and len(c.ranks_by_rack) != c.racks:
         rule = f"names {len(c.ranks_by_rack)} racks, and racks={c.racks}"
         yield "ranks_by_rack", rule, "Give a number for each rack, as 2,4; or leave it out."
-    if c.unequal and c.mirror_rack_state:
+    if len(set(c.ranks_by_rack)) > 1 and c.mirror_rack_state:
         rule = "does not work with racks of different sizes (ranks_by_rack)"
         yield "mirror_rack_state", rule, "Leave one of the two out."
     if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):

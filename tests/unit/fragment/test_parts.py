@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
-
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,10 +67,13 @@ def test_parts_of_whole_tensors_are_as_many_as_the_largest_rack_has_ranks() -> N
     assert cut_job([3, 1, 2], whole, (0, 1), 1).owners == ((0, 0, 0), (0, 0, 1), (0, 1, 2))
 
 
-def test_rows_of_a_part_are_those_of_its_rank_from_where_the_part_begins() -> None:
-    found = of_shards([2, 3], [(10, 1)])
+def test_rows_of_a_part_are_those_of_its_rank_from_where_the_part_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parts, "placement_of", lambda _: "S(0) over 3")
+    found, weight = of_shards([2, 3], [(10, 1)]), [("weight", torch.empty(10, 1))]
     cuts = []
     for part, host in enumerate(found.hosts(3)):
-        box, held = found.box((10, 1), part), row_box((10, 1), 3, host)
-        cuts.append((host, box.offset[0] - held.offset[0], prod(box.shape)))
-    assert cuts == [(0, 0, 4), (1, 0, 1), (1, 1, 3), (2, 0, 2)]
+        rows = found.rows(weight, 3, part)["weight"]
+        cuts.append((host, rows.inside.start, rows.inside.stop, rows.box.offset[0]))
+    assert cuts == [(0, 0, 4, 0), (1, 0, 1, 4), (1, 1, 4, 5), (2, 0, 2, 8)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,7 @@ class RankOfParts:
     def _settle(self, jobs: Sequence[Future[Any]]) -> None:
         """Wait for the jobs of all parts. Raises the error of the first one that did not fail on
         account of another."""
-        found = [error for error in (job.exception() for job in jobs) if error is not None]
+        found = [error for error in map(_error_of, jobs) if error is not None]
         self._meeting.begin_again()
         if any(isinstance(error, InvariantError) for error in found):
             self.abort()
@@ -247,6 +247,14 @@ class RankOfParts:
             for hand in self._hands:
                 hand.close(CLOSE_S)
             self.of_ranks.close()
+
+
+def _error_of(job: Future[Any]) -> BaseException | None:
+    """Wait for the job. Where the rack has left before it began, it failed with the others."""
+    try:
+        return job.exception()
+    except CancelledError:
+        return Broken("this rack has left the job")
 
 
 def _nothing() -> None:

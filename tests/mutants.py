@@ -335,9 +335,24 @@ MUTANTS = (
     Mutant(
         "one-name: layers of two stages that have one name pass for replicas",
         "fragment.stages:Together._refuse_two_of_one_name",
-        "if not others or all(held.team == together for held in holders.values()):\n    return",
+        "if not together[1:] or all(held.team == together for held in holders.values()):\n"
+        "    return",
         "return",
         ("tests/unit/fragment/test_stages.py",),
+    ),
+    Mutant(
+        "half-rows: a part reads the first rows of its rank instead of its own",
+        "fragment.parts:JobParts.rows",
+        "slice(first, first + box.shape[0])",
+        "slice(0, box.shape[0])",
+        ("tests/unit/fragment/test_parts.py",),
+    ),
+    Mutant(
+        "lone-part: a part that fails leaves the others waiting",
+        "engine.part_group:Meeting.end",
+        "self._why = self._why or why",
+        "pass",
+        ("tests/unit/engine/test_part_group.py",),
     ),
     Mutant(
         "began-alike: stages that were made alike are merged as replicas",

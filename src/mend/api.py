@@ -27,13 +27,15 @@ from mend.engine.checkpoint_writer import PendingCheckpoint
 from mend.engine.counted_steps import CountedSteps
 from mend.engine.data_ledger import DataLedger
 from mend.engine.fragment_state import Marks
-from mend.engine.live_rank import LiveRank
+from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
-from mend.engine.rack import refuse_ungrouped
+from mend.engine.rack import RackGroup, refuse_ungrouped
+from mend.engine.rank_of_parts import RankOfParts
 from mend.engine.saved_state import SavedState, source_of
 from mend.engine.step_hooks import HoldsParameters, optimizers_of
+from mend.engine.trainer import Trainer
 from mend.engine.training_state import Stateful, TrainingState
 from mend.errors import (
     CheckpointError,
@@ -50,6 +52,7 @@ from mend.errors import (
 from mend.events.base import Emit
 from mend.events.kinds import CheckpointFailed, RackPlaced
 from mend.fragment.model_plan import ModelPlan
+from mend.fragment.parts import JobParts, cut_job
 from mend.hardware.async_tp import AsyncTp
 from mend.mesh import RackSeat, find_seat, rack_of
 from mend.status.metrics import flat, samples_of_rank
@@ -252,7 +255,7 @@ class Runtime:
         self,
         plan: ModelPlan,
         config: MendConfig,
-        rank: LiveRank | LocalOnlyRank,
+        rank: LiveRank | RankOfParts | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
         switches: Determinism | None = None,
@@ -338,9 +341,9 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        with self._steps.movement.aside(), self._trainer.clock.untimed():
+        with self._steps.movement.aside(), self._rank.untimed():
             self._steps.go_on()
-            self._rank.live(self._trainer.drain(int(timeout_s * SECOND)))
+            self._rank.each(lambda trainer: trainer.drain(int(timeout_s * SECOND)))
 
     def checkpoint(
         self,
@@ -395,7 +398,7 @@ class Runtime:
         self._steps.settle()
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         path = Path(folder).absolute()
-        with self._steps.movement.writing(), self._trainer.clock.untimed():
+        with self._steps.movement.writing(), self._rank.untimed():
             return rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -407,16 +410,21 @@ class Runtime:
         optimizer after it. `mend_init` resumes it from a `SavedState`. Raises CheckpointError when
         the racks do not come together, UsageError with exchange=False and after shutdown.
         """
+        if self._rank.settings.unequal:
+            raise UsageError(
+                "checkpoint_state() where racks have different numbers of ranks (ranks_by_rack): "
+                "use checkpoint(folder)"
+            )
         rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
-        with self._steps.movement.writing(), self._trainer.clock.untimed():
+        with self._steps.movement.writing(), self._rank.untimed():
             return rank.saved_state(int(self.config.wait_timeout_s * SECOND))
 
     def __reduce__(self) -> NoReturn:
         # torch.distributed.checkpoint pickles what has no state_dict.
         raise UsageError("a Runtime cannot be saved: save runtime.checkpoint_state()")
 
-    def _may_checkpoint(self, what: str) -> LiveRank:
+    def _may_checkpoint(self, what: str) -> LiveRank | RankOfParts:
         if isinstance(self._rank, LocalOnlyRank):
             raise UsageError("a checkpoint is of a job that exchanges; this one has exchange=False")
         if self._closed:
@@ -428,7 +436,7 @@ class Runtime:
 
         For what one rank notices and all must act on at one step: a signal, a time limit.
         """
-        group = None if isinstance(self._rank, LocalOnlyRank) else self._rank.group
+        group = None if isinstance(self._rank, LocalOnlyRank) else self._rank.of_ranks
         return flag if group is None else group.minimum([-int(flag)])[0] < 0
 
     # -------------------------------------------------------------- looking
@@ -468,15 +476,17 @@ class Runtime:
         All ranks of a rack enter and leave it together.
         """
         self._steps.go_on()
-        local = self._trainer.local_weights()
-        with self._steps.movement.aside(), self._trainer.clock.untimed():
+        trainers = [part.trainer for part in self._rank.parts]
+        local = [trainer.local_weights() for trainer in trainers]
+        with self._steps.movement.aside(), self._rank.untimed():
             try:
                 self._steps.borrowed = True
-                self._rank.live(self._trainer.publish_anchor())
+                self._rank.each(Trainer.publish_anchor)
                 yield
             finally:
                 with signals.held():
-                    self._trainer.put_back(local)
+                    for trainer, weights in zip(trainers, local, strict=True):
+                        trainer.put_back(weights)
                     self._steps.borrowed = False
 
     def _status(self) -> Status:
@@ -484,6 +494,7 @@ class Runtime:
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
         units = published.units
+        sent = [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
         merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
@@ -503,10 +514,12 @@ class Runtime:
             closed_by=published.reason_last,
             stall_ms_total=marks.stall_ns_total / MS,
             stall_ms_last=marks.stall_ns_last / MS,
-            host_bytes=rank.numerics.buffers.total_bytes,
-            device_bytes_peak=trainer.beside.side.bytes_peak if trainer.beside else 0,
-            bytes_sent=rank.io_loop.bytes_sent,
-            bytes_received=rank.io_loop.bytes_received,
+            host_bytes=sum(part.numerics.buffers.total_bytes for part in rank.parts),
+            device_bytes_peak=sum(
+                part.trainer.beside.side.bytes_peak for part in rank.parts if part.trainer.beside
+            ),
+            bytes_sent=sum(part.io_loop.bytes_sent for part in rank.parts),
+            bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),
             anchor_digest=self._digest_of(marks),
             waiting=published.why,
             async_tp=self._async_tp.said,
@@ -520,16 +533,16 @@ class Runtime:
             outer_rounds=published.outer_last[0],
             outer_momentum=published.outer_last[1],
             codec=self.config.codec,
-            payload_bytes=published.sent.bytes,
+            payload_bytes=sum(each.bytes for each in sent),
             moment_bytes=published.moment_bytes,
-            payload_bytes_fp32=published.sent.fp32_bytes,
+            payload_bytes_fp32=sum(each.fp32_bytes for each in sent),
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.mirror_bytes,
-            bytes_relayed=rank.io_loop.bytes_relayed,
+            bytes_relayed=sum(part.io_loop.bytes_relayed for part in rank.parts),
             data=data_rows(units, rank.settings.policy) if units is not None else None,
         )
 
@@ -581,7 +594,7 @@ class Runtime:
             # Other threads write to what it captures: a tensor of inference mode takes no writes.
             with torch.inference_mode(False):
                 refusal = self._steps.finish() if self.config.exchange else None
-                self._rank.live(trainer.close(keep_local=keep_local, refusal=refusal))
+                self._rank.each(lambda each: each.close(keep_local=keep_local, refusal=refusal))
         except Evicted:
             return  # it has ended in order
         except MendError as error:
@@ -616,7 +629,8 @@ class Runtime:
         """This process was forked from the one that trains: nothing that it does is the rack's."""
         self._forked = True
         self._finalizer.detach()
-        self._rank.published.disown()
+        for part in self._rank.parts:
+            part.published.disown()
         self._unhook()
 
     def _unhook(self) -> None:
@@ -630,7 +644,7 @@ def _rank_of(
     members: tuple[int, ...] | None,
     sources: Sources,
     optimizers: Sequence[HoldsParameters],
-) -> LiveRank | LocalOnlyRank:
+) -> LiveRank | RankOfParts | LocalOnlyRank:
     state_of = partial(_training_state, plan, config, optimizers)
     resume, ledger = sources
     if not config.exchange:
@@ -653,7 +667,49 @@ def _rank_of(
         )
     cores = cores_near(plan)
     settings = settings_of(config, members, cores, resume, ledger)
-    return LiveRank(plan, settings, numerics_of(config, plan, cores), state_of)
+    numerics = partial(numerics_of, config, plan, cores)
+    if not config.ranks_by_rack:
+        return LiveRank(plan, settings, numerics(), state_of)
+    ranks = group_of(settings)
+    parts = _parts_of_job(plan, config, sources, ranks)
+    if parts is None or parts.hosts(ranks.ranks) == tuple(range(ranks.ranks)):
+        return LiveRank(plan, settings, numerics(), state_of, ranks)
+    copies_state = config.join_copies_state
+    return RankOfParts(plan, settings, numerics, state_of, ranks, parts, copies_state=copies_state)
+
+
+def _parts_of_job(
+    plan: ModelPlan, config: MendConfig, sources: Sources, ranks: RackGroup
+) -> JobParts | None:
+    """The parts of a job whose racks have different numbers of ranks; None: they have as many.
+    Raises ConfigError and UsageError for what such a job cannot do."""
+    sizes, rack = config.ranks_by_rack, config.rack_number
+    if sizes[rack] != ranks.ranks:
+        rule = f"says {sizes[rack]} for rack {rack}, which has {ranks.ranks}"
+        raise ConfigError("ranks_by_rack", sizes, rule, "Start as many as it says, or change it.")
+    if len(set(sizes)) == 1:
+        return None
+    resume, ledger = sources
+    if ledger is not None:
+        raise UsageError(
+            "mend_init(ledger=) where racks have different numbers of ranks (ranks_by_rack). Leave "
+            "ledger out, and use a plain sampler"
+        )
+    if isinstance(resume, SavedState):
+        raise UsageError(
+            "mend_init(resume=SavedState) where racks have different numbers of ranks "
+            "(ranks_by_rack). Resume a folder of runtime.checkpoint"
+        )
+    named = dict(plan.module.named_parameters())
+    parts = cut_job(sizes, named, ranks.members, ranks.rank)
+    if config.join_copies_state and parts.rows(named.items(), ranks.ranks, 0):
+        rule = (
+            "a rack of another number of ranks has other shards of the optimizer's state, which a "
+            "rack that joins cannot take (ranks_by_rack)"
+        )
+        remedy = "Set join_copies_state=False: a rack that joins begins with a fresh optimizer."
+        raise ConfigError("join_copies_state", True, rule, remedy)
+    return parts
 
 
 def _training_state(

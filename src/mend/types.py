@@ -27,6 +27,9 @@ BUFFERS_MAX = 256
 RACKS_MAX = 64
 """Racks of a job."""
 
+RANKS_MAX = 1024
+"""Ranks of a rack."""
+
 MOMENT_PERIODS = {1: "momentum_sync_period_steps", 2: "second_moment_sync_period_steps"}
 """Order of an optimizer's moment -> the setting that says how often racks average it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def jobs(
 
     def make(
         racks: int = 2, *, ranks: int = 1, witness: bool = False, name: str = "",
-        torchrun: bool = False, key: bool = False,
+        torchrun: bool = False, key: bool = False, sizes: Sequence[int] = (),
     ) -> Job:  # fmt: skip
         folder = tmp_path / f"job{len(made)}"
         folder.mkdir()
@@ -62,7 +62,7 @@ def jobs(
         job = Job(
             nursery, folder, ports, racks=racks, ranks=ranks, witness=witness,
             name=name or f"test-{len(made)}", torchrun=torchrun, whole=whole,
-            key_file=folder / "key" if key else None,
+            key_file=folder / "key" if key else None, sizes=sizes,
         )  # fmt: skip
         made.append(job)
         return job

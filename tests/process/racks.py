@@ -320,12 +320,15 @@ class Job:
         self, nursery: Nursery, folder: Path, ports: list[int], *, racks: int, ranks: int,
         witness: bool, name: str, torchrun: bool, whole: Whole = Whole.ONE,
         key_file: Path | None = None, sites: Sequence[tuple[str, str]] = (),
-        settings: dict[str, str] | None = None,
+        settings: dict[str, str] | None = None, sizes: Sequence[int] = (),
     ) -> None:  # fmt: skip
         """`key_file`: with a key. `sites`: (network namespace, address) of every rack and of the
         witness; none: all are on the loopback interface of this machine. `settings`: MEND_* of all
-        processes."""
+        processes. `sizes`: the ranks of each rack, where they differ."""
         self._settings = settings or {}
+        self.sizes = [*sizes] or [ranks] * racks
+        if sizes:
+            self._settings = {**self._settings, "MEND_RANKS_BY_RACK": ",".join(map(str, sizes))}
         self._whole = {
             Whole.NONE: set[tuple[int, int]](),
             Whole.ONE: {(0, 0)},
@@ -395,16 +398,17 @@ class Job:
         acts = {name for listed in options.get("at", {}).values() for name, *_ in listed}
         if START_GATE in environ or not acts.isdisjoint(CHANGES):
             self.unjudged = "its machines do not do what their tape gives them to do"
-        whole = frozenset(rank for rank in range(self.ranks) if (rack, rank) in self._whole)
+        ranks = self.sizes[rack]
+        whole = frozenset(rank for rank in range(ranks) if (rack, rank) in self._whole)
         namespace = self._sites[rack][0]
         started: Forked | Siblings | Torchrun
-        if self.ranks > 1 and self._torchrun:
-            started = Torchrun(self.nursery, argv, self.ranks, environ, log)
-        elif self.ranks > 1:
+        if ranks > 1 and self._torchrun:
+            started = Torchrun(self.nursery, argv, ranks, environ, log)
+        elif ranks > 1 or len(set(self.sizes)) > 1:
             meeting = self._meetings[rack]
             started = Siblings(
-                self.nursery, argv, self.ranks, environ, log, meeting, whole=whole,
-                namespaces=namespaces or [namespace] * self.ranks,
+                self.nursery, argv, ranks, environ, log, meeting, whole=whole,
+                namespaces=namespaces or [namespace] * ranks,
             )  # fmt: skip
         else:
             started = Forked(
@@ -421,7 +425,7 @@ class Job:
             self.start(rack, **{**options, **own})
         for rack in range(self.racks):
             self.ended(rack, code=0)
-        return [self.result(r, k) for r in range(self.racks) for k in range(self.ranks)]
+        return [self.result(r, k) for r in range(self.racks) for k in range(self.sizes[r])]
 
     def ended(self, rack: int, code: int | None = None) -> int:
         """Wait for the end of a rack; its log is the message when the code is another."""

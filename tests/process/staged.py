@@ -57,9 +57,9 @@ class Options:
     layout: str = "stages"
     """one, one-experts: a rank has it all. stages: a stage each. interleaved: two stages each, as a
     ModuleList. stages-fsdp2: two stages, each over half of the ranks. stages-experts: the same,
-    with experts whose matrices lie over the ranks of the stage. experts: they lie
-    over pairs, and all else over all ranks. local: as stages, which count from 0.
-    alike: replicas that nobody keeps equal."""
+    with experts whose matrices lie over the ranks of the stage. experts: they lie over pairs, and
+    all else over all ranks. fsdp2: the rows of all over all ranks. local: as stages, which count
+    from 0. alike: replicas that nobody keeps equal."""
     blocks: int = 4
     schedule: str = "gpipe"
     synthetic: bool = False
@@ -193,6 +193,12 @@ class Alike(Trained):
         super().backward(100 * rack + dist.get_rank(), step)
 
 
+class Sharded(Trained):
+    def __init__(self, options: Options, seed: int) -> None:
+        super().__init__(options, seed)
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
 class Staged(Trained):
     def __init__(self, options: Options, seed: int) -> None:
         ranks, rank, each = dist.get_world_size(), dist.get_rank(), 1
@@ -277,8 +283,8 @@ def spread_experts(block: Any, mesh: DeviceMesh) -> nn.Parameter:
 
 KINDS: dict[str, Callable[[Options, int], Trained]] = {
     "one": Trained, "one-experts": Trained, "stages": Staged, "interleaved": Staged,
-    "stages-fsdp2": Staged, "stages-experts": Staged, "experts": Mixed, "local": Staged,
-    "alike": Alike,
+    "fsdp2": Sharded, "stages-fsdp2": Staged, "stages-experts": Staged, "experts": Mixed,
+    "local": Staged, "alike": Alike,
 }  # fmt: skip
 
 
@@ -367,7 +373,7 @@ def run(options: Options, result: dict[str, Any]) -> None:
 
     injected.prepare()
     rack = int(os.environ["MEND_RACK"])
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     trained = KINDS[options.layout](options, rack)
     model = trained.model

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mend.types import RACKS_MAX, fp32
+from mend.types import RACKS_MAX, RANKS_MAX, fp32
 
 NONE = "none"
 """As the environment writes None, in any case."""
@@ -162,6 +162,11 @@ def _rack_numbers(value: Any) -> tuple[int, ...]:
     return racks
 
 
+def _sizes(value: Any) -> tuple[int, ...]:
+    values = map(int, listed(value)) if isinstance(value, str) else value
+    return tuple(map(whole(1, RANKS_MAX).accept, values))
+
+
 def _names(value: Any) -> tuple[str, ...]:
     names = tuple(listed(value) if isinstance(value, str) else value)
     refuse_unless(all(isinstance(name, str) and name for name in names))
@@ -199,5 +204,10 @@ NAMES = Kind("distinct names", _names, listed)
 FILE = Kind("a file, or none", _path, _written_path)
 RACK_NUMBERS = Kind(
     "distinct numbers of racks", _rack_numbers, lambda written: [*map(int, listed(written))]
+)
+SIZES = Kind(
+    "the number of ranks of each rack, in rack order",
+    _sizes,
+    lambda written: [*map(int, listed(written))],
 )
 FOLDER = Kind("a folder, or none", _path, _written_path)

@@ -333,6 +333,12 @@ class MendConfig:
         "the same for the second moments (exp_avg_sq): K_v. Usual: six times sync_period_steps",
         Scope.PLAN,
     )
+    ranks_by_rack: tuple[int, ...] = _tuning(
+        (),
+        k.SIZES,
+        "numbers of ranks, where racks have different ones",
+        Scope.PLAN,
+    )
     token_weighted_merge: bool = _tuning(
         True,
         k.YES_NO,
@@ -753,6 +759,12 @@ def _rack_conflicts(c: MendConfig) -> Iterator[Conflict]:
     if c.expected_racks and c.lockstep:
         rule = "must be empty with lockstep=True, in which a round waits for every rack"
         yield "expected_racks", rule, "Leave it out, or lockstep."
+    if c.ranks_by_rack and len(c.ranks_by_rack) != c.racks:
+        rule = f"names {len(c.ranks_by_rack)} racks, and racks={c.racks}"
+        yield "ranks_by_rack", rule, "Give a number for each rack, as 2,4; or leave it out."
+    if len(set(c.ranks_by_rack)) > 1 and c.mirror_rack_state:
+        rule = "does not work with racks of different sizes (ranks_by_rack)"
+        yield "mirror_rack_state", rule, "Leave one of the two out."
     if c.exchange_plan == "sharded" and (rule := unsharded(c.codec, c.merge, c.racks)):
         yield "exchange_plan", rule, "Use mesh, or auto."
     if c.mirror_rack_state and c.lockstep:

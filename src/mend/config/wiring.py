@@ -102,6 +102,7 @@ def settings_of(
         ),
         detector=detector_options(config),
         diagnostics=Path(config.diagnostics_dir) if config.diagnostics_dir else None,
+        unequal=len(set(config.ranks_by_rack)) > 1,
         members=members,
         resume=resume,
         ledger=ledger,

@@ -23,6 +23,7 @@ from mend.hardware.async_tp import AsyncTp
 if TYPE_CHECKING:
     from mend.engine.live_rank import LiveRank
     from mend.engine.local_only import LocalOnlyRank
+    from mend.engine.rank_of_parts import RankOfParts
 
 
 WHOLE_MAX = 2**40
@@ -43,7 +44,7 @@ class CountedSteps:
     def __init__(
         self,
         plan: ModelPlan,
-        rank: LiveRank | LocalOnlyRank,
+        rank: LiveRank | RankOfParts | LocalOnlyRank,
         optimizers: Sequence[HoldsParameters],
         async_tp: AsyncTp,
     ) -> None:
@@ -83,7 +84,8 @@ class CountedSteps:
     def local_batch(self, count: int) -> int:
         """How many of `count` micro-batches this rank takes in the next step."""
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
-        self._trainer.batch = count
+        for part in self._rank.parts:
+            part.trainer.batch = count
         self._taken = taken_of(count, self._trainer.batch_pct)
         return self._taken
 
@@ -108,10 +110,11 @@ class CountedSteps:
         self.go_on()
         self._hooks.flush_last()
         try:
-            self._trainer.before_capture()
+            self._rank.before_capture()
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
-        reason = self.movement.uncounted(self._trainer.weights)
+        weights = [track for part in self._rank.parts for track in part.trainer.weights]
+        reason = self.movement.uncounted(weights)
         self.movement.close()
         return Outcome("uncounted", reason) if reason else None
 
@@ -127,8 +130,9 @@ class CountedSteps:
     def close(self) -> None:
         """Stop counting. Idempotent."""
         self._hooks.close()
-        if self._trainer.benchmark is not None:
-            self._trainer.benchmark.close()
+        for part in self._rank.parts:
+            if part.trainer.benchmark is not None:
+                part.trainer.benchmark.close()
         self.movement.close()
 
     def _look(self) -> None:
@@ -153,7 +157,7 @@ class CountedSteps:
         """Between two steps: copy the training state for a joining rack, if one waits."""
         self.go_on()
         if self._trainer.states.due is not None:
-            self._trainer.give_state()
+            self._rank.give_state()
 
     def go_on(self) -> None:
         """Finish the work of the last step, if the handler of a signal has interrupted it."""
@@ -189,12 +193,14 @@ class CountedSteps:
         # without work do without, as it takes microseconds.
         due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
-            if trainer.stepped(1 if tokens is None else tokens, units):
+            if self._rank.stepped(1 if tokens is None else tokens, units):
                 with self.movement.writing():
-                    self._rank.work(trainer.work())
+                    self._rank.after_step()
         if self._async_tp.asked:
             self._async_tp.stepped()
-        self._rank.pace.stepped(trainer.step, trainer.tokens, trainer.stall_ns_total)
+        for part in self._rank.parts:
+            of = part.trainer
+            part.pace.stepped(of.step, of.tokens, of.stall_ns_total)
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +55,7 @@ from mend.engine.saved_state import SavedState
 from mend.engine.served_metrics import PUBLISH_S, ServedMetrics
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.threads import from_outside
+from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import SAY_NS
 from mend.engine.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
@@ -98,12 +99,14 @@ class LiveRank:
         settings: Settings,
         numerics: Numerics,
         state_of: Callable[[Emit], TrainingState],
+        group: RackGroup | None = None,
     ) -> None:
         """Build everything, then start to receive; `begin` waits for the other racks. All ranks of
         the rack call it together. After a failure nothing is left running; the error is raised.
         `state_of`: makes what the script trains with, which gets what was registered where a
-        checkpoint is resumed."""
+        checkpoint is resumed. `group`: the parts of the rack; None: its ranks."""
         self.numerics, self._ending = numerics, threading.RLock()
+        self.group = group or group_of(settings)
         self._told_ns = dict[int, int]()
         """When a rack's pull was noted last."""
         self._work: Resumable[None] | None = None
@@ -126,10 +129,13 @@ class LiveRank:
 
     def _open(self, undo: ExitStack, plan: ModelPlan, settings: Settings) -> None:
         """This rank's place in its rack, its event log, and its sockets, which hear nothing yet."""
-        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
-        self.group = group = RackGroup(settings.members, limit_ns / SECOND)
+        group = self.group
         undo.callback(group.close)
         plan.join(group.gather(plan.contents, Contents), group.members)
+        if settings.unequal and plan.differs:
+            rule = "has other parameters on other ranks of this rack"
+            remedy = "Racks of different sizes have no stages or experts; use as many ranks on each"
+            raise ConfigError("model", type(plan.module).__name__, rule, f"{remedy}.")
         self.settings = settings = settings.completed(group.ranks, plan)
         self.me = me = Peer(settings.rack, group.rank)
         self.recorder = EventLog({"rack": me.rack, "rank": me.rank}, settings.diagnostics)
@@ -435,6 +441,40 @@ class LiveRank:
         self.go_on()
 
     @property
+    def parts(self) -> Sequence[LiveRank]:
+        """What exchanges for this process: itself, or one for each of its parts."""
+        return (self,)
+
+    @property
+    def of_ranks(self) -> RackGroup:
+        """The ranks of the rack."""
+        return self.group
+
+    def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
+        """`live`, for the trainer of each part."""
+        return self.live(doing(self.trainer))
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """See `StepClock`."""
+        return self.trainer.clock.untimed()
+
+    def before_capture(self) -> None:
+        """See `Trainer`."""
+        self.trainer.before_capture()
+
+    def stepped(self, tokens: int, units: int) -> bool:
+        """See `Trainer`."""
+        return self.trainer.stepped(tokens, units)
+
+    def after_step(self) -> None:
+        """The work that is due after the step."""
+        self.work(self.trainer.work())
+
+    def give_state(self) -> None:
+        """See `Trainer`."""
+        self.trainer.give_state()
+
+    @property
     def unfinished(self) -> bool:
         """Whether `go_on` has something to do."""
         return self._work is not None
@@ -514,6 +554,11 @@ class LiveRank:
     def close(self) -> None:
         """Call it after `trainer.close()`, on all ranks of the rack together: wait until the other
         racks have heard the end, then stop."""
+        self.await_end()
+        self.abort()
+
+    def await_end(self) -> None:
+        """The first part of `close`."""
         self._note_buffers()
         self._note_alone()
         self.group.barrier()
@@ -522,7 +567,6 @@ class LiveRank:
             # A rack that has missed the end copies from this one; else it takes three seconds.
             self.io_loop.done.wait(max(5.0, self.settings.step.shutdown_ns / SECOND))
         self.group.barrier()  # this rank's rail is served by all ranks of the rack
-        self.abort()
 
     def watch(self, look: Callable[[], None]) -> None:
         """Call `look` about once a second, on the loop."""
@@ -572,6 +616,12 @@ class LiveRank:
     def _close_noting(self, close: Callable[[], list[str]]) -> None:
         if left := close():
             self.recorder.note(CloseGaveUp(tuple(left)))
+
+
+def group_of(settings: Settings) -> RackGroup:
+    """The ranks of the rack."""
+    limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+    return RackGroup(settings.members, limit_ns / SECOND)
 
 
 def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:

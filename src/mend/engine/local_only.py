@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -100,6 +101,29 @@ class LocalOnlyRank:
             raise InvariantError("a rank alone was asked to wait", {"request": request})
 
     work = live
+
+    @property
+    def parts(self) -> Sequence[LocalOnlyRank]:
+        return (self,)
+
+    def each(self, doing: Callable[[Trainer], Requests]) -> None:
+        """As `live`, for the trainer."""
+        self.live(doing(self.trainer))
+
+    def untimed(self) -> AbstractContextManager[None]:
+        return self.trainer.clock.untimed()
+
+    def before_capture(self) -> None:
+        self.trainer.before_capture()
+
+    def stepped(self, tokens: int, units: int) -> bool:
+        return self.trainer.stepped(tokens, units)
+
+    def after_step(self) -> None:
+        self.live(self.trainer.work())
+
+    def give_state(self) -> None:
+        self.trainer.give_state()
 
     unfinished = False
     """No work waits."""

@@ -109,9 +109,9 @@ class RackModel:
 
     def cuttable(self) -> Cuttable | None:
         """What it takes to resume a checkpoint of another number of ranks; None: the ranks hold
-        other shards than rows."""
+        other shards than rows, or rows where racks have different numbers of ranks."""
         sharded = sharded_by_rows(self._inventories)
-        if sharded is None:
+        if sharded is None or (sharded and self._settings.unequal):
             return None
 
         def facts(ranks: int, rows: frozenset[str]) -> Facts:

@@ -51,6 +51,8 @@ class Settings:
     diagnostics: Path | None
     job_facts: tuple[tuple[str, str], ...] = ()
     """Lines that all racks must share; a job that resumes a checkpoint may have others."""
+    unequal: bool = False
+    """Whether racks have different numbers of ranks."""
     members: tuple[int, ...] | None = None
     """Global ranks of this rack, where one torchrun spans several; None: all of them."""
     merge_mean_names: tuple[str, ...] = ()

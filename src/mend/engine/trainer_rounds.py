@@ -101,6 +101,9 @@ class TrainerRounds:
 
     units = 0
     """Units of data taken, where a ledger gives them out."""
+    weighs = True
+    """Whether the tokens of this rank count here. Of the parts of one rank only the first one
+    counts them."""
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class TrainerRounds:
         data that it took."""
         self._before = (self.tokens, self.step, self.units)
         self.step += 1
-        self.tokens += tokens
+        self.tokens += tokens if self.weighs else 0
         self.units += units
         self.standing = (self.step, self.tokens, self._marks)
         begun_ns = self.clock.begun_ns

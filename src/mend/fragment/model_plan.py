@@ -5,6 +5,7 @@ files."""
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from copy import copy
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mend.fragment.device import device_of
 from mend.fragment.in_place import InPlace
 from mend.fragment.moments import FIRST, Moment, MomentsView, Optimizer, moments_of
+from mend.fragment.parts import NO_ROWS, JobParts, Rows
 from mend.fragment.plan import (
     Item,
     check_cut,
@@ -83,6 +85,14 @@ class ModelPlan:
         in_place.watch(self.module, self.ids)
         self.check: Callable[[], None] = in_place.check
         """Reshards; raises UsageError when a parameter was replaced. Holds no module alive."""
+        self.rows: Mapping[str, Rows] = NO_ROWS
+        """By name, those of a part of this rank, see `of_part`."""
+
+    def of_part(self, parts: JobParts, ranks: int, part: int) -> ModelPlan:
+        """The plan of one of the parts that this rank of a rack of `ranks` is the owner of."""
+        plan = copy(self)
+        plan.rows = parts.rows(self.module.named_parameters(), ranks, part)
+        return plan
 
     @cached_property
     def _rack(self) -> Together:
@@ -243,12 +253,12 @@ class ModelPlan:
     def view_of(self, fragment: PlannedFragment) -> FragmentView:
         """Reads and writes this rank's part of a fragment."""
         if fragment.moments:
-            return MomentsView(fragment.layout, fragment.moments, self.check)
+            return MomentsView(fragment.layout, fragment.moments, self.check, self.rows)
         if fragment.statistics:
             return StatisticsView(fragment.layout, fragment.statistics, self.check)
         absent = self._nothing
         parameters = [self.parameters.get(slot.name, absent) for slot in fragment.layout.slots]
-        return FragmentView(fragment.layout, parameters, self.check)
+        return FragmentView(fragment.layout, parameters, self.check, self.rows)
 
     def facts(self) -> tuple[tuple[str, str], ...]:
         """(key, value) lines in which the plans of two racks can differ."""
@@ -257,7 +267,7 @@ class ModelPlan:
 
     def inventory(self, *, hash_all: bool) -> tuple[Item, ...]:
         """All parameters as this rank holds them. See `plan.inventory`."""
-        return inventory(self.module, self.ids, hash_all=hash_all)
+        return inventory(self.module, self.ids, hash_all=hash_all, rows=self.rows)
 
     def spread(self) -> set[int]:
         """Global ranks that the model is spread over: by a DistributedDataParallel that averages

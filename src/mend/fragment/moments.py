@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.errors import ConfigError, UsageError
+from mend.fragment.parts import NO_ROWS, Rows
 from mend.fragment.shards import local_of
 from mend.fragment.view import FragmentView
 from mend.types import MOMENT_PERIODS, Layout, Owned
@@ -185,14 +186,23 @@ class MomentsView(FragmentView):
     not written."""
 
     def __init__(
-        self, layout: Layout, moments: Sequence[Averaged], check: Callable[[], None] = lambda: None
+        self,
+        layout: Layout,
+        moments: Sequence[Averaged],
+        check: Callable[[], None] = lambda: None,
+        rows: Mapping[str, Rows] = NO_ROWS,
     ) -> None:
-        super().__init__(layout, [each.parameter for each in moments], check)
         self.moments = tuple(moments)
+        super().__init__(layout, [each.parameter for each in moments], check, rows)
 
     def held(self) -> list[Tensor]:
         found = ((each.live(), each.parameter) for each in self.moments)
-        return [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
+        return self._of_part(
+            [torch.zeros_like(local_of(p)) if has is None else has for has, p in found]
+        )
+
+    def _names(self) -> list[str]:
+        return [each.name for each in self.moments]
 
     def repair(self) -> list[str]:
         """Before a read: replace values that are not finite and cannot recover through training.

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from mend.errors import ConfigError, ensure
+from mend.fragment.parts import NO_ROWS, Rows
 from mend.fragment.shards import (
     WHOLE,
     Shard,
@@ -236,21 +237,28 @@ class Item(NamedTuple):
     asked for."""
 
 
-def inventory(model: nn.Module, exchanged: Container[int], *, hash_all: bool) -> tuple[Item, ...]:
+def inventory(
+    model: nn.Module,
+    exchanged: Container[int],
+    *,
+    hash_all: bool,
+    rows: Mapping[str, Rows] = NO_ROWS,
+) -> tuple[Item, ...]:
     """All parameters, also those that are not `exchanged` (ids), in module order; a tied one once.
 
-    `hash_all`: with the hashes also of those that are.
+    `hash_all`: with the hashes also of those that are. `rows`: by name, those of a part, where it
+    is not everything that the rank holds.
     """
-    return tuple(
-        Item(
-            name,
-            id(parameter) in exchanged,
-            shard_of(name, parameter),
-            placement_of(parameter),
-            _hash(parameter) if hash_all or id(parameter) not in exchanged else "",
+    items = []
+    for name, parameter in unwrap(model).named_parameters():
+        trained, cut = id(parameter) in exchanged, rows.get(name)
+        box = cut.box if cut is not None else shard_of(name, parameter)
+        placement = cut.placement if cut is not None else placement_of(parameter)
+        held = local_of(parameter)[cut.inside] if cut is not None else parameter
+        items.append(
+            Item(name, trained, box, placement, _hash(held) if hash_all or not trained else "")
         )
-        for name, parameter in unwrap(model).named_parameters()
-    )
+    return tuple(items)
 
 
 def _hash(parameter: Tensor) -> str:

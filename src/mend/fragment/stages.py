@@ -82,10 +82,10 @@ class Elsewhere(NamedTuple):
 class Together:
     """The contents of all ranks of a rack, in rank order.
 
-    `members`: global ranks. Raises ConfigError, the same on every rank, for a tensor that ranks
-    with different parameters have under one name, unless a DTensor or DistributedDataParallel says
-    that they hold it together: stages that both count their layers from 0 would be taken for
-    replicas.
+    `members`: global ranks, one for each; the parts of a rank have the same. Raises ConfigError,
+    the same on every rank, for a tensor that ranks with different parameters have under one name,
+    unless a DTensor or DistributedDataParallel says that they hold it together: stages that both
+    count their layers from 0 would be taken for replicas.
     """
 
     def __init__(self, ranks: Sequence[Contents], members: Sequence[int]) -> None:
@@ -151,8 +151,8 @@ class Together:
                     f"{two.shape} on rank {other}"
                 )
                 raise ConfigError("model", name, rule, remedy)
-        together = tuple(sorted(self._members[rank] for rank in holders))
-        if not others or all(held.team == together for held in holders.values()):
+        together = tuple(sorted({self._members[rank] for rank in holders}))
+        if not together[1:] or all(held.team == together for held in holders.values()):
             return
         self.unproven.add(name)
         if len({self._first_alike[rank] for rank in holders}) > 1:

@@ -7,13 +7,14 @@ Legend: N elements of the vector.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from mend.errors import ensure
+from mend.fragment.parts import NO_ROWS, Rows
 from mend.fragment.shards import local_of
 from mend.types import Layout, Owned
 
@@ -62,17 +63,20 @@ class FragmentView:
         layout: Layout,
         parameters: Sequence[Tensor],
         check: Callable[[], None] = lambda: None,
+        rows: Mapping[str, Rows] = NO_ROWS,
     ) -> None:
         """`parameters` are those of `layout.slots`, in that order; a shard where it is a DTensor, a
         vector without elements where only other ranks of the rack hold it.
 
-        `check` is called before every access, see `in_place.InPlace`.
+        `check` is called before every access, see `in_place.InPlace`. `rows`: by parameter, those
+        of a part, where the rank holds more; then the part counts as all that the rank holds.
         """
         for slot, parameter in zip(layout.slots, parameters, strict=True):
             shape = tuple(parameter.shape)
             ensure(shape in (slot.shape, (0,)), "a tensor of another shape", slot=slot, shape=shape)
         self.layout = layout
         self._parameters, self._check_place = tuple(parameters), check
+        self._rows = [rows.get(name) for name in self._names()]
 
     @torch.no_grad()
     def read(self, owned: Owned, out: Tensor) -> None:
@@ -99,11 +103,10 @@ class FragmentView:
     def first_unequal(self, owned: Owned, values_N: Tensor) -> str:
         """The first tensor that is not the values (fp32 N) rounded to its type; empty: all are."""
         self._check(owned, values_N)
-        self._check_place()
         places = pairwise(owned.cuts)
-        rows = zip(self.layout.slots, owned.spans, places, self._parameters, strict=True)
-        for slot, span, place, parameter in rows:
-            live_n = local_of(parameter).reshape(-1)[slice(*span)]
+        rows = zip(self.layout.slots, owned.spans, places, self.held(), strict=True)
+        for slot, span, place, held in rows:
+            live_n = held.reshape(-1)[slice(*span)]
             if not torch.equal(live_n, values_N[slice(*place)].to(live_n)):
                 return slot.name
         return ""
@@ -139,7 +142,18 @@ class FragmentView:
         Shards are looked up each time, because FSDP2 may replace them.
         """
         self._check_place()
-        return [local_of(parameter) for parameter in self._parameters]
+        return self._of_part([local_of(parameter) for parameter in self._parameters])
+
+    def _of_part(self, held: list[Tensor]) -> list[Tensor]:
+        """The rows of the part, where the rank holds more."""
+        return [
+            each if rows is None else each[rows.inside]
+            for each, rows in zip(held, self._rows, strict=True)
+        ]
+
+    def _names(self) -> list[str]:
+        """Names of the parameters."""
+        return [slot.name for slot in self.layout.slots]
 
     def _check(self, owned: Owned, vector_N: Tensor) -> None:
         ensure(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from mend.config.keyfile import read_secrets
@@ -68,6 +69,8 @@ class Job:
     command: tuple[str, ...]
     racks: int = 2
     nproc_per_rack: int = 1
+    ranks_by_rack: tuple[int, ...] = ()
+    """Processes of each rack, where they have different numbers; in place of nproc_per_rack."""
     witness: bool = True
     job_id: str = ""
     """Empty: drawn."""
@@ -94,6 +97,12 @@ class Job:
         ):
             if (number := getattr(self, name)) < least:
                 raise ConfigError(name, number, f"must be at least {least}", remedy)
+        if self.ranks_by_rack and (
+            len(self.ranks_by_rack) != self.racks or min(self.ranks_by_rack) < 1
+        ):
+            rule = f"must give each of the {self.racks} racks a number, at least 1"
+            remedy = "Use one number for all racks, or one for each, as 2,4."
+            raise ConfigError("nproc_per_rack", self.ranks_by_rack, rule, remedy)
         if self.racks > RACKS_MAX:
             rule = f"must be at most {RACKS_MAX}"
             raise ConfigError("racks", self.racks, rule, "Use more processes per rack.")
@@ -102,7 +111,7 @@ class Job:
         except ValueError:
             remedy = "Leave it out for a random name."
             raise ConfigError("job_id", self.job_id, f"needs {JOB.rule}", remedy) from None
-        if not self.torchrun and self.nproc_per_rack > 1:
+        if not self.torchrun and max(self.sizes) > 1:
             raise ConfigError(
                 "torchrun", False, "several processes per rack need it", "Leave it out."
             )
@@ -112,6 +121,11 @@ class Job:
             raise ConfigError("base_port", self.base_port, rule, remedy)
         if self.link:
             Link.parse(self.link)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Processes of each rack."""
+        return self.ranks_by_rack or (self.nproc_per_rack,) * self.racks
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +194,19 @@ def gpus_by_rack(gpus: list[str], job: Job) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES per rack: equal shares, None without GPUs. Raises ConfigError."""
     if not gpus:
         return [None] * job.racks
-    needed = job.racks * job.nproc_per_rack
+    needed, sizes = sum(job.sizes), "+".join(map(str, job.ranks_by_rack))
     if len(gpus) < needed:
+        racks = sizes or f"{job.racks} racks x {job.nproc_per_rack}"
         raise ConfigError(
             "gpus",
             ",".join(gpus),
-            f"{job.racks} racks x {job.nproc_per_rack} processes need {needed} GPUs",
+            f"{racks} processes need {needed} GPUs",
             "Lower --racks or --nproc-per-rack, or run on CPU with CUDA_VISIBLE_DEVICES= (empty).",
         )
     share = len(gpus) // job.racks
-    return [",".join(gpus[rack * share : (rack + 1) * share]) for rack in range(job.racks)]
+    shares = job.ranks_by_rack or (share,) * job.racks
+    ends = [*accumulate(shares, initial=0)]
+    return [",".join(gpus[first:end]) for first, end in pairwise(ends)]
 
 
 def rack_environments(
@@ -211,13 +228,15 @@ def rack_environments(
         "MEND_SIDEBAND_PEERS": ",".join(f"{rack}={addresses[rack]}" for rack in range(job.racks)),
         "PYTHONUNBUFFERED": "1",
     }
+    if job.ranks_by_rack:
+        shared["MEND_RANKS_BY_RACK"] = ",".join(map(str, job.ranks_by_rack))
     if job.witness:
         shared["MEND_WITNESS_ADDR"] = addresses[job.racks]
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     # As many threads in all as there are cores; more only make each other wait.
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // (job.racks * job.nproc_per_rack)))}
+    threads = {"OMP_NUM_THREADS": str(max(1, cores // sum(job.sizes)))}
     environments = []
     for rack, devices in enumerate(gpus_by_rack(gpus, job)):
         own = {"MEND_RACK": str(rack), "MEND_SIDEBAND_ADDR": addresses[rack]}
@@ -264,7 +283,7 @@ def torchrun_command(job: Job, rack: int, restart: int = 0) -> list[str]:
     return [
         *(sys.executable, "-m", "mend.tools.torchrun"),
         "--max-restarts=0",
-        *("--nnodes", "1", "--nproc-per-node", str(job.nproc_per_rack)),
+        *("--nnodes", "1", "--nproc-per-node", str(job.sizes[rack])),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{LOOPBACK}:0"),
         *("--rdzv-id", f"{job.job_id}-rack{rack}-{restart}"),
         *separate_script(job.command),
@@ -374,8 +393,9 @@ class Launch:
         self._addresses = [f"tcp://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
         if job.log_dir is not None:
             make_log_dir(job.log_dir)
+        processes = ",".join(map(str, job.ranks_by_rack or (job.nproc_per_rack,)))
         self._say(
-            f"started job={job.job_id} racks={job.racks} nproc_per_rack={job.nproc_per_rack} "
+            f"started job={job.job_id} racks={job.racks} nproc_per_rack={processes} "
             f"witness={'yes' if job.witness else 'no'} ports={','.join(map(str, ports))}"
         )
         inside = net.sites[-1].prefix if net is not None else ()

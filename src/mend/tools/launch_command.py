@@ -15,7 +15,11 @@ _Command = Annotated[
 ]
 _Racks = Annotated[int, typer.Option(help="Racks to start, each under its own torchrun.")]
 _Processes = Annotated[
-    int, typer.Option(help="Processes per rack; each gets a GPU if there are any.")
+    str,
+    typer.Option(
+        metavar="N[,N]...",
+        help="Processes per rack, or of each rack, as 2,4; each gets a GPU if there are any.",
+    ),
 ]
 _Module = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")]
 _Witness = Annotated[
@@ -44,7 +48,7 @@ _Link = Annotated[
 def launch_command(
     command: _Command,
     racks: _Racks = 2,
-    nproc_per_rack: _Processes = 1,
+    nproc_per_rack: _Processes = "1",
     module: _Module = False,
     witness: _Witness = True,
     job_id: _JobId = "",
@@ -84,10 +88,12 @@ def launch_command(
     from mend.tools.launch import Job, launch
     from mend.tools.prefixed_output import STDOUT, Printer, lines_to
 
+    first, *more = _processes(nproc_per_rack)
     job = Job(
         command=("-m", *command) if module else tuple(command),
         racks=racks,
-        nproc_per_rack=nproc_per_rack,
+        nproc_per_rack=first,
+        ranks_by_rack=(first, *more) if more else (),
         witness=witness,
         job_id=job_id,
         base_port=base_port,
@@ -99,6 +105,15 @@ def launch_command(
     with Printer(STDOUT, "[launch]") as printer:
         status = launch(job, lines_to(printer)).status
     raise typer.Exit(status)
+
+
+def _processes(text: str) -> list[int]:
+    """N, or N,N,... of the command line."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        what = f"{text!r} is not a number of processes, or one for each rack, as 2,4"
+        raise typer.BadParameter(what, param_hint="--nproc-per-rack") from None
 
 
 def pair_of(text: str, option: str = "--env") -> tuple[str, str]:

@@ -175,6 +175,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("rack_aware", value) for value in (2,)),
     *(("codec", value) for value in ("none", "zip", 8, None, "powersgd-65", ["int8"])),
     *(("expected_racks", value) for value in ((1, 1), ("rack-1",), (-1,), (64,), (True,), 5)),
+    *(("ranks_by_rack", value) for value in ((0, 1), ("two", 1), (True, 1), 5, (1, 2, 3))),
     *(("sideband_peers", value) for value in (5, None, (5,), ["tcp://a:1", 5], ["b:1", "a:1"])),
     *(("sideband_peers", value) for value in ("0=tcp://a:1,tcp://b:1", "tcp://a:1,1=tcp://b:1")),
     *(
@@ -436,6 +437,7 @@ ELSE: dict[str, Any] = {
     "stall_max_s": 0.5, "seat_timeout_s": 9, "restart_attests_death": False,
     "racks": 3, "job_id": "other", "merge_min_racks": 2, "failslow_action": "detect",
     "expected_racks": (0,), "exchange_plan": "sharded", "encrypt_payloads": False,
+    "ranks_by_rack": (2, 4),
 }  # fmt: skip
 """Of every setting that must be equal on all racks, another value than the default."""
 

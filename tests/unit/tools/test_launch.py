@@ -124,6 +124,17 @@ def test_gpus_are_cut_into_equal_runs_in_order() -> None:
     assert gpus_by_rack([], JOB) == [None, None]
 
 
+def test_racks_of_different_sizes_get_as_many_processes_and_gpus_each() -> None:
+    job = Job(command=("train.py",), ranks_by_rack=(1, 3), job_id="story")
+    assert gpus_by_rack(list("01234"), job) == ["0", "1,2,3"]
+    for rack, told in enumerate(rack_environments(job, {}, PORTS, [])):
+        assert told["MEND_RANKS_BY_RACK"] == "1,3"
+        command = torchrun_command(job, rack)
+        assert command[command.index("--nproc-per-node") + 1] == str(job.sizes[rack])
+    with pytest.raises(ConfigError, match=r"1\+3 processes need 4 GPUs"):
+        gpus_by_rack(list("012"), job)
+
+
 def test_too_few_gpus_are_refused_with_a_way_out() -> None:
     with pytest.raises(ConfigError, match="2 racks x 2 processes need 4 GPUs") as caught:
         gpus_by_rack(["0", "1", "2"], JOB)
@@ -262,6 +273,8 @@ def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, s
         ({"max_restarts": -1}, "max_restarts"),
         ({"job_id": "a b"}, "job_id"),
         ({"nproc_per_rack": 0}, "nproc_per_rack"),
+        ({"ranks_by_rack": (1, 2, 3)}, "nproc_per_rack"),
+        ({"ranks_by_rack": (1, 0)}, "nproc_per_rack"),
         ({"base_port": 80}, "base_port"),
         ({"command": ()}, "command"),
         ({"command": ("-m",)}, "command"),

@@ -1,0 +1,198 @@
+"""Collectives among the parts of a rack, of which a rank of a small rack hosts several.
+
+Each part has a thread. The parts of a rank meet, and the last one to come does the collective of
+the rack for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mend.engine.rack import RackGroup
+from mend.errors import MendError, ensure
+from mend.fragment.shards import Holding, put_together, take
+from mend.types import owned_span
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Broken(MendError):
+    """Another part of this rank has failed."""
+
+
+class Turn:
+    """One meeting of all parts of a rank."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+        self.results: Sequence[Any] | None = None
+        self.error: BaseException | None = None
+
+
+class Meeting:
+    """Where the threads of the `count` parts of a rank meet. `limit_s`: how long one waits for the
+    others, before it raises."""
+
+    def __init__(self, count: int, limit_s: float) -> None:
+        self.count, self.limit_s = count, limit_s
+        self._changed, self._turn = threading.Condition(), Turn()
+        self._why: BaseException | None = None
+        """Why nobody meets any more; None: they do."""
+
+    def meet(self, place: int, value: T, job: Callable[[list[T]], Sequence[R]]) -> R:
+        """Wait for all parts. One of them does `job` with the values of all, by place, and each
+        gets the result of its place. What `job` raises, all raise."""
+        with self._changed:
+            self._refuse_broken()
+            turn, deadline_s = self._turn, time.monotonic() + self.limit_s
+            turn.values[place] = value
+            if len(turn.values) == self.count:
+                self._turn = Turn()
+                self._finish(turn, job)
+            while turn.results is None and turn.error is None:
+                self._refuse_broken()
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise Broken(f"another part of this rank did nothing for {self.limit_s:g} s")
+                self._changed.wait(left_s)
+        if turn.error is not None:
+            raise turn.error
+        results: Sequence[R] = turn.results or ()
+        return results[place]
+
+    def _finish(self, turn: Turn, job: Callable[[list[T]], Sequence[R]]) -> None:
+        try:
+            turn.results = job([turn.values[place] for place in range(self.count)])
+        except BaseException as error:
+            turn.error = error
+        self._changed.notify_all()
+
+    def end(self, why: BaseException) -> None:
+        """A part that waits or comes raises, until `begin_again`."""
+        with self._changed:
+            self._why = self._why or why
+            self._changed.notify_all()
+
+    def begin_again(self) -> None:
+        """After an `end`, once no part is on its way to a meeting."""
+        with self._changed:
+            self._why, self._turn = None, Turn()
+
+    def _refuse_broken(self) -> None:
+        if self._why is not None:
+            raise Broken(f"another part of this rank failed: {self._why!r}")
+
+
+class PartGroup(RackGroup):
+    """The parts of a rack. `ranks`: the group of its ranks; `hosts`: per part its rank; `part`:
+    that of this thread."""
+
+    def __init__(self, ranks: RackGroup, hosts: Sequence[int], part: int, meeting: Meeting) -> None:
+        self.rank, self.ranks = part, len(hosts)
+        self.members = tuple(ranks.members[host] for host in hosts)
+        self._of_ranks, self._hosts, self._meeting = ranks, tuple(hosts), meeting
+        self._of_rank = [
+            [number for number, host in enumerate(hosts) if host == rank]
+            for rank in range(ranks.ranks)
+        ]
+        """Per rank of the rack, its parts."""
+        self._place = self._of_rank[ranks.rank].index(part)
+
+    def _meet(self, value: T, job: Callable[[list[T]], R]) -> R:
+        """The result of `job`, the same for all parts of this rank."""
+        return self._meeting.meet(
+            self._place, value, lambda values: [job(values)] * self._meeting.count
+        )
+
+    def for_thread(self, name: str) -> PartGroup:
+        def make(_: list[None]) -> tuple[RackGroup, Meeting]:
+            meeting = Meeting(self._meeting.count, self._meeting.limit_s)
+            return self._of_ranks.for_thread(name), meeting
+
+        ranks, meeting = self._meet(None, make)
+        return PartGroup(ranks, self._hosts, self.rank, meeting)
+
+    def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
+        wanted = set(teams)
+        ensure(wanted <= {tuple(range(self.ranks))}, "a team of some of the parts", teams=wanted)
+
+        def make(_: list[None]) -> None:
+            if self._of_ranks.ranks > 1:
+                self._of_ranks.team_up([self._everybody], cuda=cuda)
+
+        if wanted:
+            self._meet(None, make)
+
+    @property
+    def _everybody(self) -> tuple[int, ...]:
+        return tuple(range(self._of_ranks.ranks))
+
+    def minimum(self, values: Sequence[int]) -> list[int]:
+        def least(of_parts: list[Sequence[int]]) -> list[int]:
+            return self._of_ranks.minimum([min(each) for each in zip(*of_parts, strict=True)])
+
+        return list(self._meet(values, least))
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        def gather(of_parts: list[bytes]) -> list[bytes]:
+            ranks = self._of_ranks.gather(tuple(of_parts), tuple[bytes, ...])
+            return self._by_part(ranks)
+
+        return list(self._meet(mine, gather))
+
+    def _by_part(self, ranks: Sequence[Sequence[T]]) -> list[T]:
+        """`ranks`: per rank the values of its parts."""
+        found = {
+            part: value
+            for parts, values in zip(self._of_rank, ranks, strict=True)
+            for part, value in zip(parts, values, strict=True)
+        }
+        return [found[part] for part in range(self.ranks)]
+
+    def share(self, slice_N: Tensor, holding: Holding) -> Tensor:
+        def gather(team: tuple[int, ...], slots: tuple[int, ...]) -> Sequence[Tensor]:
+            sizes = [
+                sum(owned_span(holding.local[slot], len(team), i).numel for slot in slots)
+                for i in range(len(team))
+            ]
+            mine = take(slice_N, holding.owned, slots)
+            return self._meet(mine, lambda of_parts: self._gathered(of_parts, max(sizes)))
+
+        return put_together(holding, slice_N, gather)
+
+    def _gathered(self, of_parts: list[Tensor], numel: int) -> list[Tensor]:
+        """The vectors of all parts, some of them with zeros behind their end."""
+        if self._of_ranks.ranks == 1:
+            return of_parts
+        most, like = max(map(len, self._of_rank)), of_parts[0]
+        mine = torch.zeros((most, numel), dtype=like.dtype, device=like.device)
+        for row, vector_n in zip(mine, of_parts, strict=False):
+            row[: vector_n.numel()] = vector_n
+        rows = [torch.empty_like(mine) for _ in self._everybody]
+        team = self._of_ranks._teams[self._everybody, like.device.type]
+        dist.all_gather(rows, mine, group=team)
+        pairs = zip(rows, self._of_rank, strict=True)
+        return self._by_part([[*row[: len(parts)]] for row, parts in pairs])
+
+    def spread(self, data_B: Tensor) -> None:
+        def fill(of_parts: list[Tensor]) -> None:
+            if self._of_ranks.ranks > 1:
+                self._of_ranks.spread(of_parts[0])
+            for other_B in of_parts[1:]:
+                other_B.copy_(of_parts[0])
+
+        self._meet(data_B, fill)
+
+    def barrier(self) -> None:
+        self._meet(None, lambda _: self._of_ranks.barrier())
+
+    def close(self) -> None:
+        """The rank closes the group of its ranks."""

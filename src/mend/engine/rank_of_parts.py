@@ -1,0 +1,265 @@
+"""A rank of a job whose racks have different numbers of ranks: it hosts one or several parts, see
+`fragment.parts`.
+
+To the other racks each part is a rank: it has its own machines, sockets, fragments and digests, so
+the protocol knows nothing of parts. Here each has a trainer, the first one on the training thread
+and each other on a thread of its own, which works only while the training thread waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mend.engine.checkpoint_writer import PendingCheckpoint, Save
+from mend.engine.fragment_state import Request
+from mend.engine.live_rank import LiveRank
+from mend.engine.numerics import Numerics
+from mend.engine.part_group import Broken, Meeting, PartGroup
+from mend.engine.rack import RackGroup
+from mend.engine.rank_config import Settings
+from mend.engine.threads import OWN, DaemonExecutor, from_outside
+from mend.engine.trainer import Trainer
+from mend.engine.training_state import LikeFirst, Received, TrainingState
+from mend.errors import CheckpointError, GaveUp, InvariantError, require
+from mend.events.base import Emit
+from mend.fragment.model_plan import ModelPlan
+from mend.fragment.parts import JobParts
+from mend.types import SECOND
+
+T = TypeVar("T")
+
+CLOSE_S = 10.0
+"""How long the end waits for the threads of the parts."""
+
+
+class StateOfPart(TrainingState):
+    """What the script trains with, for a part that is not the first one of its rank. `first`: gives
+    that of the first one, which alone loads and registers."""
+
+    def __init__(self, first: Callable[[], TrainingState], note: Emit, *, enabled: bool) -> None:
+        super().__init__((), {}, note, enabled=enabled)
+        self._first = first
+
+    def take(self, step: int, room_B: Tensor | None = None, *_: Any) -> Tensor:
+        return self._first().take(step, room_B)
+
+    def room(self, step: int) -> int:
+        return self._first().room(step)
+
+    def digest(self, step: int) -> LikeFirst:
+        return self._first().digest(step)
+
+    def load(self, copied: Received) -> None:
+        """Do nothing."""
+
+    def begins_fresh(self, reason: str) -> None:
+        """Do nothing."""
+
+    def registered(self, step: int) -> None:
+        """Give none: a checkpoint has it with the first part."""
+
+
+class RankOfParts:
+    """What it lacks of `LiveRank` is that of its first part. All ranks of the rack call its methods
+    together."""
+
+    def __init__(
+        self,
+        plan: ModelPlan,
+        settings: Settings,
+        numerics_of: Callable[[], Numerics],
+        state_of: Callable[[Emit], TrainingState],
+        ranks: RackGroup,
+        parts: JobParts,
+        *,
+        copies_state: bool,
+    ) -> None:
+        """`numerics_of`: makes those of a part. `ranks`: the ranks of the rack. `parts`: those of
+        the job. `copies_state`: whether it gets a donor's training state if it joins. Otherwise as
+        LiveRank."""
+        self.of_ranks, hosts = ranks, parts.hosts(ranks.ranks)
+        mine = [part for part, host in enumerate(hosts) if host == ranks.rank]
+        limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
+        self._meeting, self._ending = Meeting(len(mine), limit_ns / SECOND), threading.RLock()
+        begin = _nothing if plan.gpu is None else partial(torch.cuda.set_device, plan.gpu)
+        self._hands = [DaemonExecutor(1, f"{OWN}part-{part}", begin) for part in mine[1:]]
+        self.parts: list[LiveRank] = []
+        self._working: list[Future[None]] = []
+        """The work of the other parts after a step, until it is done."""
+
+        def state_of_part(note: Emit) -> TrainingState:
+            return StateOfPart(self._first_state, note, enabled=copies_state)
+
+        def make(part: int) -> None:
+            group = PartGroup(ranks, hosts, part, self._meeting)
+            of_part, state = plan.of_part(parts, ranks.ranks, part), state_of_part
+            made = LiveRank(
+                of_part, settings, numerics_of(), state if part != mine[0] else state_of, group
+            )
+            made.trainer.weighs = part == mine[0]
+            self.parts.append(made)
+
+        try:
+            self._spread([partial(make, part) for part in mine])
+        except BaseException:
+            self.abort()
+            raise
+        self.parts.sort(key=lambda part: part.me.rank)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["parts"][0], name)
+
+    @property
+    def _first(self) -> LiveRank:
+        return self.parts[0]
+
+    def _first_state(self) -> TrainingState:
+        return require(self._first.trainer.states.state, "the first part has a training state")
+
+    # -------------------------------------------------------------- all parts together
+
+    def _spread(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Do a job for each part, the first on this thread. Raises the first error of a job."""
+        pairs = zip(self._hands, jobs[1:], strict=True)
+        started = [hand.submit(partial(self._or_end, job)) for hand, job in pairs]
+        own: Future[T] = Future()
+        try:
+            own.set_result(self._or_end(jobs[0]))
+        except BaseException as error:
+            own.set_exception(error)
+        self._settle([own, *started])
+        return [each.result() for each in (own, *started)]
+
+    def _all(self, job: Callable[[LiveRank], T]) -> list[T]:
+        return self._spread([partial(job, part) for part in self.parts])
+
+    def _or_end(self, job: Callable[[], T]) -> T:
+        """Do a part's share of a job. If it fails, no other part waits for it."""
+        try:
+            return job()
+        except BaseException as error:
+            self._meeting.end(error)
+            raise
+
+    def _settle(self, jobs: Sequence[Future[Any]]) -> None:
+        """Wait for the jobs of all parts. Raises the error of the first one that did not fail on
+        account of another."""
+        found = [error for error in map(_error_of, jobs) if error is not None]
+        self._meeting.begin_again()
+        if any(isinstance(error, InvariantError) for error in found):
+            self.abort()
+        if found:
+            raise next((error for error in found if not isinstance(error, Broken)), found[0])
+
+    # -------------------------------------------------------------- training thread
+
+    def begin(self) -> None:
+        self._all(LiveRank.begin)
+
+    def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
+        return self._all(lambda part: part.each(doing))[0]
+
+    def before_capture(self) -> None:
+        self._all(LiveRank.before_capture)
+
+    def stepped(self, tokens: int, units: int) -> bool:
+        due = [part.stepped(tokens, units) for part in self.parts]
+        return any(due)
+
+    def give_state(self) -> None:
+        self._all(LiveRank.give_state)
+
+    @contextmanager
+    def untimed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.untimed())
+            yield
+
+    def after_step(self) -> None:
+        """What a signal's handler raises in a wait of the first part leaves the work of all parts
+        to `go_on`."""
+        pairs = zip(self._hands, self.parts[1:], strict=True)
+        self._working = [
+            hand.submit(partial(self._or_end, other.after_step)) for hand, other in pairs
+        ]
+        self._work(self._first.after_step)
+
+    @property
+    def unfinished(self) -> bool:
+        return self._first.unfinished or bool(self._working)
+
+    def go_on(self) -> None:
+        if self.unfinished:
+            self._work(self._first.go_on)
+
+    def _work(self, of_first: Callable[[], None]) -> None:
+        own: Future[None] = Future()
+        try:
+            of_first()
+            own.set_result(None)
+        except BaseException as error:
+            if self._first.unfinished:
+                raise
+            self._meeting.end(error)
+            own.set_exception(error)
+        working, self._working = self._working, []
+        self._settle([own, *working])
+
+    def checkpoint(
+        self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
+    ) -> PendingCheckpoint:
+        """The script saves once per rank."""
+        first, nothing = self._first, None if save is None else _save_nothing
+
+        def make(part: LiveRank) -> PendingCheckpoint:
+            own = save if part is first else nothing
+            return part.checkpoint(folder, own, limit_ns, wait=wait)
+
+        return self._all(make)[0]
+
+    def settle_checkpoint(self) -> CheckpointError | None:
+        return self._all(LiveRank.settle_checkpoint)[0]
+
+    # -------------------------------------------------------------- the end
+
+    def close(self) -> None:
+        self._all(LiveRank.await_end)
+        self.abort()
+
+    def abort(self) -> None:
+        from_outside(self._end)
+
+    def _end(self) -> None:
+        with self._ending:
+            self._meeting.end(GaveUp("this rack has left the job"))
+            for part in reversed(self.parts):
+                part.abort()
+            for hand in self._hands:
+                hand.close(CLOSE_S)
+            self.of_ranks.close()
+
+
+def _error_of(job: Future[Any]) -> BaseException | None:
+    """Wait for the job. Where the rack has left before it began, it failed with the others."""
+    try:
+        return job.exception()
+    except CancelledError:
+        return Broken("this rack has left the job")
+
+
+def _nothing() -> None:
+    """The threads of parts begin with nothing."""
+
+
+def _save_nothing(_: Path) -> None:
+    """The first part of the rank saves for all."""

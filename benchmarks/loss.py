@@ -43,7 +43,9 @@ SIZES = {
     "10M": Size(320, 8, 5, 256, 8),
 }
 HELD_OUT_WINDOWS, PEAK, WARM_SHARE = 512, 7e-4, 3
-"""After a third of the steps data-parallel, `--start warm` goes on with mend."""
+"""PEAK is the default of --peak, and the rate of rows that do not say theirs. After a third of the
+steps data-parallel, `--start warm` goes on with mend."""
+SETTINGS = ("size", "racks", "steps", "start")
 RESULTS = Path(__file__).parent / "results" / "loss.jsonl"
 
 
@@ -72,7 +74,7 @@ class Rack:
         torch.manual_seed(seed)
         self.model = ByteGPT(self.size).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=PEAK, betas=(0.9, 0.99), weight_decay=0.1
+            self.model.parameters(), lr=options.peak, betas=(0.9, 0.99), weight_decay=0.1
         )
         self.windows = [
             Texts(text, self.size, 1000 * seed + number, self.device)
@@ -83,7 +85,7 @@ class Rack:
     def step(self, step: int, racks: Sequence[int]) -> None:
         """One step on the mean gradient of these racks' batches."""
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.options.steps, PEAK)
+            group["lr"] = learning_rate(step, self.options.steps, self.options.peak)
         self.optimizer.zero_grad()
         for rack in racks:
             loss = loss_of(self.model, self.windows[rack].draw(self.size.batch))
@@ -160,7 +162,8 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
             sys.executable, "-m", "mend.tools", "launch", "--racks", str(options.racks),
             "--no-witness", __file__, f"--rank={folder}", "--racks", str(options.racks),
             "--seeds", str(seed), "--steps", str(options.steps), "--size", options.size,
-            "--start", options.start, "--settings", json.dumps(_typed(settings)),
+            "--start", options.start, "--peak", str(options.peak),
+            "--settings", json.dumps(_typed(settings)),
         ]  # fmt: skip
         paths = [str(Path(__file__).parent.parent), *filter(None, sys.path)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -177,8 +180,15 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
 
 
 def _typed(settings: dict[str, str]) -> dict[str, Any]:
-    return {key: float(value) if "." in value else int(value) if value.isdecimal() else value
-            for key, value in settings.items()}  # fmt: skip
+    """Numbers and booleans as in JSON, all else as text."""
+
+    def typed(text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    return {key: typed(value) for key, value in settings.items()}
 
 
 def missing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -186,23 +196,22 @@ def missing(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         options.out.exists()) else []  # fmt: skip
     for seed in options.seeds:
         for arm in options.arms:
-            key = {name: getattr(options, name) for name in ("racks", "steps", "size", "start")}
+            key = {name: getattr(options, name) for name in (*SETTINGS, "peak")}
             key |= {"arm": arm, "seed": seed}
-            if not any(key.items() <= row.items() for row in done):
+            if not any(key.items() <= ({"peak": PEAK} | row).items() for row in done):
                 yield key
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Losses, and percent above data parallel at equal tokens, paired by seed."""
-    lines = ["| model | racks | steps | start | arm | loss | above data parallel, % | seeds |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    """Losses, and percent above data parallel at equal tokens and peak rate, paired by seed."""
+    names = (*SETTINGS, "peak", "arm", "loss", "above data parallel, %", "seeds")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("size", "racks", "steps", "start", "arm"))
+        key = (*(row[name] for name in SETTINGS), row.get("peak", PEAK), row["arm"])
         groups.setdefault(key, []).append(row)
-    for (size, racks, steps, start, arm), group in groups.items():
-        base = {row["seed"]: row["loss"] for row in
-                groups.get((size, racks, steps, start, "data-parallel"), [])}  # fmt: skip
+    for key, group in groups.items():
+        base = {row["seed"]: row["loss"] for row in groups.get((*key[:-1], "data-parallel"), [])}
         above = [100 * (r["loss"] / base[r["seed"]] - 1) for r in group if r["seed"] in base]
         said = (
             f"{statistics.fmean(above):+.1f} [{min(above):+.1f}, {max(above):+.1f}]"
@@ -210,9 +219,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             else ""
         )
         mean = statistics.fmean(row["loss"] for row in group)
-        lines.append(
-            f"| {size} | {racks} | {steps} | {start} | {arm} | {mean:.3f} | {said} | {len(group)} |"
-        )
+        lines.append(f"| {' | '.join(map(str, key))} | {mean:.3f} | {said} | {len(group)} |")
     return "\n".join(lines)
 
 
@@ -228,6 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1536)
     parser.add_argument("--size", choices=SIZES, default="5M")
     parser.add_argument("--start", choices=("scratch", "warm"), default="scratch")
+    parser.add_argument("--peak", type=float, default=PEAK, help="learning rate after the warm-up")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the table of --out")
     parser.add_argument("--rank", help=argparse.SUPPRESS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mend.config.pair_warnings import default_momentum
 from mend.fragment import build_plan
 from mend_lab.reference import (
     Applied,
@@ -26,7 +27,7 @@ RAMPS = {"scratch": 10, "warm": 5}
 """Rounds of the momentum's ramp where no setting gives them."""
 
 
-def settings_of(model: str, config: dict[str, Any]) -> Settings:
+def settings_of(model: str, config: dict[str, Any], racks: int = 2) -> Settings:
     """The reference's names for mend's settings."""
     made = train.build(model, 0)
     index = {name: i for i, (name, _) in enumerate(made.named_parameters())}
@@ -40,7 +41,7 @@ def settings_of(model: str, config: dict[str, Any]) -> Settings:
         apply_mode=config.get("apply_mode", "carry"),
         alpha=config.get("blend_alpha", 0.5),
         outer_lr=config.get("outer_lr", 1.0),
-        momentum=config.get("outer_optimizer_momentum", min(0.9, period / (period + 16))),
+        momentum=config.get("outer_optimizer_momentum", default_momentum(period, racks)),
         ramp=ramp,
         overlap_ramp=ramp,
         payload=config.get("codec", "float32"),
@@ -85,13 +86,13 @@ def replayed(results: list[Result], model: str, config: dict[str, Any]) -> Outco
     """The run again, from what its racks recorded."""
     racks = [rack_of(model, rack) for rack in range(len(results))]
     facts = [facts_of(result) for result in results]
-    return replay(racks, settings_of(model, config), facts, commits_of(results[0]))
+    return replay(racks, settings_of(model, config, len(racks)), facts, commits_of(results[0]))
 
 
 def in_lockstep(racks: int, model: str, config: dict[str, Any], steps: int) -> Outcome:
     """The run as it must have been, from the configuration alone (without the closing captures)."""
     made = [rack_of(model, rack) for rack in range(racks)]
-    return lockstep(made, settings_of(model, config), steps)
+    return lockstep(made, settings_of(model, config, racks), steps)
 
 
 def anchor_bits(outcome: Outcome) -> list[list[int]]:

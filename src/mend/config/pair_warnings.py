@@ -20,16 +20,18 @@ GAIN_SHORT_MAX = 2.01
 """Times the gain of the default momentum at this period: lr 1 and momentum .9 have 2.0 at H 64, and
 were measured to help there."""
 
-MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 16
-"""Default outer momentum: H / (H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
+MOMENTUM_MAX, MOMENTUM_STEPS = 0.9, 32
+"""Default outer momentum: R H / (R H + MOMENTUM_STEPS), at most MOMENTUM_MAX. Momentum mu makes the
 racks' movement 1 / (1 - mu) times as long. Over many steps the inner optimizer has reached the end
 of what its learning rate allows, and a longer step helps; over few steps it multiplies that rate
-and ruins the model (docs/internals/quality.md)."""
+and ruins the model. The mean of many racks has less noise, so the same steps bear more momentum
+(docs/internals/quality.md)."""
 
 
-def momentum_by_period(period_steps: int) -> float:
-    """Return the default outer momentum of a job with this sync_period_steps (H)."""
-    return min(MOMENTUM_MAX, period_steps / (period_steps + MOMENTUM_STEPS))
+def default_momentum(period_steps: int, racks: int) -> float:
+    """Return the default outer momentum of a job of R racks with this sync_period_steps (H)."""
+    steps = max(2, racks) * period_steps
+    return min(MOMENTUM_MAX, steps / (steps + MOMENTUM_STEPS))
 
 
 def warn_pairs(c: MendConfig) -> None:
@@ -48,11 +50,11 @@ def warn_pairs(c: MendConfig) -> None:
     )
     ramped = c.ramp_rounds > 0 and c.outer_momentum > 0
     period = c.sync_period_steps
-    default = momentum_by_period(period)
+    default = default_momentum(period, c.racks)
     if c.outer_optimizer_momentum and gain * (1 - default) > GAIN_SHORT_MAX:
         _warn(
-            f"{steps}: with sync_period_steps={period} that ruins a model. Leave "
-            f"outer_optimizer_momentum out, which makes it {default:.3g}"
+            f"{steps}: with sync_period_steps={period} and racks={c.racks} that ruins a model. "
+            f"Leave outer_optimizer_momentum out, which makes it {default:.3g}"
         )
     elif gain > GAIN_RAMPED_MAX:
         _warn(f"{steps}: more than 10, of lr 1 and momentum 0.9, was never seen to help")

@@ -15,7 +15,7 @@ from mend.config import kinds as k
 from mend.config.declared import Declared, Group, Scope, setting, text_of
 from mend.config.exchange_plan import is_sharded, unsharded
 from mend.config.override import override_in_force
-from mend.config.pair_warnings import momentum_by_period, warn_pairs
+from mend.config.pair_warnings import default_momentum, warn_pairs
 from mend.config.registered import NESTEROV, OWN_MERGES, is_codec, is_merge, is_outer, refusal
 from mend.config.sources import from_arguments, from_environment, from_toml
 from mend.errors import ConfigError
@@ -374,8 +374,8 @@ class MendConfig:
     outer_optimizer_momentum: float | None = _tuning(
         None,
         k.optional(k.MOMENTUM),
-        "Nesterov momentum of the outer optimizer at the end of its ramp; none: by "
-        "sync_period_steps, H / (H + 16), at most 0.9",
+        "Nesterov momentum of the outer optimizer at the end of its ramp; none: for R racks "
+        "R H / (R H + 32), at most 0.9",
         Scope.PLAN,
         "outer_momentum",
     )
@@ -623,7 +623,7 @@ class MendConfig:
         """Momentum of the outer optimizer at the end of its ramp."""
         if self.outer_optimizer_momentum is not None:
             return self.outer_optimizer_momentum
-        return momentum_by_period(self.sync_period_steps)
+        return default_momentum(self.sync_period_steps, self.racks)
 
     @property
     def ramp_rounds(self) -> int:
@@ -686,9 +686,16 @@ class MendConfig:
         return getattr(self, declared.in_force or name)
 
     def facts(self, scope: Scope) -> tuple[tuple[str, str], ...]:
-        """(setting, text of its value in force) of this scope; racks compare them at the start."""
-        names = (row.field for row in _table(type(self)) if row.declared.scope is scope)
-        return tuple((name, text_of(self.in_force(name))) for name in names)
+        """(setting, text of its value in force) of this scope; racks compare them at the start.
+
+        The default momentum follows from settings that racks compare as well, and a checkpoint may
+        be resumed by fewer or more racks, so its value does not count.
+        """
+        names = [row.field for row in _table(type(self)) if row.declared.scope is scope]
+        values = {name: self.in_force(name) for name in names}
+        if self.outer_optimizer_momentum is None:
+            values |= {name: None for name in names if name == "outer_optimizer_momentum"}
+        return tuple((name, text_of(value)) for name, value in values.items())
 
 
 def describe() -> tuple[Setting, ...]:

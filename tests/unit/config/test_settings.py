@@ -300,12 +300,19 @@ def test_outer_steps_that_were_measured_to_help_warn_of_nothing(changes: dict[st
 
 
 @pytest.mark.parametrize(
-    ("period", "most"), [(1, 1 / 17), (4, 0.2), (16, 0.5), (64, 0.8), (128, 8 / 9), (10_000, 0.9)]
-)
-def test_default_momentum_short_period_is_small(period: int, most: float) -> None:
-    config = MendConfig(sync_period_steps=period)
+    ("racks", "period", "most"),
+    [
+        (2, 1, 1 / 17), (2, 4, 0.2), (2, 16, 0.5), (2, 64, 0.8), (2, 128, 8 / 9), (2, 10_000, 0.9),
+        (4, 4, 1 / 3), (4, 32, 0.8), (8, 32, 8 / 9), (1, 32, 2 / 3), (64, 1, 2 / 3),
+    ],
+)  # fmt: skip
+def test_default_momentum_rises_with_the_period_and_the_racks(
+    racks: int, period: int, most: float
+) -> None:
+    config = MendConfig(sync_period_steps=period, racks=racks)
     assert config.outer_momentum == pytest.approx(most)
-    assert ("outer_optimizer_momentum", str(config.outer_momentum)) in config.facts(Scope.PLAN)
+    # A checkpoint may be resumed by fewer racks, of which it follows as well.
+    assert ("outer_optimizer_momentum", "None") in config.facts(Scope.PLAN)
     assert numerics_of(config, ModelPlan(nn.Linear(2, 2), 1)).outer.momentum == fp32(most)  # type: ignore[attr-defined]
 
 

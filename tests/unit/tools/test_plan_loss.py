@@ -22,14 +22,15 @@ ARMS = {
     64: "mend:sync_period_steps=64:codec=float32",
     128: "mend:sync_period_steps=128:codec=float32",
 }
+OLDER = {16: 0.5, 32: 0.667, 64: 0.8, 128: 0.889}
 
 
 def of_real_racks() -> dict[tuple[int, str, str], dict[int, float]]:
-    """(racks, start, arm) -> seed -> loss."""
+    """(racks, start, arm) -> seed -> loss, at the least of the learning rates."""
     found: defaultdict[tuple[int, str, str], dict[int, float]] = defaultdict(dict)
     for line in (RESULTS / "loss.jsonl").read_text().splitlines():
         row = json.loads(line)
-        if (row["size"], row["steps"]) == ("5M", 1408):
+        if (row["size"], row["steps"]) == ("5M", 1408) and "peak" not in row:
             found[row["racks"], row["start"], row["arm"]][row["seed"]] = row["loss"]
     return found
 
@@ -40,7 +41,9 @@ def test_each_figure_is_the_mean_of_the_kept_runs() -> None:
         for racks, by_period in by_racks.items():
             together = losses[racks, start, "data-parallel"]
             for period, pct in by_period.items():
-                own = losses[racks, start, ARMS[period]]
+                # With more racks the default momentum was less when these ran.
+                older = f":outer_optimizer_momentum={OLDER[period]}" if racks > 2 else ""
+                own = losses[racks, start, ARMS[period] + older]
                 found = [100 * (own[seed] / together[seed] - 1) for seed in own if seed in together]
                 assert statistics.fmean(found) == pytest.approx(pct, abs=0.06), (racks, period)
 

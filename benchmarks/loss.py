@@ -45,6 +45,10 @@ SIZES = {
 HELD_OUT_WINDOWS, PEAK, WARM_SHARE = 512, 7e-4, 3
 """PEAK is the default of --peak, and the rate of rows that do not say theirs. After a third of the
 steps data-parallel, `--start warm` goes on with mend."""
+BETAS, DECAY = (0.9, 0.99), 0.1
+STEP_MAX = 1.2 * (1 - BETAS[0]) / ((1 - BETAS[1]) * (1 - BETAS[0] ** 2 / BETAS[1])) ** 0.5
+"""Most that a step of AdamW moves a weight, in learning rates (Cauchy-Schwarz over its averages of
+the gradients), and a fifth more for the weight decay."""
 SETTINGS = ("size", "racks", "steps", "start")
 RESULTS = Path(__file__).parent / "results" / "loss.jsonl"
 
@@ -74,7 +78,7 @@ class Rack:
         torch.manual_seed(seed)
         self.model = ByteGPT(self.size).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=options.peak, betas=(0.9, 0.99), weight_decay=0.1
+            self.model.parameters(), lr=options.peak, betas=BETAS, weight_decay=DECAY
         )
         self.windows = [
             Texts(text, self.size, 1000 * seed + number, self.device)
@@ -141,6 +145,7 @@ def train_rack(options: argparse.Namespace) -> None:
     warm = rack.warm_up()
     settings = json.loads(options.settings)
     config = mend.MendConfig(outer_start=options.start, **settings)
+    before = [parameter.detach().clone() for parameter in rack.model.parameters()]
     with mend.session(rack.model, config, rack.optimizer) as runtime:
         began = time.perf_counter()
         for step in range(warm, options.steps):
@@ -151,8 +156,22 @@ def train_rack(options: argparse.Namespace) -> None:
     told = {
         "loss": rack.loss(), "seconds": round(trained, 2), "outcome": status.outcome,
         "bytes_sent": status.bytes_sent, "stall_ms": round(status.stall_ms_total),
+        "beyond_reach": beyond_reach(rack, before, range(warm, options.steps), config),
     }  # fmt: skip
     Path(options.rank, f"{number}.json").write_text(json.dumps(told))
+
+
+def beyond_reach(
+    rack: Rack, before: Sequence[Tensor], steps: range, config: mend.MendConfig
+) -> bool:
+    """Whether a weight has moved further than these steps of AdamW can move it, with all that the
+    outer momentum adds. A merge that does so is wrong, whatever its loss."""
+    most = STEP_MAX * sum(
+        learning_rate(step, rack.options.steps, rack.options.peak) for step in steps
+    )
+    pairs = zip(rack.model.parameters(), before, strict=True)
+    moved = max((now.detach() - old).abs().max().item() for now, old in pairs)
+    return moved > config.outer_lr * most / (1 - config.outer_momentum)
 
 
 def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[str, Any]:
@@ -176,6 +195,10 @@ def train_with_mend(options: argparse.Namespace, arm: str, seed: int) -> dict[st
         told = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     if {each["outcome"] for each in told} != {"merged"} or len(told) != options.racks:
         raise RuntimeError(f"{arm} with seed {seed} ended {told}")
+    if any(each.pop("beyond_reach") for each in told):
+        raise RuntimeError(
+            f"{arm} with seed {seed} moved weights further than its steps can: {told}"
+        )
     return told[0] | {"seconds": max(each["seconds"] for each in told)}
 
 

@@ -7,11 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from benchmarks.loss import table
+import mend
+from benchmarks.loss import STEP_MAX, beyond_reach, table
 from benchmarks.small_problems import Cell, measure_processes
+from mend.tools.demo_model import learning_rate
 from tests.process.racks import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +40,17 @@ def test_loss_benchmark_keeps_a_line_per_arm_and_repeats_none(tmp_path: Path) ->
     assert "| +0.0 [+0.0, +0.0] |" in table(rows), (
         "data parallel is what the others are compared to"
     )
+
+
+@pytest.mark.parametrize(("times", "beyond"), [(0.9, False), (1.1, True)])
+def test_weights_that_move_further_than_steps_can_are_seen(times: float, beyond: bool) -> None:
+    model, config = nn.Linear(2, 2), mend.MendConfig(outer_optimizer_momentum=0.5)
+    rack: Any = SimpleNamespace(model=model, options=SimpleNamespace(steps=20, peak=1e-3))
+    rates = sum(learning_rate(step, 20, 1e-3) for step in range(20))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        model.bias[0] += times * 2 * STEP_MAX * rates
+    assert beyond_reach(rack, before, range(20), config) is beyond
 
 
 def test_small_problem_is_merged_by_real_racks() -> None:

@@ -455,6 +455,14 @@ class Job:
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
+    def errors(self, rack: int) -> list[tuple[str, str]]:
+        """Type and message, of the ranks that have left a result. When one fails the launcher ends
+        the others, which may be before they know."""
+        paths = sorted(self.folder.glob(f"rack{rack}-rank*.json"))
+        assert paths, f"no rank of rack {rack} left a result\n{self.logs()}"
+        told = [json.loads(path.read_text()) for path in paths]
+        return [(kind, text) for kind, text in (each["error"] for each in told if "error" in each)]
+
     def events(self, rack: int, rank: int = 0, *, kind: str = "") -> list[dict[str, Any]]:
         """What has been recorded so far; the line that is being written is left out. `kind`: these
         events alone, which is quick."""

@@ -156,11 +156,11 @@ def test_follower_puts_the_parts_of_unequal_racks_together(jobs: Jobs) -> None:
 
 
 def refused(jobs: Jobs, sizes: Sequence[int], **options: Any) -> list[str]:
-    """The errors of all ranks of rack 0, which starts alone."""
+    """The errors of the ranks of rack 0, which starts alone."""
     job = jobs(sizes=sizes)
     job.start(0, **{"config": CONFIG, **options})
     assert job.ended(0) != 0
-    found = [job.told(0, rank)["error"] for rank in range(sizes[0])]
+    found = job.errors(0)
     assert {kind for kind, _ in found} == {"ConfigError"}
     return [text for _, text in found]
 

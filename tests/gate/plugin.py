@@ -80,8 +80,9 @@ class Shard:
             items[:] = [item for item in items if item.nodeid not in left_out]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if worker() is not None:
-            session.config.workeroutput[LEFT_OUT] = self.left_out  # type: ignore[attr-defined]
+        # A pytest that a test of a worker starts has the worker's environment, and no controller.
+        if (output := getattr(session.config, "workeroutput", None)) is not None:
+            output[LEFT_OUT] = self.left_out
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:

@@ -112,6 +112,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_twin.py": ("engine", "coordination"),
     "tests/process/test_two_clusters.py": ("transport",),
     "tests/process/test_uncounted.py": ("engine",),
+    "tests/process/test_unequal.py": ("fragment", "engine"),
     "tests/process/test_unread_log.py": ("events",),
     "tests/process/test_worlds.py": ("mend_lab", "engine"),
     "tests/sim/": ("consensus", "coordination", "mend_lab"),

@@ -56,6 +56,7 @@ class Suite:
     def run(self, text: str, *arguments: str) -> tuple[int, str]:
         (self.folder / "test_it.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+        command.append(f"--basetemp={self.folder}/t")  # short: sockets have 107 characters
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         # Tokens of its own: those of the machine are held by the tests around this one.
         env |= {

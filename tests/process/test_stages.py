@@ -216,13 +216,13 @@ def test_buffers_of_a_later_stage_that_differ_at_the_start_are_named(jobs: Jobs)
     assert [(e["buffer"], e["more"], e["racks"]) for e in found] == [("blocks.3.table", 0, [1])]
 
 
-def failing(job: Job, **options: Any) -> list[list[str]]:
-    """The errors of all ranks."""
+def failing(job: Job, **options: Any) -> list[tuple[str, str]]:
+    """The errors of the racks."""
     for rack in range(job.racks):
         job.start(rack, **{"script": SCRIPT, "config": CONFIG, **options})
     for rack in range(job.racks):
         assert job.ended(rack) != 0
-    return [job.told(r, k)["error"] for r in range(job.racks) for k in range(job.ranks)]
+    return [error for rack in range(job.racks) for error in job.errors(rack)]
 
 
 def test_stages_that_name_their_layers_alike_are_refused_by_name(jobs: Jobs) -> None:
@@ -250,6 +250,6 @@ def test_a_parameter_that_one_rack_lacks_is_refused_by_name(jobs: Jobs) -> None:
         left_out = "blocks.3.linear.bias" if rack else ""
         job.start(rack, script=SCRIPT, config=CONFIG, leave_out=left_out)
     assert job.ended(1) != 0
-    kind, text = job.told(1)["error"]
+    kind, text = job.errors(1)[0]
     assert kind == "PlanMismatch"
     assert "blocks.3.linear.bias" in text

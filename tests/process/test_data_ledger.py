@@ -181,9 +181,9 @@ def test_ranks_of_a_rack_that_take_unequal_rows_are_refused(jobs: Jobs) -> None:
         options = {"seat_timeout_s": 3} | CONFIG
         begin(job, rack, rows=total, config=options, unequal=rack == 1)
     job.ended(1, code=1)
+    # The rank that hears of it last may find that the other one has left a collective.
     errors = job.errors(1)
-    assert errors
-    assert all(k == "UsageError" and "its ranks have taken" in text for k, text in errors), errors
+    assert any(k == "UsageError" and "its ranks have taken" in text for k, text in errors), errors
     job.ended(0, code=0)
     data = job.told(0)["status"]["data"]
     assert (data["done"], data["open"], data["left"]) == (total, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 from dataclasses import dataclass
 from fractions import Fraction
@@ -54,6 +55,16 @@ class Member(NamedTuple):
 
 def rack_name(rack: int) -> str:
     return "the witness" if rack == WITNESS else f"rack {rack}"
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as an int; None for a bool, and for what is no whole number."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # or else a TypeError
+    except TypeError:
+        return None
 
 
 def fp32(value: float | Fraction) -> float:

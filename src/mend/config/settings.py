@@ -691,11 +691,12 @@ class MendConfig:
         The default momentum follows from settings that racks compare as well, and a checkpoint may
         be resumed by fewer or more racks, so its value does not count.
         """
-        names = [row.field for row in _table(type(self)) if row.declared.scope is scope]
-        values = {name: self.in_force(name) for name in names}
-        if self.outer_optimizer_momentum is None:
-            values |= {name: None for name in names if name == "outer_optimizer_momentum"}
-        return tuple((name, text_of(value)) for name, value in values.items())
+        names = (row.field for row in _table(type(self)) if row.declared.scope is scope)
+        as_given = "outer_optimizer_momentum"
+        return tuple(
+            (name, text_of(getattr(self, name) if name == as_given else self.in_force(name)))
+            for name in names
+        )
 
 
 def describe() -> tuple[Setting, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import operator
 import os
 import random
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
@@ -23,6 +22,7 @@ from mend.determinism.coverage import Coverage
 from mend.determinism.gemm import shapes_without_blas
 from mend.determinism.reach import REACHED, put_in_place
 from mend.errors import ConfigError, NotDeterministic, UsageError
+from mend.types import whole_number
 
 Level = Literal["run", "shape", "everywhere"]
 
@@ -239,11 +239,8 @@ def enable_for_rack(level: Level | None, seed: int, rack: int) -> Determinism | 
 
 
 def _check_seed(seed: object) -> int:
-    number = -1
-    if not isinstance(seed, bool):
-        with suppress(TypeError):
-            number = operator.index(seed)  # type: ignore[arg-type]  # or else a TypeError
-    if not 0 <= number <= SEED_MAX:
+    number = whole_number(seed)
+    if number is None or not 0 <= number <= SEED_MAX:
         rule = f"must be a whole number, 0 to {SEED_MAX}"
         raise ConfigError("seed", seed, rule, "Take another seed.")
     return number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from mend.errors import UsageError
 from mend.events.kinds import OptimizerFound
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.async_tp import AsyncTp
+from mend.types import whole_number
 
 if TYPE_CHECKING:
     from mend.engine.live_rank import LiveRank
@@ -206,10 +206,7 @@ class CountedSteps:
 def _whole(call: str, value: object, least: int, what: str) -> int:
     """`value` as an int. Raises UsageError if it is no whole number, less than `least`, or greater
     than WHOLE_MAX."""
-    number = None
-    if not isinstance(value, bool):
-        with contextlib.suppress(TypeError):
-            number = operator.index(value)  # type: ignore[arg-type]  # or else a TypeError
+    number = whole_number(value)
     if number is None or not least <= number <= WHOLE_MAX:
         bounds = f"at least {least} and at most 2^40"
         raise UsageError(f"{call}({value!r}): give it a whole number, {bounds}: {what}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from mend.coordination.events import Event, UnitsAsked
 from mend.engine.fragment_state import Request, Wait
 from mend.engine.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp, UsageError
-from mend.types import SECOND
+from mend.types import SECOND, whole_number
 
 ASK_MIN = 64
 """Least number of units that a rack asks for."""
@@ -288,9 +287,9 @@ def _mixed(x_N: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    number = whole_number(value)
+    if number is None:
         raise UsageError(f"DataLedger({name}={value!r}): give it a whole number")
-    number = operator.index(value)
     if not least <= number <= most:
         raise UsageError(f"DataLedger({name}={number}): give it {least} to {most}")
     return number

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from mend.engine.io_loop import IoLoop, IoLoopOptions
 from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.model_checks import Copies, Newcomers
 from mend.engine.numerics import Numerics
+from mend.engine.one_trainer import OneTrainer
 from mend.engine.outcome import Outcome, report_end, tell_begin
 from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
@@ -90,7 +91,7 @@ LOOK_S = 1.0
 """How often to look whether pulls are under way."""
 
 
-class LiveRank:
+class LiveRank(OneTrainer):
     """One running rank: the trainer on the caller's thread, everything else on the loop's."""
 
     def __init__(
@@ -454,25 +455,9 @@ class LiveRank:
         """`live`, for the trainer of each part."""
         return self.live(doing(self.trainer))
 
-    def untimed(self) -> AbstractContextManager[None]:
-        """See `StepClock`."""
-        return self.trainer.clock.untimed()
-
-    def before_capture(self) -> None:
-        """See `Trainer`."""
-        self.trainer.before_capture()
-
-    def stepped(self, tokens: int, units: int) -> bool:
-        """See `Trainer`."""
-        return self.trainer.stepped(tokens, units)
-
     def after_step(self) -> None:
         """The work that is due after the step."""
         self.work(self.trainer.work())
-
-    def give_state(self) -> None:
-        """See `Trainer`."""
-        self.trainer.give_state()
 
     @property
     def unfinished(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -20,6 +19,7 @@ from mend.codec import CODECS
 from mend.coordination.events import Event
 from mend.engine.fragment_state import OpenOffer, Requests
 from mend.engine.numerics import Numerics
+from mend.engine.one_trainer import OneTrainer
 from mend.engine.outcome import report_end
 from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
@@ -50,7 +50,7 @@ class NoWire:
     frames_refused: int = 0
 
 
-class LocalOnlyRank:
+class LocalOnlyRank(OneTrainer):
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
 
@@ -110,20 +110,8 @@ class LocalOnlyRank:
         """As `live`, for the trainer."""
         self.live(doing(self.trainer))
 
-    def untimed(self) -> AbstractContextManager[None]:
-        return self.trainer.clock.untimed()
-
-    def before_capture(self) -> None:
-        self.trainer.before_capture()
-
-    def stepped(self, tokens: int, units: int) -> bool:
-        return self.trainer.stepped(tokens, units)
-
     def after_step(self) -> None:
         self.live(self.trainer.work())
-
-    def give_state(self) -> None:
-        self.trainer.give_state()
 
     unfinished = False
     """No work waits."""

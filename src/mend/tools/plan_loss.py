@@ -77,8 +77,8 @@ def source_of(config: MendConfig) -> str:
             f"H {period} is interpolated" if within else f"H {period} is beyond what was measured"
         )
     text = (
-        f"as 5M parameters in 1,408 steps with {runs['scratch']} racks, after a warm start with "
-        f"{runs['warm']}"
+        f"as 5M parameters in 1,408 steps at a learning rate of 7e-4 with {runs['scratch']} racks, "
+        f"after a warm start with {runs['warm']}"
     )
     return "; ".join([text, *notes])
 

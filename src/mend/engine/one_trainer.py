@@ -1,0 +1,29 @@
+"""A rank with one trainer, in contrast to one of several parts (`rank_of_parts`)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from mend.engine.trainer import Trainer
+
+
+class OneTrainer:
+    """What such a rank leaves to its trainer."""
+
+    trainer: Trainer
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """See `StepClock`."""
+        return self.trainer.clock.untimed()
+
+    def before_capture(self) -> None:
+        """See `Trainer`."""
+        self.trainer.before_capture()
+
+    def stepped(self, tokens: int, units: int) -> bool:
+        """See `Trainer`."""
+        return self.trainer.stepped(tokens, units)
+
+    def give_state(self) -> None:
+        """See `Trainer`."""
+        self.trainer.give_state()

@@ -438,6 +438,22 @@ class Job:
         )
         return found
 
+    def bring_back(self, told: dict[str, Any], **dying: Any) -> None:
+        """Rack 0, which coordinates, is killed and comes back; all end once it has made two more
+        versions. `told`: options of all racks, with the gate `stop`; `dying`: more of its own."""
+        for rack in range(self.racks):
+            self.start(rack, **told, **({} if rack else dying))
+        assert self.ended(0) != 0
+        others = range(1, self.racks)
+        until(lambda: any(self.events(rack, kind="takes-over") for rack in others), "a take-over")
+        self.start(0, **told)
+        until(lambda: bool(self.events(0, kind="joined")), lambda: f"rack 0 joins\n{self.stacks()}")
+        version = self.events(0, kind="joined")[0]["versions"][1]
+        self.event(0, "commit", fragment=1, version=version + 2)
+        Path(self.gate("stop")).touch()
+        for rack in range(self.racks):
+            self.ended(rack, code=0)
+
     def witness_ended(self) -> None:
         """It sees by itself that all racks have left."""
         witness = self.witness

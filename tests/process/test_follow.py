@@ -82,6 +82,29 @@ class Following:
         assert not self.error
 
 
+def follow_to_the_end(
+    job: Job, told: dict[str, Any], ranks: int = 1
+) -> tuple[Version, list[dict[str, Any]]]:
+    """Two racks of tests.process.staged train, are followed and stopped. Returns the version that
+    they stopped at, and what the first `ranks` ranks of rack 0 then held."""
+    stop, end = job.gate("stop"), job.gate("end")
+    for rack in range(job.racks):
+        job.start(rack, **{"steps": 10**6, "pace_ms": 5, "stop": stop, "merged": end, **told})
+    following = Following(*job.addresses)
+    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
+    Path(stop).touch()
+    paths = [Path(f"{end}.0.{rank}") for rank in range(ranks)]
+    until(lambda: all(path.exists() for path in paths), "the ranks of rack 0 have stopped")
+    held = [json.loads(path.read_text()) for path in paths]
+    versions = held[0]["versions"]
+    until(lambda: following.has(versions), lambda: f"{versions} {following}")
+    Path(end).touch()
+    for rack in range(job.racks):
+        job.ended(rack, code=0)
+    following.ended()
+    return next(v for v in following.versions if [*v.versions] == versions), held
+
+
 def begin(job: Job, **options: Any) -> None:
     """All racks. They wait in front of some steps, until the test lets them go on; between the last
     step and the shutdown they tell their merged weights, and wait again."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Job, Result, until
-from tests.process.test_follow import Following, assert_is
+from tests.process.racks import Job, Result
+from tests.process.test_follow import assert_is, follow_to_the_end
 
 SCRIPT = "tests.process.staged"
 CONFIG: dict[str, Any] = {
@@ -168,17 +167,7 @@ def test_a_killed_rack_of_stages_comes_back_and_ends_with_the_bits_of_the_others
               "shutdown_timeout_s": 60}  # fmt: skip
     told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 10,
             "stop": job.gate("stop"), "optimizer": "AdamW"}  # fmt: skip
-    for rack in range(3):
-        job.start(rack, **told, dies_at=0 if rack else 40)
-    assert job.ended(0) != 0
-    until(lambda: any(job.events(rack, kind="takes-over") for rack in (1, 2)), "another takes over")
-    job.start(0, **told)
-    until(lambda: bool(job.events(0, kind="joined")), lambda: f"rack 0 joins\n{job.stacks()}")
-    version = job.events(0, kind="joined")[0]["versions"][1]
-    job.event(0, "commit", fragment=1, version=version + 2)
-    Path(job.gate("stop")).touch()
-    for rack in range(3):
-        job.ended(rack, code=0)
+    job.bring_back(told, dies_at=40)
     results = [job.result(rack, rank) for rack in range(3) for rank in range(2)]
     merged = weights_of(results[:2])
     assert weights_of(results[2:4]) == merged
@@ -190,24 +179,9 @@ def test_a_killed_rack_of_stages_comes_back_and_ends_with_the_bits_of_the_others
 
 def test_a_follower_puts_the_stages_together(jobs: Jobs) -> None:
     job = jobs(ranks=2)
-    config, stop, end = {**CONFIG, "lockstep": False}, job.gate("stop"), job.gate("end")
-    told = {"script": SCRIPT, "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}
-    for rack in range(2):
-        job.start(rack, **told, merged=end)
-    following = Following(*job.addresses)
-    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
-    Path(stop).touch()
-    paths = [Path(f"{end}.0.{rank}") for rank in range(2)]
-    until(lambda: all(path.exists() for path in paths), "the ranks of rack 0 have stopped")
-    held = [json.loads(path.read_text()) for path in paths]
-    versions, parts = held[0]["versions"], [each["weights"] for each in held]
-    until(lambda: following.has(versions), lambda: f"{versions} {following}")
-    Path(end).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    following.ended()
-    version = next(each for each in following.versions if [*each.versions] == versions)
-    assert_is(version, {"weights": {**parts[0], **parts[1]}})
+    told = {"script": SCRIPT, "config": {**CONFIG, "lockstep": False}}
+    version, held = follow_to_the_end(job, told, ranks=2)
+    assert_is(version, {"weights": {**held[0]["weights"], **held[1]["weights"]}})
 
 
 def test_buffers_of_a_later_stage_that_differ_at_the_start_are_named(jobs: Jobs) -> None:

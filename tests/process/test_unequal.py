@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.process.conftest import Jobs
-from tests.process.racks import Result, until
-from tests.process.test_follow import Following, assert_is
+from tests.process.racks import Result
+from tests.process.test_follow import assert_is, follow_to_the_end
 from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
@@ -105,17 +104,7 @@ def test_killed_rack_of_another_size_comes_back_with_the_state_of_a_donor(
               "shutdown_timeout_s": 60}  # fmt: skip
     told = {"steps": 10**6, "config": config, "pace_ms": 10, "stop": job.gate("stop"),
             "optimizer": "AdamW"}  # fmt: skip
-    for rack in range(3):
-        job.start(rack, **told, at={} if rack else {"40": [["die", "SIGKILL"]]})
-    assert job.ended(0) != 0
-    until(lambda: any(job.events(rack, kind="takes-over") for rack in (1, 2)), "another takes over")
-    job.start(0, **told)
-    until(lambda: bool(job.events(0, kind="joined")), lambda: f"rack 0 joins\n{job.stacks()}")
-    version = job.events(0, kind="joined")[0]["versions"][1]
-    job.event(0, "commit", fragment=1, version=version + 2)
-    Path(job.gate("stop")).touch()
-    for rack in range(3):
-        job.ended(rack, code=0)
+    job.bring_back(told, at={"40": [["die", "SIGKILL"]]})
     agree([job.result(rack, rank) for rack in range(3) for rank in range(sizes[rack])])
     assert job.events(0, kind="state-copied")
     assert not job.events(0, kind="state-fresh")
@@ -135,24 +124,10 @@ def test_resumed_job_of_unequal_racks_has_the_bits_of_one_that_was_not_interrupt
 def test_follower_puts_the_parts_of_unequal_racks_together(jobs: Jobs) -> None:
     job = jobs(sizes=(2, 3))
     config = {**CONFIG, "lockstep": False, "join_copies_state": False}
-    stop, end = job.gate("stop"), job.gate("end")
     told = {"script": "tests.process.staged", "layout": "fsdp2", "synthetic": True,
-            "steps": 10**6, "config": config, "pace_ms": 5, "stop": stop}  # fmt: skip
-    for rack in range(2):
-        job.start(rack, **told, merged=end)
-    following = Following(*job.addresses)
-    until(lambda: len(following.versions) > 2, lambda: f"versions come: {following}")
-    Path(stop).touch()
-    path = Path(f"{end}.0.0")
-    until(path.exists, "rack 0 has stopped")
-    held = json.loads(path.read_text())
-    versions = held["versions"]
-    until(lambda: following.has(versions), lambda: f"{versions} {following}")
-    Path(end).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    following.ended()
-    assert_is(next(each for each in following.versions if [*each.versions] == versions), held)
+            "config": config}  # fmt: skip
+    version, held = follow_to_the_end(job, told)
+    assert_is(version, held[0])
 
 
 def refused(jobs: Jobs, sizes: Sequence[int], **options: Any) -> list[str]:

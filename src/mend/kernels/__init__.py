@@ -4,18 +4,22 @@ GPU by Triton (`device_offer_kernel`).
 A kernel gives the bits of the torch code beside which it is used, and runs without the
 interpreter's lock. numba compiles it on first use. This takes seconds, or less if the kernel is in
 numba's cache (`NUMBA_CACHE_DIR`, else beside the source, else that of the user). A fault of the
-cache or of numba costs speed, never the run.
+cache or of numba costs speed, never the run: kernels that weights go through are checked before
+they are used (`self_checks`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
 import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -123,11 +127,30 @@ def device_offer_kernel(codec: str, in_weights: bool) -> DeviceOfferKernel:
 
 
 @cache
+def _numba() -> Any:
+    """numba, which numbers what it compiles so that no other process has the same numbers.
+
+    It names machine code by name, types and this number, and a process that takes code from the
+    cache binds a name that it knows to the code that it has. Its numbers begin at 1 in every
+    process, so two processes could keep different functions under one name, and a third one ran one
+    of them in place of the other."""
+    numba = import_module("numba")
+    _renumber()
+    os.register_at_fork(after_in_child=_renumber)
+    return numba
+
+
+def _renumber() -> None:
+    identity = import_module("numba.core.bytecode").FunctionIdentity
+    identity._unique_ids = count(secrets.randbits(48))
+
+
+@cache
 def _numba_works() -> bool:
     """Whether numba can be used. Warns where it is installed and cannot."""
     if find_spec("numba") is None:
         return False
-    return _call_or_warn(lambda: import_module("numba")) is not None
+    return _call_or_warn(_numba) is not None
 
 
 def _call_or_warn(make: Callable[[], Any]) -> Any:
@@ -249,8 +272,7 @@ def _cache_name(signature: str, function: Callable[..., Any], options: dict[str,
 
 def compiled(signature: str, function: _Function, **options: Any) -> _Function:
     """Compile for these types. Divisions by 0 give the result of the processor."""
-    import numba
-
+    numba = _numba()
     options = {"nogil": True, "error_model": "numpy", **options}
     made: _Function
     try:
@@ -262,9 +284,8 @@ def compiled(signature: str, function: _Function, **options: Any) -> _Function:
 
 
 def part(function: _Function, **options: Any) -> _Function:
-    """A part of kernels, compiled with the first kernel that calls it, for the types of that
-    call."""
-    import numba
-
-    made: _Function = numba.njit(error_model="numpy", **options)(function)
+    """A part of kernels, compiled with the first kernel that calls it, for the types of that call.
+    Parts of one module have names of their own, as numba names their machine code by these."""
+    function.__qualname__ = function.__name__  # of a copy with other globals that of the original
+    made: _Function = _numba().njit(error_model="numpy", **options)(function)
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mend.kernels import ApplyKernel, compiled
+from mend.kernels.self_checks import check_apply
 
 _N = "f4[::1]"
 
@@ -27,4 +28,4 @@ def _apply(
 
 
 def apply() -> ApplyKernel:
-    return compiled(f"void({_N}, {_N}, {_N}, {_N}, b1, f4)", _apply)
+    return check_apply(compiled(f"void({_N}, {_N}, {_N}, {_N}, b1, f4)", _apply))

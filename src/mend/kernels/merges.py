@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 from mend.kernels import ROW_NUMEL, MergeKernel, SignsKernel, compiled, part
 from mend.kernels.blocks import PARTS
 from mend.kernels.hashes import FIRST, LANES, ROW_BYTES, feed
+from mend.kernels.self_checks import check_merge
 
 _F32, _F64, _I32, _I64, _U64 = np.float32, np.float64, np.int32, np.int64, np.uint64
 _SIZE = _I32(0x7FFFFFFF)
@@ -248,4 +249,5 @@ def merge(codec: str) -> MergeKernel:
     here = _decoders(codec)
     mean: Any = _mean
     here["_mean"] = part(FunctionType(mean.py_func.__code__, here, f"_{codec}_mean"))
-    return compiled(_MERGE, FunctionType(_merge.__code__, here, f"_{codec}_merge"))
+    made = compiled(_MERGE, FunctionType(_merge.__code__, here, f"_{codec}_merge"))
+    return check_merge(made, codec)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mend.kernels import ROW_NUMEL, DeltaKernel, OfferKernel, SquaresKernel, compiled, part
 from mend.kernels.blocks import PARTS
+from mend.kernels.self_checks import check_offer
 
 _F32, _I32 = np.float32, np.int32
 _SIZE = _I32(0x7FFFFFFF)
@@ -118,4 +119,5 @@ def offer(codec: str) -> OfferKernel:
     """All of it, with this codec."""
     encode, decode, _, block_bytes = PARTS[codec]
     here = globals() | {"_encode": encode, "_decode": decode, "_BLOCK_BYTES": block_bytes}
-    return compiled(_OFFER, FunctionType(_offer.__code__, here, f"_{codec}_offer"))
+    made = compiled(_OFFER, FunctionType(_offer.__code__, here, f"_{codec}_offer"))
+    return check_offer(made, codec)

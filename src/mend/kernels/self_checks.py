@@ -63,7 +63,7 @@ def check_merge(kernel: MergeKernel, codec: str) -> MergeKernel:
     encode, decode = _ways(codec)
     payloads = [encode(_noise(seed)) for seed in range(_MEMBERS)]
     weights, anchor_N, state_N = np.array([[0.5, 0.25, 0.125]]), _noise(10), _noise(11)
-    decay, share, stretch, momentum, lr = map(_F32, (0.75, 0.5, 1.5, 0.875, 0.625))
+    decay, share, stretch, momentum, lr = 0.75, 0.5, 1.5, 0.875, 0.625
     out_N, after_N = np.empty(_NUMEL, _F32), np.empty(_NUMEL, _F32)
     kernel(
         np.array([each.ctypes.data for each in payloads], np.uint64), 0,

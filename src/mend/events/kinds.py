@@ -571,6 +571,9 @@ class RoundCommitted(DebugEvent, frozen=True, tag="commit"):
     rounds: float | None = None
     """Rounds that the fragment had merged before."""
     momentum: float | None = None
+    balance: float | None = None
+    """Elements of the offers that have the sign of the outer momentum of their base, less those
+    that have the other one, relative to both; none: nothing compared."""
     moments: bool = False
     """It merged the optimizer's moments: its tokens are those of the weights' rounds."""
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.quality_table import t_interval
-from benchmarks.small_problems import FLOOR, PROBLEMS, Cell, problem
+from benchmarks.small_problems import FLOOR, PROBLEMS, Cell, problem, speed_of
 from benchmarks.small_problems_batch import F32, Racks, Rule, in_force, merged_errors
 from mend_lab.reference import Named, Settings
 
@@ -49,9 +49,23 @@ def _rate(members: Sequence[Named], settings: Settings) -> tuple[list[float], fl
 RULES: dict[str, Rule] = {"tokens": in_force, "alike": _alike, "rate": _rate}
 
 
-def racks_of(cell: Cell, seeds: int, steps: int, apart: float) -> Racks:
+class Falling(Racks):
+    """Their learning rate falls to a tenth, as a cosine of the steps of the fastest."""
+
+    def __init__(self, cell: Cell, seeds: int, steps: int) -> None:
+        super().__init__(cell, seeds, steps)
+        fastest = max(speed_of(cell, rack) for rack in range(cell.racks))
+        self.peak, self.last = self.rate, math.floor(steps * fastest)
+
+    def step(self, racks: Sequence[int]) -> None:
+        done = self.made_R.max() / self.last
+        self.rate = self.peak * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+        super().step(racks)
+
+
+def racks_of(cell: Cell, seeds: int, steps: int, apart: float, falling: bool) -> Racks:
     """Racks at their start, with goals of their own if `apart` is not 0."""
-    racks = Racks(cell, seeds, steps)
+    racks = (Falling if falling else Racks)(cell, seeds, steps)
     if not apart:
         return racks
     here = problem(cell.problem)
@@ -71,14 +85,14 @@ def racks_of(cell: Cell, seeds: int, steps: int, apart: float) -> Racks:
 Ratios = dict[str, list[float]]
 
 
-def ratios(cell: Cell, steps: int, seeds: int, apart: float) -> Ratios:
+def ratios(cell: Cell, steps: int, seeds: int, apart: float, falling: bool) -> Ratios:
     """Rule -> by seed, the error relative to that of racks in step. Both have a thousandth of the
     error at the start added."""
     here = problem(cell.problem)
     start = here.error(here.start(0)).item()
 
     def errors(cell: Cell, rule: Rule) -> list[float]:
-        racks = racks_of(cell, seeds, steps, apart)
+        racks = racks_of(cell, seeds, steps, apart, falling)
         found = merged_errors(cell, steps, seeds, rule=rule, racks=racks)
         return [error + FLOOR * start for error in found]
 
@@ -120,13 +134,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    for apart in (0.0, APART):
+    for apart, falling in itertools.product((0.0, APART), (False, True)):
         product = itertools.product(PROBLEMS, OPTIMIZERS, PERIODS)
         cells = [Cell(name, optimizer, period, 3, SPEEDS) for name, optimizer, period in product]
         if apart:  # a logistic error has a floor of its own
             cells = [cell for cell in cells if cell.problem != "logistic"]
-        found = {cell: ratios(cell, options.steps, options.seeds, apart) for cell in cells}
-        print(f"\napart {apart}\n\n{table(found)}", flush=True)
+        found = {cell: ratios(cell, options.steps, options.seeds, apart, falling) for cell in cells}
+        rate = "falling" if falling else "constant"
+        print(f"\ngoals {apart} apart, {rate} learning rate\n\n{table(found)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mend.tools.report.rounds import rounds_of
 from tests.process import regression
 from tests.process.conftest import Jobs
 
-STEPS = 400
+STEPS, SHORT = 400, 200
 
 
 @pytest.mark.slow
@@ -44,8 +44,8 @@ def test_merged_model_short_period_is_better_than_a_rack_alone(jobs: Jobs) -> No
             0.0,
             "outer_optimizer_momentum, from 0.9 to its default, 0.2",
         ),
-        ({"sync_period_steps": 1}, 0.0, "sync_period_steps, from 1 to 32"),
-        ({"sync_period_steps": 16}, 0.5, "no setting, but the data"),
+        ({"sync_period_steps": 2}, 0.0, "sync_period_steps, from 2 to 32"),
+        ({"sync_period_steps": 16}, 2.0, "no setting, but the data"),
     ],
     ids=["sound", "long-momentum", "short-period", "racks-apart"],
 )
@@ -57,7 +57,7 @@ def test_report_planted_fault_is_named(
         job.start(
             rack,
             script="tests.process.regression",
-            steps=STEPS,
+            steps=SHORT,
             apart=apart,
             config={"lockstep": True, **config},
         )
@@ -66,7 +66,7 @@ def test_report_planted_fault_is_named(
     facts = read_run(job.events_folder)
     rounds = rounds_of(job.events_folder, facts.newest, facts.end_ns)
     (held_out,) = compared(facts, None)
-    assert (held_out.name, held_out.looks) == ("held_out", 2 * STEPS // regression.LOOK_STEPS // 2)
+    assert (held_out.name, held_out.looks) == ("held_out", SHORT // regression.LOOK_STEPS)
     said = learning(facts, rounds.settings, 0.0)
     print(said)  # for a test that fails
     assert said[-1].startswith(f"Change first: {first}")

@@ -669,6 +669,15 @@ class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
     of_the_last: str
 
 
+class RacksApart(WarningEvent, frozen=True, tag="racks-apart"):
+    """The deltas of the racks point apart, so each learns towards a model of its own; once."""
+
+    says = "deltas of two racks have a mean cosine of {cosine} in {merges} merges: they point apart"
+    remedy = "give all racks parts of one mixture of the data"
+    merges: Whole
+    cosine: float
+
+
 class StepsLate(WarningEvent, frozen=True, tag="late-steps"):
     """At the end: the last offer added more than a period of steps that the rack had made on an
     old version ([why](troubleshooting.md#the-merged-model-is-worse-than-a-rack-alone))."""

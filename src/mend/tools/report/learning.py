@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum
+from mend.engine.agreement import APART
 from mend.engine.participation import short_of
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.summary import steps_of
@@ -22,10 +23,6 @@ MERGED = "_merged"
 FEW_ROUNDS = 10
 """Of a fragment: fewer make a merge too rare to help."""
 STALLED = 0.05
-PULLED_APART = -0.3
-"""Of c (M - 1), whose least is -1, where racks undo each other's steps. With goals of their own,
-.3 of the common goal's length away from it, small problems have -.4 to -.9; with rows of one
-distribution they have nothing below -.1 (docs/internals/quality.md)."""
 PERIOD_BEST, PERIOD_SHORT = 32, 16
 """The least loss of those that were measured, and the shortest of them (mend.tools.plan_loss)."""
 
@@ -237,7 +234,7 @@ def _momentum_too_long(facts: RunFacts, settings: Mapping[str, object]) -> str:
 
 def _pulled_apart(facts: RunFacts) -> str:
     cosine, racks = mean_cosine(facts), _racks(facts)
-    if cosine is None or racks < 2 or cosine * (racks - 1) > PULLED_APART:
+    if cosine is None or racks < 2 or cosine * (racks - 1) > APART:
         return ""
     return (
         "no setting, but the data: give all racks parts of one mixture. Their deltas point apart "

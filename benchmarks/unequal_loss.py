@@ -34,7 +34,7 @@ SPEEDS, IN_STEP = "1/.5/.25", ".5833/.5833/.5833"
 PERIODS = (16, 64)
 OPTIMIZERS = ("sgd", "adamw")
 APART = 0.3
-"""Distance of a rack's goal from the common one, by the length of that."""
+"""Mean distance of the racks' goals from the common one, by the length of that."""
 
 
 def _alike(members: Sequence[Named], settings: Settings) -> tuple[list[float], float]:
@@ -71,7 +71,7 @@ def racks_of(cell: Cell, seeds: int, steps: int, apart: float, falling: bool) ->
     here = problem(cell.problem)
     shift_RN = torch.randn(cell.racks, len(here.goal_I), generator=torch.Generator().manual_seed(3))
     shift_RN -= shift_RN.mean(0)
-    shift_RN *= apart * here.goal_I.norm() / shift_RN.norm(dim=1, keepdim=True)
+    shift_RN *= apart * here.goal_I.norm() / shift_RN.norm(dim=1).mean()
     moved = shift_RN.numpy()
     if cell.problem.startswith("quadratic"):
         root_N = np.sqrt(here.curvature_N.numpy())

@@ -80,12 +80,10 @@ def plan_command(
 ) -> None:
     """Recommend settings for a model, a step time and a link, before you rent machines.
 
-    Plan prints H, P, tau and payload as MEND_* variables and as TOML, their cost (time, load of the
-    link, share of training, bytes, memory), and a table of alternatives. The rule: an exchange
-    takes at most 80 % of tau steps, payloads keep the link busy for at most 70 % of the time, and
-    tau is at most a quarter of H. The choices that fit are ranked by predicted loss in percent
-    above data parallel: ~ is estimated from what was measured, > at least that. Worse than a rack
-    alone is never recommended.
+    Plan prints H, P, tau and payload as MEND_* variables and as TOML, what they cost, and a table
+    of alternatives. The rule: an exchange takes at most 80 % of tau steps, payloads keep the link
+    busy for at most 70 % of the time, and tau is at most a quarter of H. What fits is ranked by the
+    predicted loss, in percent above data parallel: ~ is an estimate, > a bound.
 
     Plan calculates only, and prints its assumptions. [bold]mend doctor --meet[/bold] measures the
     machines themselves; [bold]mend launch --link[/bold] tries the settings on one machine.

@@ -18,8 +18,8 @@ SAMPLE_NUMEL = 1 << 16
 """Elements of a rank's part, from its middle."""
 APART = -0.3
 """Of c (M - 1), c the cosine of M racks' deltas: -1 is the least, where racks undo each other's
-steps. In small problems racks have -.2 to -1 that learn towards goals of their own, .3 of the
-goals' length apart, and nothing below -.1 with rows of one distribution (docs/internals/LOG.md)."""
+steps. In small problems two racks have -.5 to -1 that learn towards goals of their own, .3 of the
+goals' length apart, and none below 0 with rows of one distribution (docs/internals/LOG.md)."""
 COMPARED_MIN = 20
 """Merges before that is judged."""
 

@@ -103,11 +103,11 @@ def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:
 
 
 def test_balance_of_signs_says_how_much_of_the_momentum_is_noise() -> None:
-    """sin(pi / 6) is a half, and 1 - .25 / .5 a half."""
-    facts = job(agreement=0.5, balance=1 / 3)
+    """sin(pi / 6) is a half, and 1 - .25 / .3125 a fifth."""
+    facts = job(agreement=0.3125, balance=1 / 3)
     assert momentum_cosine(facts) == pytest.approx(0.5)
     said = " ".join(learning(facts, {}, 0.0))
-    assert "in 20 rounds: 50% of its squared length" in said
+    assert "in 20 rounds: 20% of its squared length" in said
     assert momentum_cosine(job()) is None
     assert momentum_noise(0.5, -0.1) == 1.0, "it points against them"
     assert momentum_noise(-0.1, 0.1) == 1.0, "they have nothing in common"

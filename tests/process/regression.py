@@ -1,7 +1,6 @@
 """A rack of a job that is judged by what it has learned: a small net learns a noisy linear function
 of 16 inputs, every rack on rows of its own. Writes `error`, the mean squared distance to the
-function on inputs that no rack trains on, and records it every few steps. With `apart` racks 0
-and 1 learn functions of their own, as far from that one on either side.
+function on inputs that no rack trains on, and records it every few steps.
 """
 
 from __future__ import annotations
@@ -30,14 +29,12 @@ def train_on(
     optimizer: torch.optim.Optimizer,
     rack: int,
     steps: int,
-    apart: float = 0.0,
     look: Callable[[], None] | None = None,
 ) -> None:
     generator = torch.Generator().manual_seed(1000 + rack)
     for step in range(1, steps + 1):
         x_BI = torch.randn(ROWS, INPUTS, generator=generator)
-        own_B1 = target(x_BI) + apart * (-1) ** rack * x_BI[:, :1]
-        y_B1 = own_B1 + NOISE * torch.randn(ROWS, 1, generator=generator)
+        y_B1 = target(x_BI) + NOISE * torch.randn(ROWS, 1, generator=generator)
         optimizer.zero_grad()
         mse_loss(model(x_BI), y_B1).backward()
         optimizer.step()
@@ -69,7 +66,6 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     config = mend.MendConfig(**options["config"])
     model, optimizer = build()
-    apart = options.get("apart", 0.0)
     with mend.session(model, config, optimizer) as runtime:
 
         def look() -> None:
@@ -78,7 +74,7 @@ def main() -> None:
                 with runtime.anchor_weights():
                     runtime.record(held_out_merged=error_of(model))
 
-        train_on(model, optimizer, config.rack_number, options["steps"], apart, look)
+        train_on(model, optimizer, config.rack_number, options["steps"], look)
     told = {"error": error_of(model), "outcome": runtime.status().outcome}
     Path(options["out"].format(rank=0)).write_text(json.dumps(told))
 

@@ -11,7 +11,7 @@ SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-frameworks release-check site golden gate check types map format bench mutants mutation-table fuzz storm clean
+.PHONY: help demo test test-all test-frameworks release-check site quality-table golden gate check types map format bench mutants mutation-table fuzz storm clean
 
 help: ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
@@ -33,6 +33,10 @@ test-all: ## run all tests, also those that take long
 test-frameworks: $(FRAMEWORKS)/stamp $(TITAN)/stamp ## run the tests of mend.integrations with the real libraries, in .venv-frameworks and .venv-torchtitan
 	$(FRAMEWORKS)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks
 	$(TITAN)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks/test_torchtitan.py
+
+quality-table: $(STAMP) ## compare merged models of small problems with a rack alone, by the reference and on real racks
+	$(BIN)/python -m benchmarks.small_problems --cells 120 --seeds 3 --save
+	$(BIN)/python -m benchmarks.small_problems --processes
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config
 	GOLDEN=1 $(PYTEST) -q $(ARGS)

@@ -37,6 +37,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,14 @@ class Cell(NamedTuple):
     racks: int = 2
     timing: str = "lockstep"
     codec: str = "float32"
+
+
+def speed_of(cell: Cell, rack: int) -> Fraction:
+    """Steps per step of the fastest rack. A timing may also list them: `1/.5/.25`."""
+    if cell.timing in TIMINGS:
+        slow = cell.timing == "slow" and rack == cell.racks - 1
+        return Fraction(1, 3) if slow else Fraction(1)
+    return Fraction(cell.timing.split("/")[rack])
 
 
 @dataclass(frozen=True)
@@ -209,8 +218,7 @@ class Schedule:
         return [Facts(steps, each) for steps, each in zip(made, self.events, strict=True)]
 
     def _steps(self, rack: int, time: int) -> int:
-        last = rack == self.cell.racks - 1
-        return time // 3 if self.cell.timing == "slow" and last else time
+        return math.floor(time * speed_of(self.cell, rack))
 
     def _groups(self, fragment: int, time: int) -> Iterator[list[int]]:
         racks, period = range(self.cell.racks), self.cell.period
@@ -323,8 +331,8 @@ def merged_error(cell: Cell, steps: int, seed: int, momentum: float | None = Non
 
 def alone_error(cell: Cell, steps: int, seed: int) -> float:
     """Return the error of a rack alone: the mean of those that make all steps."""
-    full = cell.racks - (cell.timing == "slow")
-    learners = [Learner(cell, rack, seed) for rack in range(full)]
+    full = [rack for rack in range(cell.racks) if speed_of(cell, rack) == 1]
+    learners = [Learner(cell, rack, seed) for rack in full]
     for learner in learners:
         for step in range(1, steps + 1):
             learner.train(step)

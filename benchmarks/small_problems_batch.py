@@ -9,7 +9,7 @@ Legend: S seeds, R racks, N weights, n weights of a fragment, T steps, B rows, I
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, lru_cache
@@ -30,8 +30,18 @@ from benchmarks.small_problems import (
     Schedule,
     problem,
     settings_of,
+    speed_of,
 )
-from mend_lab.reference import MOMENTUM_WAITS, Commit, Settings, fp32, part, shares, stretch
+from mend_lab.reference import (
+    MOMENTUM_WAITS,
+    Commit,
+    Named,
+    Settings,
+    fp32,
+    part,
+    shares,
+    stretch,
+)
 
 Array = np.ndarray[Any, Any]
 F32, F64 = np.float32, np.float64
@@ -230,12 +240,21 @@ def _balance(sent_Sn: Array, momentum_Sn: Array) -> Array:
     )
 
 
+Rule = Callable[[Sequence[Named], Settings], tuple[list[float], float]]
+"""(members, settings) -> their shares of the merged delta, and by what its step is stretched."""
+
+
+def in_force(members: Sequence[Named], settings: Settings) -> tuple[list[float], float]:
+    """The rule of the reference."""
+    return shares(members, settings), stretch(members, settings)
+
+
 def _merge(
-    now: _Part, racks: Racks, cell: Cell, settings: Settings, commit: Commit
+    now: _Part, racks: Racks, cell: Cell, commit: Commit, weights: Sequence[float]
 ) -> tuple[Array, Array]:
     """The mean of the members' offers, and of their balances."""
     total = balance_S1 = np.zeros(())
-    for member, share in zip(commit.members, shares(commit.members, settings), strict=True):
+    for member, share in zip(commit.members, weights, strict=True):
         rack = member.rack
         delta = now.anchors[now.version[rack]] - racks.theta_SRN[:, rack, now.place]
         owed = now.residual[rack]
@@ -263,9 +282,18 @@ def _happened(cell: Cell, steps: int) -> list[tuple[int, int, Commit | int, list
     return _Log(cell, settings_of(cell), steps).happened
 
 
-def merged_errors(cell: Cell, steps: int, seeds: int, momentum: float | None = None) -> list[float]:
-    """`small_problems.merged_error` of each seed."""
-    settings, racks = settings_of(cell, momentum), Racks(cell, seeds, steps)
+def merged_errors(
+    cell: Cell,
+    steps: int,
+    seeds: int,
+    momentum: float | None = None,
+    rule: Rule = in_force,
+    racks: Racks | None = None,
+) -> list[float]:
+    """`small_problems.merged_error` of each seed; with another rule, or racks that stand at their
+    start."""
+    settings, racks = settings_of(cell, momentum), racks or Racks(cell, seeds, steps)
+    speeds = [speed_of(cell, rack) for rack in range(cell.racks)]
     sizes = [len(each) for each in torch.arange(racks.problem.numel).tensor_split(FRAGMENTS)]
     cuts = [sum(sizes[:i]) for i in range(FRAGMENTS + 1)]
     places = [slice(cuts[i], cuts[i + 1]) for i in range(FRAGMENTS)]
@@ -274,18 +302,19 @@ def merged_errors(cell: Cell, steps: int, seeds: int, momentum: float | None = N
     log = iter(_happened(cell._replace(problem="linear", optimizer="sgd", codec="float32"), steps))
     following = next(log, None)
     for time in range(1, steps + 1):
-        slow = cell.timing == "slow" and time % 3 != 0
-        racks.step(range(cell.racks - slow))
+        if due := [r for r, v in enumerate(speeds) if math.floor(time * v) > racks.made_R[r]]:
+            racks.step(due)
         while following is not None and following[0] == time:
             _, fragment, what, whom = following
             now = parts[fragment]
             if isinstance(what, Commit):
-                delta, balance = _merge(now, racks, cell, settings, what)
+                weights, f = rule(what.members, settings)
+                delta, balance = _merge(now, racks, cell, what, weights)
                 s = part(what, settings)
                 last = bool(whom[0]) and not what.training
                 plain = last or (len(what.members) == 1 and s == 1)
-                f = 1.0 if last else stretch(what.members, settings)
-                now.anchors.append(outer_step(now, delta, settings, s, plain, f, balance))
+                step = outer_step(now, delta, settings, s, plain, 1.0 if last else f, balance)
+                now.anchors.append(step)
                 now.momenta.append(now.momentum)
                 now.rounds += s
             else:
@@ -306,5 +335,5 @@ def _alone(name: str, optimizer: str, racks: int, full: int, steps: int, seeds: 
 
 def alone_errors(cell: Cell, steps: int, seeds: int) -> list[float]:
     """`small_problems.alone_error` of each seed."""
-    full = cell.racks - (cell.timing == "slow")
+    full = sum(speed_of(cell, rack) == 1 for rack in range(cell.racks))
     return _alone(cell.problem, cell.optimizer, cell.racks, full, steps, seeds)

@@ -153,6 +153,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "invariant-broken": (108, ()),
     "observer-unanswered": (109, ()),
     "data": (110, ("done", "open", "left", "again")),
+    "racks-apart": (111, ("merges",)),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 
@@ -167,7 +168,7 @@ WORDS = {
 """Numbers of the words that a hashed field may hold: fates of offers, what a slow rack is compared
 with, and why it is slow."""
 
-BITS = frozenset({"digest", "digests", "checksum", "norm", "residual"})
+BITS = frozenset({"digest", "digests", "checksum", "norm", "residual", "balance", "cosine"})
 """Fields that follow from the arithmetic of this machine; not hashed."""
 
 

@@ -13,13 +13,20 @@ random weights and after a warm start: 5M parameters, 4 racks, H 64, 48 rounds
 (docs/internals/quality.md; a test holds them to benchmarks/results/quality_gpu.md)."""
 
 
+def measured_cost(codec: str, apply_mode: str) -> tuple[str, tuple[int, int]] | None:
+    """The codec whose measured cost counts for this one, and that cost; None: none was seen."""
+    if codec != "topk" and not codec.startswith("powersgd-"):
+        return None
+    known = "topk" if codec == "topk" else "powersgd-4"
+    return known, COST_PCT[known, apply_mode == "carry"]
+
+
 def cost_of(codec: str, apply_mode: str = "carry") -> str:
     """A warning for users; empty for a codec without a measured cost."""
-    if codec != "topk" and not codec.startswith("powersgd-"):
+    found = measured_cost(codec, apply_mode)
+    if found is None:
         return ""
-    known = "topk" if codec == "topk" else "powersgd-4"
-    in_weights = apply_mode == "carry"
-    scratch, warm = COST_PCT[known, in_weights]
+    (known, (scratch, warm)), in_weights = found, apply_mode == "carry"
     kept = "" if in_weights else f" with a residual buffer, as with apply_mode={apply_mode!r},"
     change = f"{kept} raised" if known == codec else f": {known!r}{kept} raised"
     return (

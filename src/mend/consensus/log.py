@@ -38,7 +38,13 @@ from mend.consensus.records import (
     encode_record,
 )
 from mend.consensus.units import give, merge, seat, undo
-from mend.consensus.weights import merge_weights, momentum_waits, part_of, stretch_of
+from mend.consensus.weights import (
+    mean_balance,
+    merge_weights,
+    momentum_waits,
+    part_of,
+    stretch_of,
+)
 from mend.errors import ensure, require
 from mend.types import WITNESS, Address, Member, Peer
 
@@ -312,6 +318,13 @@ class LogState:
         """Whether the merge of these offers is made without momentum."""
         signs = [(each.along, each.against) for each in members]
         return momentum_waits(signs, self.weights(members))
+
+    def balance(self, members: Collection[MergeMember | Offer]) -> float | None:
+        """The mean balance of signs of these offers with the outer momentum of their bases; None:
+        none of them was compared with it."""
+        signs = [(each.along, each.against) for each in members]
+        compared = any(along or against for along, against in signs)
+        return float(mean_balance(signs, self.weights(members))) if compared else None
 
     def _seat(self, record: Roster | Lineage, non_voters: frozenset[int]) -> None:
         stay = {seat.member for seat in record.members}

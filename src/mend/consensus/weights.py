@@ -58,9 +58,14 @@ def momentum_waits(signs: Sequence[tuple[int, int]], weights: Sequence[float]) -
     against) / (along + against), is exact, so it depends neither on the order of the offers nor on
     how a rack is cut. An offer that compared nothing counts as 0.
     """
+    return mean_balance(signs, weights) < MOMENTUM_WAITS
+
+
+def mean_balance(signs: Sequence[tuple[int, int]], weights: Sequence[float]) -> Fraction:
+    """The balances (along - against) / (along + against) of offers, each by its weight; exact."""
     balances = [Fraction(a - b, (a + b) or 1) for a, b in signs]
-    mean = sum(Fraction(w) * each for w, each in zip(weights, balances, strict=True))
-    return mean < MOMENTUM_WAITS
+    pairs = zip(weights, balances, strict=True)
+    return sum((Fraction(w) * each for w, each in pairs), Fraction(0))
 
 
 def part_of(named: Work, absent: Work, *, token_weighted: bool, period_steps: int) -> int:

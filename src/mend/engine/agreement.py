@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 SAMPLE_NUMEL = 1 << 16
 """Elements of a rank's part, from its middle."""
+APART = -0.3
+"""Of c (M - 1), c the cosine of M racks' deltas: -1 is the least, where racks undo each other's
+steps. In small problems two racks have -.5 to -1 that learn towards goals of their own, .3 of the
+goals' length apart, and none below 0 with rows of one distribution (docs/internals/LOG.md)."""
+COMPARED_MIN = 20
+"""Merges before that is judged."""
 
 
 class Agreement(NamedTuple):
@@ -24,15 +30,26 @@ class Agreement(NamedTuple):
     merges: int = 0
     compared: int = 0
     cosines: float = 0.0
+    of_least: float = 0.0
+    """Sum of c (M - 1)."""
 
     def merged(self) -> Agreement:
         return self._replace(merges=self.merges + 1)
 
-    def with_cosine(self, cosine: float | None) -> Agreement:
+    def with_cosine(self, cosine: float | None, members: int) -> Agreement:
         """None: nothing was compared."""
         if cosine is None:
             return self
-        return self._replace(compared=self.compared + 1, cosines=self.cosines + cosine)
+        return self._replace(
+            compared=self.compared + 1,
+            cosines=self.cosines + cosine,
+            of_least=self.of_least + cosine * (members - 1),
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether the racks undo each other's steps."""
+        return self.compared >= COMPARED_MIN and self.of_least <= APART * self.compared
 
     @property
     def cosine(self) -> float | None:

@@ -60,6 +60,9 @@ from mend.status.status import data_rows
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
 
+_Outer = tuple[float, float, float, float | None]
+"""Of a round of weights: part of a full round, rounds before it, momentum, balance of signs."""
+
 
 class ConcurrentOuterStep:
     """The loop side of a rank. `store` has the tensors that the machines only name."""
@@ -322,19 +325,18 @@ class ConcurrentOuterStep:
             self._note_commit(record)
         else:
             members = record.members
-            closing, waits = (
-                all_closing(members, record.absent),
-                self.rank_machine.folded.waits(members),
-            )
+            folded = self.rank_machine.folded
+            closing, waits = all_closing(members, record.absent), folded.waits(members)
             momentum = numerics.rates(rounds, part, len(members), closing, waits=waits).momentum
             self.published.on_decided(record, (rounds / WHOLE, momentum))
-            self._note_commit(record, (part / WHOLE, rounds / WHOLE, momentum))
+            outer = part / WHOLE, rounds / WHOLE, momentum, folded.balance(members)
+            self._note_commit(record, outer)
         if self.mirrors is not None and not numerics.of_values:
             number = sum(panel.decided for panel in self.published.panels)
             self.mirrors.committed(record, number)
 
-    def _note_commit(self, commit: Commit, outer: tuple[float, float, float] | None = None) -> None:
-        """`outer`: part of a full round, rounds before it, momentum; None: a round of moments."""
+    def _note_commit(self, commit: Commit, outer: _Outer | None = None) -> None:
+        """`outer`: None for a round of moments."""
         _, live = self.published.turnout.recent[-1]
         self.host.note(_event_of(commit, live, outer))
         warning = self.published.turnout.warning(self.host.now_ns())
@@ -371,11 +373,9 @@ def _error(kind: str, detail: str) -> MendError:
     return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 
 
-def _event_of(
-    commit: Commit, live: int, outer: tuple[float, float, float] | None
-) -> RoundCommitted:
+def _event_of(commit: Commit, live: int, outer: _Outer | None) -> RoundCommitted:
     """`live`: number of live racks; 0: not known. `outer`: as in `_note_commit`."""
-    part, rounds, momentum = outer or (None, None, None)
+    part, rounds, momentum, balance = outer or (None, None, None, None)
     return RoundCommitted(
         fragment=commit.fragment,
         version=commit.version,
@@ -393,5 +393,6 @@ def _event_of(
         part=part,
         rounds=rounds,
         momentum=momentum,
+        balance=balance,
         moments=outer is None,
     )

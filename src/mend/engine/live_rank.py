@@ -146,7 +146,7 @@ class LiveRank(OneTrainer):
         options = self._io_loop_options()
         self.io_loop = IoLoop(me, member, settings.job, options, self.recorder)
         self.pace = TrainingProgress(
-            self.recorder.note, self._traffic, lambda: self.numerics.agreement
+            self.recorder.note, self._traffic, lambda: self.numerics.agreement, warns=me.rank == 0
         )
         undo.callback(self.pace.end)
         undo.callback(self._close_noting, self.numerics.close)

@@ -89,7 +89,8 @@ class Merging:
 
         def done(result: tuple[Anchor, bytes, float | None]) -> None:
             new, digests, cosine = result
-            numerics.agreement = numerics.agreement.merged().with_cosine(cosine)
+            merged = numerics.agreement.merged()
+            numerics.agreement = merged.with_cosine(cosine, len(effect.members))
             self._store.tentative[key] = new
             self._jobs.tell(ev.Merged(*key, new.digest, tensors=digests))
 
@@ -244,7 +245,7 @@ class Slicing:
             elif isinstance(result, Exception):
                 self._jobs.broken(result)
             else:
-                numerics.agreement = numerics.agreement.with_cosine(result)
+                numerics.agreement = numerics.agreement.with_cosine(result, len(inputs))
                 store.put_slice(key, position, attempt)
                 self._jobs.tell(ev.SliceMerged(*key))
 

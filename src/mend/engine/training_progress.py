@@ -14,7 +14,7 @@ from numbers import Real
 from mend.engine.agreement import Agreement
 from mend.errors import UsageError
 from mend.events.base import Emit
-from mend.events.kinds import Progress, ValuesRecorded
+from mend.events.kinds import Progress, RacksApart, ValuesRecorded
 from mend.status.wall_clock import wall_ns
 from mend.types import MS
 
@@ -25,13 +25,15 @@ VALUES_MAX = 64
 
 class TrainingProgress:
     """One rank's. `note` is the recorder's; `traffic` says what was (sent, received), in bytes;
-    `agreement` says what its merges were like."""
+    `agreement` says what its merges were like; `warns` of racks that point apart."""
 
     def __init__(
         self,
         note: Emit,
         traffic: Callable[[], tuple[int, int]],
         agreement: Callable[[], Agreement] = Agreement,
+        *,
+        warns: bool = True,
     ) -> None:
         self._note, self._traffic, self._agreement = note, traffic, agreement
         self.latest = (0, 0, wall_ns(), 0)
@@ -39,6 +41,7 @@ class TrainingProgress:
         self.recorded: dict[str, float | str] = {}
         """What `record` was given last."""
         self._ended = self._warned = False
+        self._warns = warns
 
     # -------------------------------------------------------------- training thread
 
@@ -74,6 +77,9 @@ class TrainingProgress:
         (sent, received), seen = self._traffic(), self._agreement()
         of_merges = seen.merges, seen.cosine
         self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last, *of_merges))
+        if self._warns and seen.apart and seen.cosine is not None:
+            self._warns = False
+            self._note(RacksApart(seen.compared, seen.cosine))
 
     def end(self) -> None:
         """Write the last one; idempotent. After the loop has stopped."""

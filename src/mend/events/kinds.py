@@ -571,6 +571,9 @@ class RoundCommitted(DebugEvent, frozen=True, tag="commit"):
     rounds: float | None = None
     """Rounds that the fragment had merged before."""
     momentum: float | None = None
+    balance: float | None = None
+    """Elements of the offers that have the sign of the outer momentum of their base, less those
+    that have the other one, relative to both; none: nothing compared."""
     moments: bool = False
     """It merged the optimizer's moments: its tokens are those of the weights' rounds."""
 
@@ -664,6 +667,15 @@ class RoundsShort(WarningEvent, frozen=True, tag="rounds-short"):
         "see docs/tuning.md, Are the racks merged together"
     )
     of_the_last: str
+
+
+class RacksApart(WarningEvent, frozen=True, tag="racks-apart"):
+    """The deltas of the racks point apart, so each learns towards a model of its own; once."""
+
+    says = "deltas of two racks have a mean cosine of {cosine} in {merges} merges: they point apart"
+    remedy = "give all racks parts of one mixture of the data"
+    merges: Whole
+    cosine: float
 
 
 class StepsLate(WarningEvent, frozen=True, tag="late-steps"):

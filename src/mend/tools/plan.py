@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from mend.codec import CODECS, RANK_MAX, codec_named, cost_of, is_codec
@@ -31,7 +32,7 @@ from mend.tools.doctor.estimate import (
     tau_for,
 )
 from mend.tools.links_spec import Link
-from mend.tools.plan_loss import loss_of
+from mend.tools.plan_loss import RUINED, RUINED_RACKS, SOUND_RACKS, Loss, loss_of
 from mend.types import MB
 
 PERIODS = (16, 32, 64, 128, 256, 512, 1024)
@@ -96,7 +97,7 @@ class Asked:
     codecs: tuple[str, ...] = PAYLOADS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Choice:
     """One setting of H, P, tau and payload, and what comes of it. Times in milliseconds."""
 
@@ -158,6 +159,16 @@ class Choice:
             and self.link_busy <= BUSY_MAX
             and TAU_SHARE * self.config.tau <= self.config.sync_period_steps
         )
+
+    @cached_property
+    def loss(self) -> Loss:
+        """What the job is predicted to lose."""
+        return loss_of(self.config)
+
+    @property
+    def good(self) -> bool:
+        """It fits, and is not known to be worse than no exchange."""
+        return self.fits and self.loss.helps
 
     @property
     def period_bytes(self) -> int:
@@ -289,18 +300,25 @@ def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
 
 
 def recommended(rows: list[Choice]) -> Choice:
-    """Of the rows that fit the one with the least loss after a warm start, then from scratch; of
-    equal ones the first codec asked. Where none fits, the one that trains most of its time."""
-    fitting = [row for row in rows if row.fits]
-    if not fitting:
-        return max(rows, key=lambda row: row.utilisation)
-    return min(fitting, key=lambda row: _loss_key(row.config))
+    """The first of `ranked`. Where there is none, of the rows that are not known to be worse than
+    no exchange the one that trains most of its time; else the one of least loss."""
+    if best := ranked(rows):
+        return best[0]
+    helping = [row for row in rows if row.loss.helps]
+    if not helping:
+        return min(rows, key=_loss_key)
+    return max(helping, key=lambda row: row.utilisation)
 
 
-def _loss_key(config: MendConfig) -> tuple[bool, float, float, int]:
+def ranked(rows: list[Choice]) -> list[Choice]:
+    """The good rows by their predicted loss; of equal ones the first codec asked."""
+    return sorted([row for row in rows if row.good], key=_loss_key)
+
+
+def _loss_key(row: Choice) -> tuple[float, bool, int]:
     """Beyond the measured H the loss is a bound only, and a longer H costs more."""
-    loss = loss_of(config)
-    return loss.bound, loss.warm, loss.scratch, config.sync_period_steps
+    loss = row.loss
+    return round(loss.percent, 6), loss.known == "bound", row.config.sync_period_steps
 
 
 def measured_link(inbound_mbit: float, rtt_ms: float) -> Link:
@@ -316,13 +334,25 @@ def start_seconds(asked: Asked) -> float:
 
 def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
     """Say what to know about the choice, or to change, in one sentence or two each."""
-    if not chosen.fits:
+    if not chosen.loss.helps:
+        yield (
+            f"In a run of 1,408 steps every setting is predicted to lose {chosen.loss.alone:.0f} % "
+            f"or more, as much as a rack alone: compare other codecs (--codecs {CODEC_FIRST}), or "
+            "exchange nothing."
+        )
+    elif not chosen.fits:
         yield from _what_would_fit(asked, chosen)
     elif chosen.config.tau > OVERLAP_STEPS_DEFAULT:
         share = chosen.config.tau / chosen.config.sync_period_steps
         yield (
             f"Merges come {chosen.config.tau} steps late ({share:.0%} of H), which costs some loss "
             "(docs/internals/numerics.md). A faster link or longer steps would need fewer."
+        )
+    if chosen.config.racks > SOUND_RACKS and chosen.config.sharded:
+        yield (
+            f"{RUINED} jobs of {RUINED_RACKS} racks that merged in slices on one GPU at their best "
+            "learning rate ended with a ruined model, cause unknown (docs/internals/quality.md): "
+            "look at the loss of the first rounds, and compare with exchange_plan=mesh."
         )
     if asked.link.loss_pct:
         yield (

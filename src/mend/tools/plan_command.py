@@ -80,10 +80,10 @@ def plan_command(
 ) -> None:
     """Recommend settings for a model, a step time and a link, before you rent machines.
 
-    Plan prints H, P, tau and payload as MEND_* variables and as TOML, their cost (time, load of the
-    link, share of training, bytes, memory), and a table of alternatives. The rule: an exchange
-    takes at most 80 % of tau steps, payloads keep the link busy for at most 70 % of the time, and
-    tau is at most a quarter of H. Of the choices that fit it recommends the one of least loss.
+    Plan prints H, P, tau and payload as MEND_* variables and as TOML, what they cost, and a table
+    of alternatives. The rule: an exchange takes at most 80 % of tau steps, payloads keep the link
+    busy for at most 70 % of the time, and tau is at most a quarter of H. What fits is ranked by the
+    predicted loss, in percent above data parallel: ~ is an estimate, > a bound.
 
     Plan calculates only, and prints its assumptions. [bold]mend doctor --meet[/bold] measures the
     machines themselves; [bold]mend launch --link[/bold] tries the settings on one machine.
@@ -123,7 +123,7 @@ def plan_command(
         typer.echo(json.dumps(as_data(asked, rows, chosen, source), indent=2))
     else:
         show(asked, rows, chosen, source)
-    raise typer.Exit(0 if chosen.fits else 1)
+    raise typer.Exit(0 if chosen.good else 1)
 
 
 def settings(chosen: Choice) -> dict[str, str | float]:
@@ -158,9 +158,6 @@ def toml(chosen: Choice) -> list[str]:
 def row_data(row: Choice) -> dict[str, Any]:
     """Return a row as data for --json. Rates and bytes are of one rack, each direction; memory is
     of one rank; loss is percent above data parallel (plan_loss)."""
-    from mend.tools.plan_loss import loss_of, source_of
-
-    loss = loss_of(row.config)
     return {
         **settings(row),
         "codec": row.config.codec,
@@ -183,10 +180,10 @@ def row_data(row: Choice) -> dict[str, Any]:
         "host_bytes": row.memory.total,
         "device_bytes": row.device_bytes,
         "device_bytes_encoding": row.encoding_bytes,
-        "loss_pct_scratch": loss.scratch,
-        "loss_pct_warm": loss.warm,
-        "loss_is_a_bound": loss.bound,
-        "loss_source": source_of(row.config),
+        "loss_pct": row.loss.percent,
+        "loss_known": row.loss.known,
+        "loss_pct_alone": row.loss.alone,
+        "loss_notes": list(row.loss.notes),
     }
 
 
@@ -212,6 +209,7 @@ def as_data(asked: Asked, rows: list[Choice], chosen: Choice, source: str) -> di
         "exports": exports(chosen),
         "toml": "\n".join(toml(chosen)) + "\n",
         "rows": [row_data(row) for row in rows],
+        "ranking": [rows.index(row) for row in plan.ranked(rows)],
     }
 
 
@@ -261,7 +259,7 @@ def recommendation(asked: Asked, chosen: Choice, source: str) -> str:
 
 def outcome(asked: Asked, chosen: Choice) -> list[str]:
     """Describe what the choice leads to, a line per question."""
-    from mend.tools.plan_loss import loss_of, source_of
+    from mend.tools.plan_loss import source_of
 
     exchange, memory = chosen.exchange, chosen.memory
     more = duration(chosen.longest.total_ms)
@@ -271,6 +269,9 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         gpu += f" ({chosen.encoding_bytes / GB:.2g} GB with encode_on='device')"
     of_moments = chosen.moment_bytes / chosen.period_bytes if chosen.moment_bytes else 0
     moments = f"; {of_moments:.0%} of it is moments of the optimizer" if of_moments else ""
+    begun = {"scratch": "from random weights", "warm": "after a warm start"}[
+        chosen.config.outer_start
+    ]
     per_hour = chosen.period_bytes * 3.6e6 / (chosen.step_ms * chosen.config.sync_period_steps)
     return [
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
@@ -282,8 +283,9 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
         f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
         f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
-        f"loss         about {loss_of(chosen.config)} % above data parallel (from random weights / "
-        f"after a warm start), {source_of(chosen.config)} (docs/internals/quality.md)",
+        f"loss         {chosen.loss} % above data parallel {begun}, {chosen.loss.known} (a rack "
+        f"alone: {chosen.loss.alone:+.0f} %): {source_of(chosen.config)} "
+        "(docs/internals/quality.md)",
         f"start        {start_of(asked)}",
     ]
 
@@ -322,14 +324,15 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
     from rich import box
     from rich.table import Table
 
-    from mend.tools.plan_loss import loss_of
+    from mend.tools import plan
 
+    ranks = {id(row): rank for rank, row in enumerate(plan.ranked(rows), 1)}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     names = ("", "H", "payload", "P", "tau", "exchange", "busy", "waits", "training", "loss")
     for name in names:
         numeric = name not in ("", "payload")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("rank", justify="right", no_wrap=True)
     for row in rows:
         config = row.config
         table.add_row(
@@ -342,8 +345,8 @@ def _table(rows: list[Choice], chosen: Choice) -> Any:
             f"{row.link_busy:.0%}",
             duration(row.wait_ms),
             f"{row.utilisation:.1%}",
-            str(loss_of(config)),
-            "fits" if row.fits else "",
+            str(row.loss),
+            str(ranks.get(id(row), "" if row.loss.helps else "no gain")),
         )
     return table
 

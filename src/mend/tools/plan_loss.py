@@ -1,23 +1,35 @@
-"""What H and outer momentum cost in loss, as far as it was measured.
+"""What a job is predicted to lose against data parallel, and how well that is known.
 
-Percent above data parallel at equal tokens, of real racks with mend's default overlap, and the
-momentum H / (H + 16) that was the default for any number of racks: 5M parameters, 1,408 steps, one
-to three seeds, a peak learning rate of 7e-4 (docs/internals/quality.md, "Default settings"; a test
-holds the figures to benchmarks/results/loss.jsonl). They rank settings; at 1.4e-3, the best rate
-for both sides, H 32 is 3.8 % above with 2 racks and 8.9 % with 4. A number of racks that was not
-run counts as the nearest that was, by its logarithm, the greater of two as near. Between two H that
-were measured it is interpolated in log H; beyond them nothing is known but the direction. Codecs
-but topk and powersgd cost nothing that was measured, so that a figure of one codec counts for all.
+All figures are of real racks and of 5M parameters in 1,408 steps (docs/internals/quality.md,
+"Default settings"; a test holds them to benchmarks/results/loss.jsonl). They are percent of loss
+above data parallel at equal tokens. From random weights H 32 was run with each side at its best
+learning rate; how much other H differ from it is known at half of that rate. After a warm start all
+was run there, with two racks.
+
+A number of racks that was not run counts as the nearest that was, by its logarithm, the greater of
+two as near. Between two H that were measured it is interpolated in log H; beyond them nothing is
+known but the direction.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from mend.config.settings import MendConfig
+from mend.codec.cost import measured_cost
+from mend.config import describe
+from mend.config.pair_warnings import default_momentum
+from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 
 Start = Literal["scratch", "warm"]
+Known = Literal["measured", "estimated", "bound"]
+
+PERIOD_BASE = 32
+
+AT_BEST: dict[int, float] = {2: 3.8, 4: 8.9, 8: 22.8}
+"""Racks -> percent of H 32 from random weights at a peak of 1.4e-3, the best of three rates for
+each side; of eight racks the one sound run of eight."""
 
 MEASURED: dict[Start, dict[int, dict[int, float]]] = {
     "scratch": {
@@ -27,7 +39,14 @@ MEASURED: dict[Start, dict[int, dict[int, float]]] = {
     },
     "warm": {2: {16: -0.3, 32: -2.2, 128: 2.3}},
 }
-"""Where the racks begin -> racks -> H -> percent."""
+"""Where the racks begin -> racks -> H -> percent at a peak of 7e-4, with the momentum H / (H + 16)
+that was the default for any number of racks. One to three seeds."""
+
+ALONE: dict[Start, dict[int, float]] = {
+    "scratch": {2: 17.6, 4: 32.4, 8: 50.7},
+    "warm": {2: 8.5},
+}
+"""A rack that exchanges nothing, at the rates of AT_BEST and of MEASURED."""
 
 NO_MOMENTUM: dict[Start, dict[int, float]] = {
     "scratch": {16: 7.7, 64: 9.8, 256: 5.0},
@@ -36,58 +55,102 @@ NO_MOMENTUM: dict[Start, dict[int, float]] = {
 """Added without outer momentum: of 4 racks and 3,072 steps in one program
 (benchmarks/results/quality_gpu.md), above a momentum of 0.9 with the ramp."""
 
+MOMENTUM_SLACK = 0.02
+AS_DEFAULT = ("outer_optimizer", "outer_lr", "merge", "apply_mode", "token_weighted_merge")
+
+RUINED_RACKS, RUINED = 8, "7 of 8"
+"""Jobs with so many racks, which merged in slices on one GPU at the best learning rate, ended with
+a loss above that of the untrained model."""
+SOUND_RACKS = 4
+"""The most that were run there without it."""
+
 
 class Loss(NamedTuple):
-    """Percent above data parallel. `bound`: H is beyond what was measured, so it is at least
-    that."""
+    """Percent above data parallel. `known`: "measured", "estimated" from what was measured, or a
+    "bound": at least that. `alone`: percent of a rack that exchanges nothing, of the nearest number
+    of racks. `notes`: what of it was not measured, in words."""
 
-    scratch: float
-    warm: float
-    bound: bool
+    percent: float
+    known: Known
+    alone: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is not known to be as bad as a rack alone, or worse."""
+        return self.percent < self.alone
 
     def __str__(self) -> str:
-        more = ">" if self.bound else ""
-        return f"{more}{self.scratch:+z.0f}/{more}{self.warm:+z.0f}"
+        sign = {"measured": "", "estimated": "~", "bound": ">"}[self.known]
+        return f"{sign}{self.percent:+z.0f}"
 
 
 def loss_of(config: MendConfig) -> Loss:
-    """Return the loss of a job with these settings; any momentum and overlap count as the
-    defaults."""
-    period = config.sync_period_steps
-    found: dict[Start, float] = {
-        start: _between(by_racks[_nearest(start, config.racks)], period)
-        + (0.0 if config.outer_momentum else _between(NO_MOMENTUM[start], period))
-        for start, by_racks in MEASURED.items()
-    }
-    bound = period > max(MEASURED["scratch"][_nearest("scratch", config.racks)])
-    return Loss(found["scratch"], found["warm"], bound)
+    """Predict the loss of a job with these settings, from the start that they name."""
+    start: Start = config.outer_start
+    racks, period = _nearest(start, config.racks), config.sync_period_steps
+    by_period = MEASURED[start][racks]
+    percent = _between(by_period, period)
+    if start == "scratch":
+        percent += AT_BEST[racks] - by_period[PERIOD_BASE]
+    if not config.outer_momentum:
+        percent += _between(NO_MOMENTUM[start], period)
+    if (cost := measured_cost(config.codec, config.apply_mode)) is not None:
+        percent += cost[1][start == "warm"]
+    bounds, guesses = tuple(_beyond(config, by_period)), tuple(_guessed(config, start, racks))
+    known: Known = "bound" if bounds else "estimated" if guesses else "measured"
+    return Loss(percent, known, ALONE[start][racks], bounds + guesses)
 
 
 def source_of(config: MendConfig) -> str:
-    """What the figures were measured with, and what of that is not this job, in words."""
-    runs = {start: _nearest(start, config.racks) for start in MEASURED}
-    known = MEASURED["scratch"][runs["scratch"]]
-    period = config.sync_period_steps
-    notes = []
-    if runs["scratch"] != config.racks:
-        notes.append(f"{config.racks} racks were not measured")
-    if period not in known:
-        within = min(known) < period < max(known)
-        notes.append(
-            f"H {period} is interpolated" if within else f"H {period} is beyond what was measured"
-        )
-    text = (
-        f"as 5M parameters in 1,408 steps at a learning rate of 7e-4 with {runs['scratch']} racks, "
-        f"after a warm start with {runs['warm']}"
-    )
-    return "; ".join([text, *notes])
+    """What the prediction is made from, and what of it was not measured, in words."""
+    rate = {"scratch": "its best learning rate", "warm": "a learning rate of 7e-4"}
+    base = f"5M parameters, 1,408 steps, each side at {rate[config.outer_start]}"
+    return "; ".join([base, *loss_of(config).notes])
+
+
+def _beyond(config: MendConfig, by_period: Mapping[int, float]) -> Iterator[str]:
+    """What costs more than what was measured."""
+    period, momentum = config.sync_period_steps, config.outer_momentum
+    usual = default_momentum(period, config.racks)
+    if period > max(by_period):
+        yield f"H {period} is beyond {max(by_period)}, the longest that was run: at least that"
+    if config.tau > OVERLAP_STEPS_DEFAULT:
+        yield f"tau {config.tau} is beyond {OVERLAP_STEPS_DEFAULT}, the longest that was run"
+    if momentum > usual + MOMENTUM_SLACK:
+        yield f"outer_optimizer_momentum {momentum:g} is above its default, {usual:.2g}"
+
+
+def _guessed(config: MendConfig, start: Start, racks: int) -> Iterator[str]:
+    """What was measured otherwise."""
+    period, momentum = config.sync_period_steps, config.outer_momentum
+    if racks != config.racks:
+        yield f"{config.racks} racks count as {racks}"
+    known = MEASURED[start][racks]
+    if min(known) < period < max(known) and period not in known:
+        yield f"H {period} is interpolated"
+    elif period < min(known):
+        yield f"H {period} counts as {min(known)}"
+    if start == "scratch" and period != PERIOD_BASE:
+        yield f"how H {period} differs from H {PERIOD_BASE} is known at half of that rate only"
+    usual = default_momentum(period, config.racks)
+    if not momentum:
+        yield "what no momentum costs is that of 4 racks in one program"
+    elif momentum < usual - MOMENTUM_SLACK:
+        yield f"outer_optimizer_momentum {momentum:g} counts as its default, {usual:.2g}"
+    if (cost := measured_cost(config.codec, config.apply_mode)) is not None:
+        yield f"what {config.codec} costs is that of {cost[0]} with 4 racks, H 64 and 48 rounds"
+    usual_settings = {each.field: each.default for each in describe()}
+    for name in AS_DEFAULT:
+        if (value := getattr(config, name)) != usual_settings[name]:
+            yield f"{name} {value} counts as its default"
 
 
 def _nearest(start: Start, racks: int) -> int:
     return min(sorted(MEASURED[start], reverse=True), key=lambda r: abs(math.log(r / racks)))
 
 
-def _between(measured: dict[int, float], period: int) -> float:
+def _between(measured: Mapping[int, float], period: int) -> float:
     """Interpolated in log H; at the ends the last value."""
     known = sorted(measured)
     if period <= known[0] or period >= known[-1]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mend.codec import CODECS
-from mend.engine.agreement import Agreement, cosine_of
+from mend.engine.agreement import COMPARED_MIN, Agreement, cosine_of
 from mend.engine.numerics import Numerics
 from mend.merge import Average
 from mend.outer import Nesterov
@@ -51,6 +51,25 @@ def test_deltas_of_a_merge_are_compared() -> None:
 
 
 def test_sums_give_means() -> None:
-    seen = Agreement().merged().with_cosine(0.5).merged().with_cosine(None)
+    seen = Agreement().merged().with_cosine(0.5, 2).merged().with_cosine(None, 2)
     assert (seen.merges, seen.cosine) == (2, 0.5)
     assert Agreement().cosine is None
+
+
+@pytest.mark.parametrize(
+    ("cosine", "racks", "merges", "apart"),
+    [
+        (-0.31, 2, COMPARED_MIN, True),
+        (-0.31, 2, COMPARED_MIN - 1, False),
+        (-0.29, 2, COMPARED_MIN, False),
+        (-0.11, 4, COMPARED_MIN, True),
+        (-0.09, 4, COMPARED_MIN, False),
+    ],
+)
+def test_racks_are_apart_by_the_least_cosine_that_so_many_can_have(
+    cosine: float, racks: int, merges: int, apart: bool
+) -> None:
+    seen = Agreement()
+    for _ in range(merges):
+        seen = seen.merged().with_cosine(cosine, racks)
+    assert seen.apart is apart

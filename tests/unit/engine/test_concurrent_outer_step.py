@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.consensus.records import Drop, Ended, Offer, Record
+from mend.consensus.records import Drop, Ended, Offer, Record, merge_member_of
 from mend.coordination import events as ev
 from mend.coordination.fetch_queue import RETRY_NS_MAX
 from mend.coordination.fragment_replica import RankOptions
@@ -310,9 +310,23 @@ def test_payloads_are_served_merged_and_freed() -> None:
     assert key_of(made) in story.host.served, "another rack may still need it"
     (noted,) = story.host.noted("commit")
     assert noted["live"] == 0, "nobody has said who lives"
+    assert noted.get("balance") is None, "nothing was compared with the momentum"
     story.told(settled=(1,))
     assert key_of(made) not in story.host.served
     assert story.rank.store.payloads == {}
+
+
+def test_commit_has_the_balance_of_its_offers_with_the_momentum() -> None:
+    story, delta = Story(), torch.full((N,), 0.5)
+    made = replace(theirs_of(delta), along=3, against=1)
+    story.told(offers=(made,))
+    story.arrived(made, delta)
+    story.told(offers=(made,), gathers=(MergeProposal(0, 1, 1, (made,)),))
+    result = story.anchor(-0.5, version=1)
+    record = replace(commit(1, [made]), members=(merge_member_of(made),))
+    story.told(replace(record, digests=("", result.digest)), settled=(0,))
+    (noted,) = story.host.noted("commit")
+    assert noted["balance"] == 0.5
 
 
 def test_racks_that_differ_look_at_their_inputs_and_fetch_what_is_spoiled() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mend.engine.agreement import Agreement
 from mend.engine.training_progress import VALUES_MAX, TrainingProgress
 from mend.errors import UsageError
 from mend.types import SECOND
@@ -113,3 +114,19 @@ def test_a_tensor_is_refused_with_the_remedy(events: Events, value: Any) -> None
 def test_the_number_of_values_has_a_limit(events: Events) -> None:
     with pytest.raises(UsageError, match=f"at most {VALUES_MAX}"):
         events.pace.record({f"v{i}": 1.0 for i in range(VALUES_MAX + 1)})
+
+
+def test_racks_that_point_apart_are_warned_of_once_by_one_rank() -> None:
+    seen = Agreement(40, 40, -20.0, -20.0)
+    for warns in (True, False):
+        noted: list[tuple[str, dict[str, Any]]] = []
+        pace = TrainingProgress(
+            lambda event, noted=noted: noted.append(pair(event)),  # type: ignore[misc]
+            lambda: (0, 0),
+            lambda: seen,
+            warns=warns,
+        )
+        pace.stepped(1, 10, 0)
+        pace.end()
+        apart = [fields for kind, fields in noted if kind == "racks-apart"]
+        assert [each["cosine"] for each in apart] == [-0.5] * warns

@@ -18,7 +18,6 @@ from mend.tools import app, plan
 from mend.tools.links_spec import Link
 from mend.tools.plan import Asked, Choice, advice, base_config, choice_of, choices, recommended
 from mend.tools.plan_command import exports, settings, toml
-from mend.tools.plan_loss import loss_of
 
 MESH = frozenset({"exchange_plan"})
 
@@ -190,11 +189,11 @@ def test_of_the_rows_that_fit_the_one_of_least_loss_is_recommended(link: str) ->
     chosen = recommended(rows)
     fitting = [row for row in rows if row.fits]
     assert chosen.fits
-    assert loss_of(chosen.config) == min(
-        (loss_of(row.config) for row in fitting), key=lambda loss: (loss.bound, loss.warm)
-    )
+    assert chosen.loss.percent == min(row.loss.percent for row in fitting)
+    equal = [row for row in fitting if row.loss.percent == chosen.loss.percent]
+    least = min((row.loss.known == "bound", row.config.sync_period_steps) for row in equal)
     assert chosen is next(
-        row for row in fitting if loss_of(row.config) == loss_of(chosen.config)
+        row for row in equal if (row.loss.known == "bound", row.config.sync_period_steps) == least
     ), "of equal ones the first"
 
 

@@ -51,7 +51,7 @@ def _of_settings(asked: plan.Asked, mine: plan.Choice, chosen: plan.Choice) -> F
         return ok("overlap", f"These settings fit. {text}")
     change = (
         "See the advice above."
-        if not chosen.fits
+        if not chosen.good
         else "Set " + " ".join(line.removeprefix("export ") for line in exports(chosen))
     )
     waits = "" if hidden else " Training waits for each exchange (tau=0 or blocking)."

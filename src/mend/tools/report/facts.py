@@ -153,6 +153,9 @@ class RunFacts:
     """Share of each offer (length over length) that was left for a later one."""
     outer: tuple[float, float] = (0.0, 0.0)
     """Of the last round: the rounds that its fragment had merged before, and its outer momentum."""
+    balances: tuple[int, float] = (0, 0.0)
+    """Rounds whose offers were compared with the outer momentum, and the sum of their balances of
+    signs."""
     slow: dict[tuple[int, str], kinds.RackSlow] = field(default_factory=dict)
     """(rack, compared with what) -> the worst verdict at its onset."""
     causes: dict[int, str] = field(default_factory=dict)
@@ -436,6 +439,9 @@ class Gathering:
             return
         facts.fragments.add(commit.fragment)
         facts.outer = (commit.rounds or 0.0, commit.momentum or 0.0)
+        if commit.balance is not None:
+            count, total = facts.balances
+            facts.balances = (count + 1, total + commit.balance)
         for share in commit.members:
             facts.tokens_merged[share.rack] += share.tokens
 

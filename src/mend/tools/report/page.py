@@ -33,6 +33,8 @@ class Run:
     name: str
     facts: RunFacts
     rounds: Rounds
+    alone: RunFacts | None = None
+    """The newest run of the folder in which no rack exchanged anything."""
 
     @cached_property
     def totals(self) -> dict[int, summary.Total]:
@@ -46,7 +48,8 @@ class Run:
     @property
     def learning(self) -> list[str]:
         """Whether merging helped, in sentences."""
-        return learning(self.facts, self.rounds.settings, summary.worst_stall(self.totals))
+        stall = summary.worst_stall(self.totals)
+        return learning(self.facts, self.rounds.settings, stall, self.alone)
 
     @property
     def charts(self) -> list[charts.Chart]:

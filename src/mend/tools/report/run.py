@@ -22,10 +22,12 @@ def report(folder: Path, out: Path | None = None) -> Path:
     Raises ConfigError: no run in there, or a file that cannot be written.
     """
     folders = runs_in(folder)
-    runs = []
-    for name, path in folders[-RUNS_MAX:]:
-        facts = read_run(path)
-        runs.append(Run(name, facts, rounds_of(path, facts.newest, facts.end_ns)))
+    read = [(name, path, read_run(path)) for name, path in folders[-RUNS_MAX:]]
+    alone = next((facts for *_, facts in reversed(read) if not facts.exchange), None)
+    runs = [
+        Run(name, facts, rounds_of(path, facts.newest, facts.end_ns), alone)
+        for name, path, facts in read
+    ]
     left_out = len(folders) - len(runs)
     notes = [f"{left_out} older runs of this folder are left out"] if left_out else []
     title = runs[0].name if len(runs) == 1 else folder.resolve().name

@@ -229,6 +229,12 @@ def _steps(totals: dict[int, Total]) -> int:
     return max((one.steps for one in totals.values()), default=0)
 
 
+def steps_of(facts: RunFacts) -> int:
+    """Of the furthest rank."""
+    newest = [each.track.newest for each in facts.ranks.values()]
+    return max((point.step for point in newest if point is not None), default=0)
+
+
 def _speed(totals: dict[int, Total]) -> float:
     return sum(one.tokens_per_s for one in totals.values())
 

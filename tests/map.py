@@ -120,14 +120,14 @@ OWNERS: dict[str, frozenset[str]] = {
     "multiprocessing": _COMMANDS,
     "os": _COMMANDS
     | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}
-    | {"following", "integrations", "mend_lab.replay"},
+    | {"following", "integrations", "kernels", "mend_lab.replay"},
     "pathlib": _COMMANDS
     | {"trace", "status", "hardware", "engine", "config", "api", "following", "integrations"}
     | {"mend_lab.sim", "mend_lab.replay"},
     "pickle": frozenset(),
     "queue": frozenset({"trace", "engine"}),
     "random": frozenset({"determinism", "mend_lab.sim"}),
-    "secrets": frozenset({"engine", "tools"}),
+    "secrets": frozenset({"engine", "kernels", "tools"}),
     "select": frozenset({"transport", "status", "engine"}),
     "selectors": frozenset({"transport"}),
     "shutil": frozenset({"trace", "engine", "tools"}),

@@ -32,7 +32,7 @@ from mend.tools.doctor.estimate import (
     tau_for,
 )
 from mend.tools.links_spec import Link
-from mend.tools.plan_loss import RUINED, RUINED_RACKS, SOUND_RACKS, Loss, loss_of
+from mend.tools.plan_loss import Loss, loss_of
 from mend.types import MB
 
 PERIODS = (16, 32, 64, 128, 256, 512, 1024)
@@ -347,12 +347,6 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
         yield (
             f"Merges come {chosen.config.tau} steps late ({share:.0%} of H), which costs some loss "
             "(docs/internals/numerics.md). A faster link or longer steps would need fewer."
-        )
-    if chosen.config.racks > SOUND_RACKS and chosen.config.sharded:
-        yield (
-            f"{RUINED} jobs of {RUINED_RACKS} racks that merged in slices on one GPU at their best "
-            "learning rate ended with a ruined model, cause unknown (docs/internals/quality.md): "
-            "look at the loss of the first rounds, and compare with exchange_plan=mesh."
         )
     if asked.link.loss_pct:
         yield (

@@ -22,9 +22,6 @@ from mend.tools.plan_loss import (
     AT_BEST,
     MEASURED,
     NO_MOMENTUM,
-    RUINED,
-    RUINED_RACKS,
-    SOUND_RACKS,
     Start,
     loss_of,
     source_of,
@@ -77,18 +74,6 @@ def test_figures_at_the_best_rate_and_of_a_rack_alone_are_those_of_the_kept_runs
         assert alone == pytest.approx(ALONE["scratch"][racks], abs=0.06)
     alone = above_together(7e-4, 2, "warm", "alone")
     assert alone == pytest.approx(ALONE["warm"][2], abs=0.06)
-
-
-def test_ruined_runs_are_those_that_the_plan_warns_of() -> None:
-    ruined = {racks for (racks, _, arm), losses in of_real_racks(BEST).items()
-              if arm.startswith("mend") and max(losses.values()) > math.log(256)}  # fmt: skip
-    assert ruined == {RUINED_RACKS}
-    sound = {racks for racks, *_ in of_real_racks(BEST)} - ruined
-    assert max(sound) == SOUND_RACKS
-    rows = plan.choices(question(8), plan.base_config(8))
-    assert any(RUINED in line for line in plan.advice(question(8), plan.recommended(rows)))
-    four = plan.recommended(plan.choices(question(4), plan.base_config(4)))
-    assert not any(RUINED in line for line in plan.advice(question(4), four))
 
 
 @pytest.mark.parametrize("start", ["scratch", "warm"])

@@ -8,11 +8,10 @@ model every `step-ms`, and sleeps meanwhile, so whatever its threads take is men
 no round comes; in the other one every fragment has a round every H steps. Rack 0, which
 coordinates, is measured, and the last rack, which does not.
 
-Per thread: CPU time (its own clock, which other processes do not change, as far as caches allow)
-and calls of Python functions, which no clock changes at all. They are counted in runs of their own,
-because counting costs more than the calls. A round's share is what the job with rounds takes more
-than the idle one. A call of a compiled kernel or of the system lets go of the lock, so the CPU time
-of workers and lanes is an upper limit; that of the loop is nearly all Python.
+Per thread: CPU time (its own clock, which other processes change only through caches and wake-ups)
+and calls of Python functions, in runs of their own under cProfile. A round's share is what the job
+with rounds takes more than the idle one. Calls of compiled kernels and of the system let go of the
+lock, so the CPU time of workers and lanes is an upper limit; that of the loop is nearly all Python.
 
 `measured`: CPU milliseconds per second of the loop of an idle rack that coordinates nothing.
 `functions` (with --most N): the N functions that the loop calls most often.
@@ -20,13 +19,14 @@ of workers and lanes is an upper limit; that of the loop is nearly all Python.
 
 from __future__ import annotations
 
+import cProfile
+import select
 import statistics
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ from benchmarks._common import (
     Flat,
     Goal,
     RackArgs,
-    noise,
     racks,
     read_options,
     report,
@@ -47,13 +46,15 @@ GOAL = Goal("<= 10 ms of each second", 10.0, "ms/s", digits=2)
 LOOP, TRAINING = "mend-loop", "training"
 NEVER = 1_000_000_000
 WARM_UP_S = 2.0
+MOVED = 64
+"""Elements of each parameter that a step moves: as few as make an offer."""
 OPTIONS = {
     "racks": ([2, 4], "numbers of racks, one job after the other"),
     "numel": (1 << 20, "fp32 elements of the model"),
     "step_ms": (25.0, "between two steps"),
     "seconds": (10.0, "that are measured"),
     "repeats": (3, "of the jobs whose CPU time is measured; their median counts"),
-    "most": (0, "functions of the loop to show, by calls"),
+    "most": (0, "functions of the loop to show, with their calls from the start of the process"),
     "cpu_only": (False, "leave the calls out"),
     "no_files": (False, "no folder for events and tapes"),
 }
@@ -97,7 +98,7 @@ def _measure(options: Any, count: int) -> dict[str, dict[str, dict[str, float]]]
     if options.most and runs["calls"]:
         for place, job in (("idle", 0), ("busy", 1)):
             most = runs["calls"][0][job][1]["most"]
-            print(place, *(f"{n:9.1f} {name}" for name, n in most), sep="\n", file=sys.stderr)
+            print(place, *(f"{n:9} {name}" for name, n in most), sep="\n", file=sys.stderr)
     return shown
 
 
@@ -129,9 +130,7 @@ def _job(options: Any, count: int) -> list[dict[str, Any]]:
 def _rack(args: RackArgs) -> None:
     options = args.options
     torch.set_num_threads(1)
-    calls = _Calls()
-    if options.kind == "calls":
-        threading.setprofile(calls.count)  # of threads that start from here on
+    calls = _Calls() if options.kind == "calls" else None
     model = Flat(options.numel, 4)
     more: dict[str, Any] = {} if options.rounds else {"sync_period_steps": NEVER}
     if not options.rounds:
@@ -139,31 +138,29 @@ def _rack(args: RackArgs) -> None:
     if not options.no_files:
         more["diagnostics_dir"] = str(Path(args.folder) / "diagnostics")
     runtime = mend.mend_init(model, args.config(**more))
-    if options.kind == "calls":
-        sys.setprofile(calls.count)
     args.pipe.send("trains")
-    look = calls.by_thread if options.kind == "calls" else _cpu_ms
-    moves = [noise(p.numel(), 11 + args.rack) * 1e-4 for p in model.parameters()]
+    look = calls.by_thread if calls is not None else _cpu_ms
+    asked = select.poll()
+    asked.register(args.pipe.fileno(), select.POLLIN)
+    parts = [parameter.data[:MOVED] for parameter in model.parameters()]
     before: tuple[float, int, Taken] | None = None
     due_s = time.perf_counter()
     while True:
         due_s = max(due_s + options.step_ms / 1e3, time.perf_counter())
         time.sleep(max(0.0, due_s - time.perf_counter()))
-        for parameter, move in zip(model.parameters(), moves, strict=True):
-            parameter.data.add_(move)
+        for part in parts:
+            part.add_(1e-4)
         runtime.step(tokens=1)
-        if args.pipe.poll():
+        if asked.poll(0):
             rounds = runtime.status().rounds_committed
             if args.pipe.recv() == "begin":
-                calls.functions.clear()
                 before = time.perf_counter(), rounds, look()
             else:
                 break
     began_s, first, taken = before or (0.0, 0, {})
     seconds = time.perf_counter() - began_s
     now = look()
-    sys.setprofile(None)
-    most = [(f"{f}:{n}", k / seconds) for (f, n), k in calls.functions.most_common(options.most)]
+    most = calls.of_loop().most_common(options.most) if calls is not None else []
     args.pipe.send(
         {
             "taken": {name: now[name] - taken.get(name, 0.0) for name in now},
@@ -194,30 +191,46 @@ def _name_of(thread: threading.Thread) -> str:
 
 
 class _Calls:
-    """Calls of Python functions by thread."""
+    """Calls of Python functions by thread, from now on: those of this thread, and of threads that
+    start."""
 
     def __init__(self) -> None:
-        self._by_ident: Counter[int] = Counter()
-        self.functions: Counter[tuple[str, str]] = Counter()
-        """Of the loop, by (file, function)."""
+        self._profiles: dict[threading.Thread, cProfile.Profile] = {}
+        run, profiled = threading.Thread.run, self._profiled
 
-    def count(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call":
-            return
-        ident = threading.get_ident()
-        self._by_ident[ident] += 1
-        if threading.current_thread().name == LOOP:
-            code = frame.f_code
-            where = code.co_filename.rpartition("/src/")[2].rpartition("/lib/")[2]
-            self.functions[where, code.co_qualname] += 1
+        def run_profiled(thread: threading.Thread) -> None:
+            profiled(thread)
+            run(thread)
+
+        threading.Thread.run = run_profiled  # type: ignore[method-assign]
+        profiled(threading.current_thread())
+
+    def _profiled(self, thread: threading.Thread) -> None:
+        self._profiles[thread] = profile = cProfile.Profile()
+        profile.enable()
 
     def by_thread(self) -> Taken:
         found: Taken = {}
-        for thread in threading.enumerate():
-            if thread.ident is not None:
-                name = _name_of(thread)
-                found[name] = found.get(name, 0.0) + self._by_ident[thread.ident]
+        for thread, profile in list(self._profiles.items()):
+            name = _name_of(thread)
+            count = sum(each.callcount for each in _functions(profile))
+            found[name] = found.get(name, 0.0) + count
         return found
+
+    def of_loop(self) -> Counter[str]:
+        """Of each function, by its place."""
+        found = Counter[str]()
+        for thread, profile in self._profiles.items():
+            for each in _functions(profile) if thread.name == LOOP else ():
+                code = each.code
+                where = code.co_filename.rpartition("/src/")[2].rpartition("/lib/")[2]
+                found[f"{where}:{code.co_qualname}"] += each.callcount
+        return found
+
+
+def _functions(profile: cProfile.Profile) -> list[Any]:
+    """The entries of functions that are written in Python."""
+    return [each for each in profile.getstats() if not isinstance(each.code, str)]
 
 
 if __name__ == "__main__":

@@ -161,8 +161,9 @@ class RankMachine:
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
         if self._seated():
             waits += self.copies.due_ns()
-            sharded = [replica.slices for replica in self.replicas if replica.pulls_slices]
-            waits += [due_ns for slices in sharded for due_ns in slices.dues_ns()]
+            for replica in self.replicas:
+                if replica.slices.gather is not None and replica.pulls_slices:
+                    waits += replica.slices.dues_ns()
         return min(waits)
 
     # -------------------------------------------------------------- what an event changes

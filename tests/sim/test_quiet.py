@@ -1,4 +1,5 @@
-"""What a rank leaves out, because nothing has touched it, would have done nothing."""
+"""What a rank leaves out, because nothing has touched it, would have done nothing; and what is left
+is counted."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 from mend.coordination import events as ev
+from mend.coordination.leader import Leader
+from mend.coordination.messages import RankOrders, Total
 from mend.coordination.rank import RankMachine
+from mend.engine.effects import EventQueue
 from mend.trace.state import encode_state
 from mend.types import SECOND
 from mend_lab.sim import World
@@ -70,6 +74,28 @@ def test_rank_decides_as_if_it_looked_at_everything(
     assert counts["quiet"] > counts["events"] // 10
 
 
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_what_is_kept_equals_what_would_be_made_again(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The orders of a leader for its ranks, and the deadlines of all machines."""
+    orders_now, deadline_ns = Leader._orders_now, EventQueue.deadline_ns
+
+    def compare_orders(leader: Leader, totals: tuple[Total, ...]) -> RankOrders:
+        kept = orders_now(leader, totals)
+        assert kept == leader._rank_orders(totals)
+        return kept
+
+    def compare_deadlines(queue: EventQueue, machine: ev.Machine) -> int | None:
+        kept = deadline_ns(queue, machine)
+        assert kept == machine.deadline_ns()
+        return kept
+
+    monkeypatch.setattr(Leader, "_orders_now", compare_orders)
+    monkeypatch.setattr(EventQueue, "deadline_ns", compare_deadlines)
+    assert not World(seed).run().problems
+
+
 # --------------------------------------------------------------------------- counts
 
 PAUSE_S = 10
@@ -89,25 +115,30 @@ def calls_of(world: World) -> Counter[str]:
     return found
 
 
+PINNED = {
+    "all": (3_650, 12_550),
+    "RankMachine.handle": (8, 20),
+    "RankMachine._settle": (0, 9),
+    "RankMachine._report": (0, 16),
+    "Leader.handle": (12, 18),
+    "Leader._rank_orders": (0, 9),
+    "Coordinator.handle": (14, 30),
+}
+"""Most calls of an idle second and of a round, per rack; a witness is counted with them. When every
+event settled every fragment and made every message again, these were 5,296 and 14,089 of all, 32
+and 79 of `_settle`, 8 and 20 of `_report`, 12 and 18 of `_rank_orders`."""
+
+
 def test_calls_of_an_idle_second_and_of_a_round_do_not_grow() -> None:
-    """Calls of the machines on the loop's thread, which hold the interpreter's lock. The bounds are
-    what was counted, and a little; before most events were quiet: 5,019 a second and rack, and
-    1,610 a round and rack."""
+    """They hold the interpreter's lock, and training waits for it. The virtual clock makes the
+    counts the same in every run."""
     busy = World(**CALM)
     calls = calls_of(busy)
     idle = calls_of(World(**CALM, pauses=((0, 24, PAUSE_S * SECOND), (1, 24, PAUSE_S * SECOND))))
-    idle.subtract(calls)
     rounds = len(busy.checkers.commits)
-    each_second = {name: count / PAUSE_S / 2 for name, count in idle.items()}
-    each_round = {name: count / rounds / 2 for name, count in calls.items()}
-    print(rounds)
-    for name in (
-        "all",
-        "RankMachine.handle",
-        "RankMachine._settle",
-        "RankMachine._report",
-        "Leader.handle",
-        "Leader._rank_orders",
-        "Coordinator.handle",
-    ):
-        print(name, each_second.get(name), each_round.get(name))
+    over = dict[str, tuple[float, float]]()
+    for name, most in PINNED.items():
+        found = (idle[name] - calls[name]) / PAUSE_S / 2, calls[name] / rounds / 2
+        if found[0] > most[0] or found[1] > most[1]:
+            over[name] = found
+    assert over == {}

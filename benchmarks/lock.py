@@ -149,7 +149,7 @@ def _rack(args: RackArgs) -> None:
         due_s = max(due_s + options.step_ms / 1e3, time.perf_counter())
         time.sleep(max(0.0, due_s - time.perf_counter()))
         for part in parts:
-            part.add_(1e-4)
+            part.add_(1e-4 * (1 + args.rack))
         runtime.step(tokens=1)
         if asked.poll(0):
             rounds = runtime.status().rounds_committed

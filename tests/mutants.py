@@ -210,6 +210,20 @@ MUTANTS = (
         ("tests/unit/coordination/test_rank.py",),
     ),
     Mutant(
+        "untouched: what became of a pull or a merge gives a fragment nothing to do",
+        "coordination.rank:RankMachine._touch",
+        "self.touched.add(p)",
+        "pass",
+        ("tests/unit/coordination/test_rank.py",),
+    ),
+    Mutant(
+        "stale-orders: ranks are not told that their rack has lost its seat",
+        "coordination.leader:Leader._orders_now",
+        "self.left()",
+        "False",
+        ("tests/unit/coordination/test_leader.py", "tests/sim/test_quiet.py"),
+    ),
+    Mutant(
         "applied-twice: records that come again are read again",
         "coordination.rank:RankMachine._read",
         "orders.records[self.decided - orders.prev:]",

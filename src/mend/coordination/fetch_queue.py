@@ -44,11 +44,13 @@ class FetchQueue:
 
     _pulls: dict[Key, Pull] = field(default_factory=dict)
 
-    def want(self, key: Key, offer: Offer, mine: bool) -> None:
-        if key in self._pulls:
-            self._pulls[key].offer = offer
-        else:
-            self._pulls[key] = Pull(offer, here=mine)
+    def want(self, key: Key, offer: Offer, mine: bool) -> bool:
+        """Returns whether the offer is new here."""
+        if (known := self._pulls.get(key)) is not None:
+            known.offer = offer
+            return False
+        self._pulls[key] = Pull(offer, here=mine)
+        return True
 
     def end_pull(self, key: Key, error: str, now_ns: int) -> bool:
         """Record the end of a pull. Returns False if the offer is no longer wanted."""
@@ -81,6 +83,11 @@ class FetchQueue:
                 flying.append(rack)
                 fetches.append(Fetch(pull.offer, holders(rack)))
         return fetches
+
+    def due(self, now_ns: int) -> bool:
+        """Whether a pull is ready to start."""
+        pulls = self._pulls.values()
+        return any(not (p.here or p.flying) and now_ns >= p.retry_ns for p in pulls)
 
     def here(self, key: Key) -> bool:
         return key in self._pulls and self._pulls[key].here

@@ -31,6 +31,8 @@ LINGER_NS = 30 * SECOND
 """A named payload is freed at most this long after the decision, even if a rack lacks the
 result."""
 
+NEVER_NS = 1 << 62
+
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
@@ -194,6 +196,13 @@ class FragmentReplica:
         self.pinned = self.pinned if self.pinned > version else -1
         for old in [v for v in self.commits if v <= version]:
             del self.commits[old]
+
+    def due_ns(self) -> int:
+        """When settling this fragment may do something although nothing has happened."""
+        dues = [since_ns + LINGER_NS + 1 for _, since_ns in self.linger.values()]
+        if self.retry_ns:
+            dues.append(self.retry_ns)
+        return min([*dues, *self.slices.dues_ns(), *self.slices.stale_ns()], default=NEVER_NS)
 
     def back_off(self, now_ns: int) -> None:
         """Retry later, after twice the last pause."""

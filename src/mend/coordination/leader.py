@@ -105,6 +105,8 @@ class Leader:
     """When collected news is reported."""
     beat_ns: int = 0
     """Earliest time at which a rank is due a heartbeat."""
+    made: tuple[tuple[object, ...], RankOrders] | None = None
+    """What the newest orders for the ranks were made from, and the orders."""
     clock: InitVar[AwakeClock | None] = None
 
     def __post_init__(self, coordinator: Peer, clock: AwakeClock | None) -> None:
@@ -355,7 +357,7 @@ class Leader:
     def _send_orders_to_ranks(self, event: Event, now_ns: int, effects: list[Effect]) -> None:
         """Send orders to all ranks if there is news or a heartbeat is due; otherwise to the rank
         that has reported, whose confirmation may make room for more records."""
-        orders = self._rank_orders(self._totals(effects))
+        orders = self._orders_now(self._totals(effects))
         state = (orders, self.log.decided, self._may_pass_on())
         _, _, passes = state
         if state != self.state or now_ns >= self.beat_ns:
@@ -457,6 +459,21 @@ class Leader:
             effects += self.totals.collect(ranks)
             self.totals_told, self.totals_at = self.totals.current(ranks), self.reports.news
         return self.totals_told
+
+    def _orders_now(self, totals: tuple[Total, ...]) -> RankOrders:
+        """`_rank_orders`, made again only if something of what it reads has changed."""
+        orders, aggregate = self.orders, self.reports.aggregate
+        if orders is None or self.silent:
+            self.made = None
+            return self._rank_orders(totals)
+        read = (
+            orders.offers, orders.gathers, orders.settled, orders.live, orders.slow, orders.why,
+            orders.donors, orders.copies, aggregate.declined, totals, self.failure, self.left(),
+            self.lost,
+        )  # fmt: skip
+        if self.made is None or self.made[0] != read:
+            self.made = read, self._rank_orders(totals)
+        return self.made[1]
 
     def _rank_orders(self, totals: tuple[Total, ...]) -> RankOrders:
         """The orders for all ranks, without records."""

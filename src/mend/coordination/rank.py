@@ -96,24 +96,39 @@ class RankMachine:
     that time may still serve what was decided. None: the job runs, or nothing can be pulled any
     more."""
     ended_ns: int = 0
+    touched: set[int] = field(default_factory=set)
+    """Fragments that an event has touched since they were settled last."""
+    due_ns: list[int] = field(default_factory=list)
+    """Per fragment the time at which settling it again may do something, without any event."""
+    orders: RankOrders | None = None
+    """The newest orders, as long as nothing has happened that reading them again would see."""
+    news: bool = True
+    """Whether the report may differ from the one that was sent, or found equal to it."""
 
     def __post_init__(self) -> None:
         self.replicas = [FragmentReplica() for _ in self.own_digests]
+        self.touched, self.due_ns = set(range(len(self.replicas))), [0] * len(self.replicas)
         self.pace = RankPace(self.me.rack, self.me.rank, self.options.detector)
         self.copies = StateCopies(self.me)
         self.own_versions = self.own_versions or (0,) * len(self.own_digests)
 
     def handle(self, event: ev.Event, now_ns: int) -> list[ev.Effect]:
-        effects = self._pull_ended(event, now_ns)
-        self._on(event, now_ns, effects)
+        quiet, effects = self._is_quiet(event), self._pull_ended(event, now_ns)
+        if quiet:
+            self._on_quiet(event, effects)
+        else:
+            self.orders = None
+            self._touch(event)
+            self._on(event, now_ns, effects)
         if self._reaches():
-            for fragment in range(len(self.replicas)):
-                self._settle(fragment, now_ns, effects)
+            self._settle_due(now_ns, effects)
         if self._seated():
             effects += self.copies.pull(self.folded, now_ns)
         effects += self.pace.search.tick(now_ns)
-        self._pull(now_ns, effects)
-        self._time_pulls(effects, now_ns)
+        self.news = self.news or bool(effects) or not quiet
+        if effects or not quiet or self.fetch_queue.due(now_ns):
+            self._pull(now_ns, effects)
+            self._time_pulls(effects, now_ns)
         self._flush(now_ns, effects)
         return effects
 
@@ -146,9 +161,54 @@ class RankMachine:
             waits += [replica.retry_ns for replica in self.replicas if replica.retry_ns]
         if self._seated():
             waits += self.copies.due_ns()
-            sharded = [replica.slices for replica in self.replicas if replica.pulls_slices]
-            waits += [due_ns for slices in sharded for due_ns in slices.dues_ns()]
+            for replica in self.replicas:
+                if replica.slices.gather is not None and replica.pulls_slices:
+                    waits += replica.slices.dues_ns()
         return min(waits)
+
+    # -------------------------------------------------------------- what an event changes
+
+    def _is_quiet(self, event: ev.Event) -> bool:
+        """Whether the event changes only a clock, the pace, or the serial of the orders. On an idle
+        rank all do, and the training thread waits for the interpreter's lock while the loop handles
+        them."""
+        if isinstance(event, ev.Heard):
+            return self._repeats(event)
+        return isinstance(event, ev.Tick | ev.Timed | ev.Moved)
+
+    def _repeats(self, event: ev.Heard) -> bool:
+        """Whether these are the orders that were read last, and nothing has happened since then."""
+        known, orders = self.orders, event.body
+        if known is None or not isinstance(orders, RankOrders):
+            return False
+        sender = (*event.peer, event.incarnation) == (self.me.rack, 0, self.member.incarnation)
+        bare = not orders.records and orders.snapshot is None
+        return sender and bare and _as_read(orders) == _as_read(known)
+
+    def _on_quiet(self, event: ev.Event, effects: list[ev.Effect]) -> None:
+        match event:
+            case ev.Heard(_, _, RankOrders(serial=serial)):
+                self.orders_serial = max(self.orders_serial, serial)
+            case ev.Timed():
+                effects += self.pace.observe(event)
+            case ev.Moved(pulls):
+                self.pulls = pulls
+
+    def _touch(self, event: ev.Event) -> None:
+        """Note which fragments the event may give something to do. Orders do so as they are
+        read."""
+        match event:
+            case (
+                ev.Fetched(fragment=p) | ev.SliceFetched(fragment=p) | ev.SliceMerged(fragment=p)
+                | ev.Measured(fragment=p) | ev.Merged(fragment=p) | ev.Copied(fragment=p)
+                | ev.Spoiled(fragment=p) | ev.Applied(fragment=p) | ev.Discarded(fragment=p)
+            ):  # fmt: skip
+                self.touched.add(p)
+            case ev.BarrierChanged():
+                self._touch_all()
+
+    def _touch_all(self) -> None:
+        self.touched.update(range(len(self.replicas)))
 
     # -------------------------------------------------------------- events
 
@@ -186,8 +246,6 @@ class RankMachine:
                 self.copies.on_taken(event)
             case ev.StateCopied():
                 effects += self.copies.on_copied(event, now_ns)
-            case ev.Moved(pulls):
-                self.pulls = pulls
             case ev.Spoiled(p, version):
                 self.replicas[p].held.discard(version)
                 effects.append(ev.DropAnchor(p, version))
@@ -201,7 +259,7 @@ class RankMachine:
                 effects.append(ev.Free(self.member, p, seq))
             case ev.StepReached(step, step_ns):
                 self.step, self.step_ns = step, step_ns
-            case ev.Timed() | ev.Started():
+            case ev.Started():
                 effects += self.pace.observe(event)
             case ev.Validated() | ev.Probed():
                 effects += self.pace.on_measured(event, self._lanes(), now_ns)
@@ -255,7 +313,8 @@ class RankMachine:
         misfit = rank_orders_misfit(orders, len(self.replicas), self.options.ranks)
         if misfit or orders.serial <= self.orders_serial:
             return
-        self.orders_serial, self.settled = orders.serial, orders.settled
+        self.orders_serial = orders.serial
+        self._on_settled(orders.settled)
         self._read(orders, now_ns, effects)
         effects += self.copies.read(orders, self.folded)
         for offer in orders.offers:
@@ -266,10 +325,21 @@ class RankMachine:
                 self._on_gather(gather, effects)
         for total in orders.totals:
             self.replicas[total.fragment].sums.take_total(total)
+            self.touched.add(total.fragment)
         for fragment, seq in orders.discarded:
             if fragment in self.parts and self.parts[fragment].seq == seq:
                 effects.append(ev.DropOffer(fragment, seq))
         self._on_end(orders, effects)
+        if not orders.discarded:  # those are asked for again until they are gone
+            self.orders = orders
+
+    def _on_settled(self, settled: tuple[int, ...]) -> None:
+        """Read which versions every live rack holds."""
+        if len(settled) != len(self.settled):
+            self._touch_all()
+        pairs = zip(settled, self.settled, strict=False)
+        self.touched.update([p for p, (now, before) in enumerate(pairs) if now != before])
+        self.settled = settled
 
     def _read(self, orders: RankOrders, now_ns: int, effects: list[ev.Effect]) -> None:
         """Read the new records."""
@@ -307,6 +377,10 @@ class RankMachine:
         if self.folded.units is not None and self.folded.units is not units:
             effects.append(ev.UnitsChanged(self.folded.units))
         self.bad = {key: why for key, why in self.bad.items() if self.folded.is_open(*key)}
+        if isinstance(record, Commit | Drop):
+            self.touched.add(record.fragment)
+        else:
+            self._touch_all()
         match record:
             case Genesis():
                 self._on_genesis(record, effects)
@@ -330,6 +404,7 @@ class RankMachine:
     def _on_snapshot(self, snapshot: Snapshot, now_ns: int, effects: list[ev.Effect]) -> None:
         """Continue from a snapshot: the records before it will not come. The log state has their
         effect on offers; versions are copied, or are here as tentative results."""
+        self._touch_all()
         known = self.folded
         self.folded, self.decided = log_state_of(snapshot), snapshot.index
         self._note_end(known, now_ns)
@@ -423,15 +498,18 @@ class RankMachine:
 
     def _on_offer(self, offer: Offer) -> None:
         key = (offer.member, offer.fragment, offer.seq)
-        if self.folded.is_open(*key):
-            self.fetch_queue.want(key, offer, mine=offer.member == self.member)
+        mine = offer.member == self.member
+        if self.folded.is_open(*key) and self.fetch_queue.want(key, offer, mine=mine):
+            self.touched.add(offer.fragment)
 
     def _on_gather(self, gather: MergeProposal, effects: list[ev.Effect]) -> None:
         replica = self.replicas[gather.fragment]
         known = replica.gather
         if known and gather.which <= known.which:
-            replica.slices.news(gather)
+            if replica.slices.news(gather):
+                self.touched.add(gather.fragment)
             return
+        self.touched.add(gather.fragment)
         replica.gather = gather
         effects += replica.slices.begin(gather, self.member)
         for offer in gather.members:
@@ -453,6 +531,15 @@ class RankMachine:
             del self.parts[fragment]
 
     # -------------------------------------------------------------- towards the newest version
+
+    def _settle_due(self, now_ns: int, effects: list[ev.Effect]) -> None:
+        """Settle the fragments that events have touched, or whose time has come. Settling another
+        one would do nothing (tests/sim/test_quiet.py)."""
+        for fragment, due_ns in enumerate(self.due_ns):
+            if fragment in self.touched or now_ns >= due_ns:
+                self._settle(fragment, now_ns, effects)
+                self.due_ns[fragment] = self.replicas[fragment].due_ns()
+        self.touched.clear()
 
     def _settle(self, fragment: int, now_ns: int, effects: list[ev.Effect]) -> None:
         """Make the due progress of a fragment: merge what is proposed, adopt what is decided, copy
@@ -601,15 +688,21 @@ class RankMachine:
     # -------------------------------------------------------------- telling
 
     def _flush(self, now_ns: int, effects: list[ev.Effect]) -> None:
-        report = self._report()
+        sent = self.sent
+        due = sent is None or now_ns >= self.sent_ns + self.options.heartbeat_ns
+        if not (due or self.news):
+            return
+        report = self._report() if sent is None or self.news else sent
         self.batch_due_ns = None
-        if now_ns < self.sent_ns + self.options.heartbeat_ns and self.sent is not None:
-            if report == self.sent:
+        if sent is not None and not due:
+            if report == sent:
+                self.news = False
                 return
             due_ns = self.sent_ns + batch_ns(len(self.folded.seats))
-            if now_ns < due_ns and replace(report, got=self.sent.got) == self.sent:
+            if now_ns < due_ns and replace(report, got=sent.got) == sent:
                 self.batch_due_ns = due_ns  # collect more news first
                 return
+        self.news = False
         self.sent, self.sent_ns, self.serial = report, now_ns, self.serial + 1
         numbered = replace(
             report,
@@ -647,6 +740,14 @@ class RankMachine:
             slices=tuple([sliced for sliced in slices if sliced]),
             units=self.ask,
         )
+
+
+def _as_read(orders: RankOrders) -> tuple[object, ...]:
+    """What a rank reads of orders, besides records."""
+    return (
+        orders.offers, orders.gathers, orders.totals, orders.settled, orders.discarded,
+        orders.failure, orders.finish, orders.lost, orders.asked, orders.copy,
+    )  # fmt: skip
 
 
 def _undone(versions: Sequence[int], record: Lineage) -> list[ev.Effect]:

@@ -101,10 +101,11 @@ class Slices:
             self.pulls[offer.member.rack, 0] = Pull()
         return freed
 
-    def news(self, gather: MergeProposal) -> None:
-        """Update the same attempt: more slices may be merged."""
-        if self._is_of(*gather.which):
-            self.gather = gather
+    def news(self, gather: MergeProposal) -> bool:
+        """Update the same attempt: more slices may be merged. Returns whether it was that one."""
+        same = self._is_of(*gather.which)
+        self.gather = gather if same else self.gather
+        return same
 
     def move(
         self, log: LogState, me: Peer, weights: tuple[float, ...], now_ns: int
@@ -231,6 +232,10 @@ class Slices:
         if self.gather is None or self.stage is Stage.FAILED:
             return []
         return [p.retry_ns for p in self.pulls.values() if p.retry_ns and not (p.whole or p.flying)]
+
+    def stale_ns(self) -> list[int]:
+        """When kept slices are old enough to be freed."""
+        return [since_ns + KEPT_NS + 1 for since_ns in self.kept.values() if since_ns]
 
     def _free(self, attempts: list[Attempt], fragment: int) -> list[FreeSlices]:
         for of in attempts:

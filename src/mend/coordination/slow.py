@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from mend.coordination.events import Effect, Note, Probed, Started, Timed, Validated
-from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report
+from mend.coordination.messages import SLOW_MAX, FailSlow, Pace, Report, SlowLink
 from mend.coordination.slow_cause import CauseSearch
 from mend.coordination.slow_links import LinkPaces, worst_links
 from mend.detector import (
@@ -128,8 +128,15 @@ class RankPace:
 
     @property
     def verdict(self) -> Pace:
-        """The part of the pace that is news."""
-        return verdict_of(self.pace)
+        """The part of the pace that is news, as `verdict_of` says."""
+        cause = self.search.cause
+        return Pace(
+            rank=self.rank,
+            slow_since=self.since_step,
+            cause=cause.kind if cause else "",
+            link_to=cause.rack if cause else -1,
+            links=news_of(self.links.slow),
+        )
 
     @property
     def pace(self) -> Pace:
@@ -173,8 +180,12 @@ def pace_of_rack(paces: Sequence[Pace]) -> Pace:
 def verdict_of(pace: Pace) -> Pace:
     """The part of a pace that is news; the rest is sent along with reports."""
     measured = {"time_ps": 0, "margin_ppm": 0, "ratio_milli": 0, "sure_milli": 0, "gemm_ns": 0}
-    links = tuple(replace(link, ratio_milli=0, sure_milli=0) for link in pace.links)
-    return replace(pace, **measured, batch=0, start_ms=0, links=links)
+    return replace(pace, **measured, batch=0, start_ms=0, links=news_of(pace.links))
+
+
+def news_of(links: tuple[SlowLink, ...]) -> tuple[SlowLink, ...]:
+    """Slow links without what changes from sample to sample."""
+    return tuple(replace(link, ratio_milli=0, sure_milli=0) for link in links)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from mend.consensus.records import Absentees, Offer, Racks
 from mend.coordination.messages import (
@@ -136,8 +136,8 @@ def make_patch(
     """The patch that turns `base` into `state`, a state of the same kind."""
     fields, encodings = {}, encodings or Encodings()
     offers = state.offers if isinstance(state, Orders | RankOrders) else ()
-    for place, each in enumerate(_FIELDS[type(state)]):
-        old, new = getattr(base, each.name), getattr(state, each.name)
+    each_field = zip(_FIELDS[type(state)], astuple(base), astuple(state), strict=True)
+    for place, (each, old, new) in enumerate(each_field):
         if old is not new and old != new:
             made = encodings.of(old, new, offers) if each.items else Raw(_encode(new))
             fields[place] = made
@@ -178,7 +178,7 @@ def apply_patch(base: Repeated, patch: Patch) -> Repeated:
     """Apply a patch. Raises WireError for one that does not fit this state or gives no valid
     one."""
     kind = type(base)
-    known, values = _FIELDS[kind], [getattr(base, each.name) for each in _FIELDS[kind]]
+    known, values = _FIELDS[kind], list[Any](astuple(base))
     try:
         for place in sorted(patch.fields):  # offers come before the proposals that name them
             value = known[place].decoder.decode(patch.fields[place])

@@ -168,7 +168,7 @@ class ConcurrentOuterStep:
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
         for machine in self._machines.values():
-            due = machine.deadline_ns()
+            due = self._queue.deadline_ns(machine)
             if due is not None and due <= now_ns:
                 self._give(machine, ev.Tick())
         self._count()
@@ -208,8 +208,8 @@ class ConcurrentOuterStep:
         self.published.last_error = str(found)
 
     def deadline_ns(self) -> int | None:
-        dues = [machine.deadline_ns() for machine in self._machines.values()]
-        return min((due for due in dues if due is not None), default=None)
+        dues = [self._queue.deadline_ns(machine) for machine in self._machines.values()]
+        return min([due for due in dues if due is not None], default=None)
 
     # -------------------------------------------------------------- out
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mend.coordination.events import Effect, Event, Machine
+from mend.coordination.rank import RankMachine
 from mend.errors import InvariantError
 from mend.trace.writer import Tape, handled
 
@@ -34,6 +35,8 @@ class EventQueue:
         self._now_ns, self._tape = now_ns, tape
         self._waiting: deque[tuple[Machine, Event]] = deque()
         self._busy = False
+        self._dues_ns: dict[int, int | None] = {}
+        """Deadlines since the newest event that may have moved them."""
 
     def give(self, machine: Machine, event: Event) -> None:
         self._waiting.append((machine, event))
@@ -54,7 +57,17 @@ class EventQueue:
             raise InvariantError("an effect has no handler in this process", {"effect": effect})
         handler(effect)
 
+    def deadline_ns(self, machine: Machine) -> int | None:
+        """Its deadline, which only events move."""
+        if (known := id(machine)) not in self._dues_ns:
+            self._dues_ns[known] = machine.deadline_ns()
+        return self._dues_ns[known]
+
     def _handle(self, machine: Machine, event: Event) -> list[Effect]:
+        if isinstance(machine, RankMachine):
+            self._dues_ns.pop(id(machine), None)
+        else:
+            self._dues_ns.clear()  # the others share a vote and a clock
         if self._tape is None:
             return machine.handle(event, self._now_ns())
         name = self._names[id(machine)]

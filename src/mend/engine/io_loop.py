@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -148,6 +149,12 @@ class IoLoop:
         self.pull_troubles = PullTroubles(self.note)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_ns = 0
+        """The time that the timer is set to."""
+        self._calls = deque[Callable[[], None]]()
+        """Of other threads, oldest first."""
+        self._woken = False
+        """Whether the loop will run the calls without another wake-up."""
         self._closing = self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ready: Future[None] = Future()
@@ -201,10 +208,16 @@ class IoLoop:
     def bytes_received(self) -> int:
         return self._sideband.bytes_received + self._lane.bytes_received
 
-    def call(self, job: Callable[[], None]) -> None:
-        """Run `job` on the loop, soon. Calls after close are dropped."""
+    def call(self, job: Callable[[], None], *, soon: bool = True) -> None:
+        """Run `job` on the loop, after all earlier calls: soon, or when something else wakes the
+        loop, which heartbeats do. A wake-up takes the interpreter's lock from the training thread.
+        Calls after close are dropped."""
+        self._calls.append(job)
+        if not soon or self._woken:
+            return
+        self._woken = True
         try:
-            self._loop.call_soon_threadsafe(self._guarded, job)
+            self._loop.call_soon_threadsafe(self._run_calls)
         except RuntimeError:
             if not self._closing:
                 raise
@@ -220,10 +233,12 @@ class IoLoop:
         self._thread.join(CLOSE_S)
 
     def every(self, period_s: float, job: Callable[[], None]) -> None:
-        """Run `job` on the loop every `period_s` seconds, until close."""
+        """Run `job` on the loop every `period_s` seconds, until close. Jobs of one period share
+        their wake-ups."""
 
         def rest() -> None:
-            self._loop.call_later(period_s, self._guarded, again)
+            periods = self._loop.time() // period_s
+            self._loop.call_at((periods + 1) * period_s, self._guarded, again)
 
         def again() -> None:
             job()
@@ -517,12 +532,20 @@ class IoLoop:
         if self.frames_refused <= REFUSED_NOTES_MAX:
             self.note(FrameRefused(str(error), self.frames_refused))
 
-    def _guarded(self, job: Callable[[], None]) -> None:
-        """Run `job`; stop this rack with its error if it raises one."""
-        if self._closing:
-            return
+    def _run_calls(self) -> None:
+        self._woken = False  # first: what is added from here on may need another wake-up
+        self._guarded(None)
+
+    def _guarded(self, job: Callable[[], None] | None) -> None:
+        """Run the calls of other threads, then `job`; stop this rack with the error of one that
+        raises."""
         try:
-            job()
+            while self._calls and not self._closing:
+                self._calls.popleft()()
+            if self._closing:
+                return
+            if job is not None:
+                job()
             self._arm()
         except BaseException as error:
             self._crash(error)
@@ -542,15 +565,19 @@ class IoLoop:
 
     def _arm(self) -> None:
         """Set the one timer to the earliest deadline of the machines."""
+        due = self._host.deadline_ns() if self._host is not None else None
         if self._timer is not None:
+            if due == self._armed_ns:
+                return
             self._timer.cancel()
             self._timer = None
-        due = self._host.deadline_ns() if self._host is not None else None
         if due is not None:
             delay_s = max(0, due - self.now_ns()) / SECOND
             self._timer = self._loop.call_later(delay_s, self._guarded, self._tick)
+            self._armed_ns = due
 
     def _tick(self) -> None:
+        self._timer = None
         if self._host is not None:
             self._host.tick()
 

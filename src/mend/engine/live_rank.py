@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mend.coordination.events import Event
+from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
 from mend.engine import signals
@@ -273,7 +273,7 @@ class LiveRank(OneTrainer):
     ) -> None:
         """Make the training thread's half, which captures and applies between steps."""
         group, io_loop, rank, note = self.group, self.io_loop, self.rank, self.recorder.note
-        post, part = self._on_loop(rank.tell), self._resumed
+        post, part = self._post, self._resumed
         teams = [team for track in tracks for team in track.holding.teams]
         group.team_up(teams, cuda=self._side is not None)
         if part is not None:
@@ -529,6 +529,11 @@ class LiveRank(OneTrainer):
     def settle_checkpoint(self) -> CheckpointError | None:
         """See `CheckpointWriter.settle`."""
         return self._checkpoints.settle()
+
+    def _post(self, event: Event) -> None:
+        """Give an event of the training thread to the rank machine. A sample of the pace, which
+        comes up to twenty times a second, does not wake the loop."""
+        self.io_loop.call(partial(self.rank.tell, event), soon=not isinstance(event, Timed))
 
     def _on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
         """A function that has the loop's thread do `job` soon."""

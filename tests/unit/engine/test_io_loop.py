@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,3 +74,69 @@ def test_broken_invariant_stops_the_loop_without_a_farewell(find: Any) -> None:
     assert "planted (seq=3)" in str(notes[0][1]["detail"])
     assert farewells == []
     assert loop.done.is_set()
+
+
+def loop_alone() -> IoLoop:
+    options = IoLoopOptions("tcp://127.0.0.1:0", "127.0.0.1", "", None, SECOND)
+    return IoLoop(Peer(0, 0), Member(0, 1), "job", options, EventLog({"rack": 0, "rank": 0}, None))
+
+
+def test_call_that_is_not_urgent_waits_for_the_next_one_and_keeps_its_place() -> None:
+    """A wake-up of the loop takes the interpreter's lock from the training thread."""
+    loop, came, over = loop_alone(), list[str](), threading.Event()
+    woken: list[object] = []
+    wake = loop._loop.call_soon_threadsafe
+    loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)  # type: ignore
+    try:
+        loop.call(lambda: came.append("first"), soon=False)
+        loop.call(lambda: came.append("second"), soon=False)
+        assert woken == []
+        loop.call(over.set)
+        assert over.wait(20)
+        assert came == ["first", "second"]
+        assert len(woken) == 1
+    finally:
+        loop.close()
+        loop.recorder.close()
+
+
+def test_calls_of_one_moment_share_a_wake_up() -> None:
+    loop, came, over = loop_alone(), list[int](), threading.Event()
+    held, goes_on = threading.Event(), threading.Event()
+    try:
+        loop.call(lambda: (held.set(), goes_on.wait(20)))  # type: ignore[arg-type,return-value]
+        assert held.wait(20)
+        woken: list[object] = []
+        wake = loop._loop.call_soon_threadsafe
+        loop._loop.call_soon_threadsafe = lambda *job: woken.append(job) or wake(*job)  # type: ignore
+        for number in range(5):
+            loop.call(partial(came.append, number))
+        loop.call(over.set)
+        goes_on.set()
+        assert over.wait(20)
+        assert came == [0, 1, 2, 3, 4]
+        assert len(woken) == 1
+    finally:
+        goes_on.set()
+        loop.close()
+        loop.recorder.close()
+
+
+def test_timer_is_set_again_only_when_a_deadline_has_moved() -> None:
+    loop, over = loop_alone(), threading.Event()
+    machines = Machines()
+    set_to: list[float] = []
+    later = loop._loop.call_later
+    loop._loop.call_later = lambda s, *job: set_to.append(s) or later(s, *job)  # type: ignore
+    due_ns = loop.now_ns() + 1000 * SECOND
+    machines.deadline_ns = lambda: due_ns  # type: ignore[method-assign]
+    try:
+        loop.attach(machines)  # type: ignore[arg-type]
+        for _ in range(3):
+            loop.call(lambda: None)
+        loop.call(over.set)
+        assert over.wait(20)
+        assert len(set_to) == 1
+    finally:
+        loop.close()
+        loop.recorder.close()

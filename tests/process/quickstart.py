@@ -58,7 +58,7 @@ def main() -> None:
 
     # ---- from here on as it was written
     config = MendConfig(
-        merge_min_racks=4,
+        quorum_min_learners=4,
         grace_window_ms=2000,
         token_weighted_merge=True,
         sync_period_steps=128,

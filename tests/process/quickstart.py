@@ -46,7 +46,7 @@ def make_fragment_provider(*_: object) -> Callable[[], Any]:
 
 
 def apply_merged_delta(model: nn.Module, delta: Any) -> None:
-    raise AssertionError("mend has applied it already")
+    assert delta == [], "mend has applied it already"
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _holds_any(optimizer: HoldsParameters, parts: Mapping[int, ref[torch.Tensor]]) -> bool:
+def _holds_any(optimizer: HoldsParameters, parts: Mapping[int, ref[nn.Parameter]]) -> bool:
     """Whether one of these, by id, is a parameter of the optimizer. An id may be another's now."""
     return any((part := parts.get(id(p))) is not None and part() is p for p in held_by(optimizer))
 

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "mesh": _BELOW_API,
     "api": _BELOW_API | {"mesh"},
     "integrations": _PLAIN | {"api", "config", "following", "status", "transport"},
-    "compat": _BELOW_API | {"api"},
+    "compat": _BELOW_API | {"api", "mesh"},
     "following": _PLAIN | {"config", "engine", "fragment", "status", "transport"},
     "tools": _BELOW_TOOLS,
     DOOR: _BELOW_API | {"api", "mesh", "following"},

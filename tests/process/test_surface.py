@@ -4,10 +4,13 @@ library."""
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,13 @@ from torch import nn
 
 import mend
 from mend import compat
+from mend.compat.reducer import MergeResult
 from mend.compat.runtime import get_runtime
 from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
-from tests.process.racks import LIMIT_S, until
+from tests.process.racks import LIMIT_S, ROOT, Nursery, until
 from tests.process.replayed import in_lockstep
 
 LOCKSTEP: dict[str, Any] = {"lockstep": True, "wait_timeout_s": 60}
@@ -549,3 +553,95 @@ def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
         assert each["status"]["anchor_digest"] == told[0]["status"]["anchor_digest"]
         assert each["status"]["rounds_by_racks"]["4"] >= 4, "each fragment at least once"
     assert list((job.folder / "results" / "mend_diag").glob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "merged"),
+    [
+        ("ddp", ["local-node/rank-0"]),
+        ("plain", ["local-node/rank-0", "local-node/rank-1"]),
+    ],
+)
+def test_two_rank_example_of_tsugi_mend_ends_on_equal_weights(
+    nursery: Nursery, free_ports: Callable[[int], list[int]], tmp_path: Path,
+    wrap: str, merged: list[str],
+) -> None:  # fmt: skip
+    """Ranks that reduce gradients together are one rack of mend; else each is one."""
+    port = next(a for a, b in pairwise(sorted(free_ports(20))) if b == a + 1)
+    path = {"PYTHONPATH": str(ROOT), "MEND_SIDEBAND_PORT_BASE": f"{port}", "OUT": str(tmp_path)}
+    done = subprocess.run(
+        [
+            nursery.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            "-m", "tests.process.two_learners", wrap,
+        ],
+        cwd=ROOT, env={**os.environ, **path}, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    rounds = [names for word, *names in lines if word == "merged"]
+    weights = [value for word, value, *_ in lines if word == "weights"]
+    assert len(rounds) >= 4
+    assert all(names == merged for names in rounds)
+    assert len(weights) == 2
+    assert weights[0] == weights[1]
+    assert ("one rack, which exchanges with nobody" in done.stderr) == (wrap == "ddp")
+
+
+def test_orchestrator_example_of_tsugi_mend_collects_rounds_of_one_learner(
+    free_ports: Callable[[int], list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of examples/concurrent_orchestrator.py; minimal_single_process.py has less."""
+    (port,) = free_ports(1)
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{port}")
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
+    config = compat.MendConfig(
+        quorum_min_learners=1,
+        grace_window_ms=20,
+        sync_period_steps=8,
+        momentum_sync_period_steps=32,
+        async_tp_enabled=False,
+        sideband_peers=(),
+        concurrent_outer_step=True,
+        simulated_merge_delay_ms=10,
+        diagnostics_dir=str(tmp_path / "diagnostics"),
+    )
+    alone = pytest.warns(UserWarning, match="one rack, which exchanges with nobody")
+    with alone, pytest.warns(UserWarning, match="averages none"):
+        compat.mend_init(model, config, rank_id="example-orch/rank-0")
+    runtime = get_runtime(model)
+    assert (runtime.topology.detection_method, runtime.topology.n_racks()) == ("settings", 1)
+    assert (runtime.rank_id, runtime.sideband) == ("example-orch/rank-0", None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    found: list[MergeResult] = []
+
+    def provider() -> Any:
+        raise AssertionError("mend reads the fragments from the model itself")
+
+    for step in range(32):
+        runtime.step_begin(step)
+        model(torch.randn(4, 16)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if runtime.schedule_for(step).should_sync_params and not runtime.outer_step_in_flight():
+            with (
+                contextlib.nullcontext()
+                if found
+                else pytest.warns(UserWarning, match="is not called")
+            ):
+                runtime.outer_step_begin(round_id=step, fragment_provider=provider)
+            with pytest.raises(UsageError, match="still in flight"):
+                runtime.outer_step_begin(round_id=step)
+            until(lambda: bool(runtime.status().rounds_committed), lambda: "no round")
+        result = runtime.outer_step_collect()
+        found += [result] if result is not None else []
+        runtime.step_end(step)
+    assert len(found) >= 2
+    for result in found:
+        assert (result.merged_delta, result.learners_absent) == ([], [])
+        assert result.learners_merged == ["example-orch/rank-0"]
+        assert result.reason.startswith("all-in")
+    with pytest.raises(UsageError, match="expected_racks"):
+        runtime.outer_step_begin(99, expected_learner_ids=frozenset({"rank-0"}))
+    compat.mend_shutdown(model)
+    assert list((tmp_path / "diagnostics").glob("*.jsonl"))

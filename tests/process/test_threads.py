@@ -439,3 +439,22 @@ def test_loop_that_trains_parts_of_a_freed_model_hears_why(alone: Configure) -> 
     with pytest.raises(GaveUp, match=r"freed.* Keep a reference to it"):
         steps()
     assert runtime.status().outcome != "merged"
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_first_step_of_parts_of_freed_model_is_refused_without_runtime(
+    alone: Configure, given: bool
+) -> None:
+    """Nobody keeps the runtime: with the module it was collected, too, and the loop trained on
+    alone without a word, up to exit status 0."""
+    part, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+    mend.mend_init(nn.ModuleList([part]), alone(), optimizer if given else None)
+    gc.collect()
+    before = part.weight.detach().clone()
+    part(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(GaveUp, match=r"freed.* Keep a reference to it"):
+        optimizer.step()
+    assert torch.equal(part.weight, before)
+    other(torch.ones(1, 4)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()  # is none of mend's

@@ -1,9 +1,9 @@
-"""Modules of tsugi-mend that are parts of a job which mend runs itself."""
+"""Modules and attributes of tsugi-mend that are parts of a job which mend runs itself."""
 
 from __future__ import annotations
 
 REMEDIES = {
-    "reducer": "mend merges by itself, in rack order. Remove the fragment provider that needs it.",
+    "reducer": "mend merges by itself, in rack order. Remove what needs it.",
     "concurrent": "mend exchanges while training goes on. Remove the orchestrator.",
     "async_tp": "set async_tp_enabled; mend_init enables it.",
     "compression": "set codec, or use the codecs in mend.codec.",
@@ -16,8 +16,21 @@ REMEDIES = {
 }
 """module -> what to use in its place."""
 
+ATTRIBUTES = {
+    "sched": "use schedule_for(step).",
+    "syncer": REMEDIES["concurrent"],
+    "failslow": REMEDIES["failslow"],
+    "effective_failslow_zscore_threshold": "read config.failslow_zscore_threshold: it stays.",
+    "effective_sync_period_steps": "read config.sync_period_steps: it stays.",
+    "effective_grace_window_ms": "read config.grace_window_ms; adaptive follows each round.",
+    "diagnostics": REMEDIES["diagnostics"],
+    "hostname": "use socket.gethostname().",
+    "async_tp_active": "read status().async_tp.",
+}
+"""Attribute of the runtime -> what to use in its place."""
 
-def absent(module: str) -> ImportError:
-    """The error of importing it."""
-    name = module.rpartition(".")[2]
-    return ImportError(f"{module} has no counterpart in mend: {REMEDIES[name]}", name=module)
+
+def absent(path: str, module: str = "") -> ImportError:
+    """The error of importing it, or this name of that `module`."""
+    remedy = REMEDIES[module or path.rpartition(".")[2]]
+    return ImportError(f"{path} has no counterpart in mend: {remedy}", name=path)

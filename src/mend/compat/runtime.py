@@ -2,27 +2,98 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch.distributed as dist
 from torch import nn
 
 from mend import api
+from mend.compat.absent import ATTRIBUTES
+from mend.compat.reducer import MergeResult
 from mend.config import MendConfig
+from mend.errors import UsageError
+from mend.fragment.model_plan import ModelPlan
+from mend.mesh import rack_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+ALONE = "which exchanges with nobody: set MEND_RACK and MEND_RACKS, or start it with mend launch"
 
 __all__ = ["Runtime", "get_runtime", "mend_init", "mend_shutdown"]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`racks` as the settings have it: mend_init has returned, so all of them were there."""
+
+    racks: int
+    detection_method: str = "settings"
+
+    def n_racks(self) -> int:
+        """The number of racks in the job."""
+        return self.racks
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Another rack that lives."""
+
+    rank_id: str
+    health_bit: bool = True
+
+
+class Peers:
+    """The other racks, or ranks of this rack, as the predecessor's sideband names them."""
+
+    def __init__(self, runtime: Runtime, ranks: tuple[int, ...]) -> None:
+        self._runtime, self._ranks = runtime, ranks
+
+    def peer_snapshot(self) -> dict[str, Heartbeat]:
+        """Those that live, by name: the own rank_id, with the other's number."""
+        status = self._runtime.status()
+        racks = [rack for rack in status.racks_live if rack != status.rack]
+        names = self._runtime.names(self._ranks or racks)
+        return {name: Heartbeat(name) for name in names}
 
 
 class Runtime:
     """mend's Runtime, with the calls that have nothing to do."""
 
-    def __init__(self, runtime: api.Runtime, *, steps_by_hand: bool) -> None:
+    def __init__(
+        self,
+        runtime: api.Runtime,
+        *,
+        steps_by_hand: bool,
+        rank_id: str | None = None,
+        ranks: tuple[int, ...] = (),
+    ) -> None:
+        """`ranks`: other ranks of this rack that are peers to the script."""
         self._runtime, self._steps_by_hand = runtime, steps_by_hand
+        self.rank_id = rank_id or f"rack-{runtime.config.rack_number}"
+        self.topology = Topology(runtime.config.racks)
+        has_peers = bool(ranks or runtime.config.sideband_peers)
+        self.sideband = Peers(self, ranks) if has_peers else None
         self._warned = False
+        self._round: int | None = None
+        """That of outer_step_begin, until its result is collected."""
+        self._collected = 0
+        """Commits that the script has heard of."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in ATTRIBUTES:
+            raise AttributeError(f"{name} has no counterpart in mend: {ATTRIBUTES[name]}")
         return getattr(self._runtime, name)
+
+    def names(self, racks: Iterable[int]) -> list[str]:
+        """Names of racks: this one's rank_id, with their numbers."""
+        stem = self.rank_id.rstrip("0123456789")
+        return [f"{stem}{rack}" for rack in racks]
 
     def step_begin(self, step: int) -> None:
         """Nothing is due before a step."""
@@ -33,9 +104,23 @@ class Runtime:
         if self._steps_by_hand:
             self._runtime.step()
 
-    def outer_step_begin(self, round_id: int, fragment_provider: Any = None) -> None:
-        """Nothing: mend captures and exchanges by itself. The provider is not called; a warning
-        says so once."""
+    def outer_step_begin(
+        self, round_id: int, fragment_provider: Any = None, expected_learner_ids: Any = None
+    ) -> None:
+        """The next merge is what outer_step_collect reports as this round. mend captures and
+        exchanges by itself: the provider is not called, and a warning says so once. Raises
+        UsageError with a roster of this round alone, and before the last round is collected."""
+        if expected_learner_ids is not None:
+            raise UsageError(
+                "outer_step_begin(expected_learner_ids=): mend has one roster for all rounds. Set "
+                "expected_racks, or leave it out: a round waits for all live racks"
+            )
+        if self._round is not None:
+            raise UsageError(
+                f"outer_step_begin({round_id}): round {self._round} is still in flight. Call it "
+                "while outer_step_in_flight() is False"
+            )
+        self._round = round_id
         if fragment_provider is not None and not self._warned:
             self._warned = True
             warnings.warn(
@@ -44,8 +129,24 @@ class Runtime:
                 stacklevel=2,
             )
 
-    def outer_step_collect(self) -> None:
-        """None: mend has applied what was merged."""
+    def outer_step_in_flight(self) -> bool:
+        """Whether a round was begun and its result was not collected."""
+        return self._round is not None
+
+    def outer_step_collect(self) -> MergeResult | None:
+        """What the newest merge since the last call was, if a round is in flight and there is one.
+        Its `merged_delta` is empty: mend applies it itself."""
+        if self._round is None:
+            return None
+        status = self._runtime.status()
+        if status.rounds_committed <= self._collected:
+            return None
+        round_id, self._round, self._collected = self._round, None, status.rounds_committed
+        merged = status.racks_merged
+        absent = [rack for rack in range(status.racks_configured) if rack not in merged]
+        return MergeResult(
+            round_id, [], self.names(merged), [], math.nan, status.closed_by, self.names(absent)
+        )
 
 
 _runtimes: WeakKeyDictionary[api.Runtime, Runtime] = WeakKeyDictionary()
@@ -57,10 +158,48 @@ def mend_init(
     rank_id: str | None = None,
     optimizer: api.Optimizers | None = None,
 ) -> None:
-    """As `mend.mend_init`. `rank_id`: a label, which mend does not need: racks have numbers
-    (MEND_RACK). `optimizer`: where moments are exchanged. Raises what `mend.mend_init` raises."""
-    runtime = api.mend_init(model, config, optimizer)
-    _runtimes[runtime] = Runtime(runtime, steps_by_hand=optimizer is None)
+    """As `mend.mend_init`. `rank_id`: a label; racks have numbers (MEND_RACK). `optimizer`: where
+    moments are exchanged. Where nothing names this rack, a quorum of one without peers is a job of
+    this rack alone, and the ranks of one torchrun that count each other as peers are a rack each,
+    or one rack if the model reduces gradients over them. A rack alone warns. Raises what
+    `mend.mend_init` raises."""
+    if optimizer is None and config.momentum_sync_period_steps is not None:
+        warnings.warn(
+            "momentum_sync_period_steps averages moments of an optimizer that mend_init is given; "
+            "it has none, and averages none, as tsugi-mend does",
+            stacklevel=2,
+        )
+        config = replace(config, momentum_sync_period_steps=None)
+    seat = _seat_of(config, model)
+    runtime = api.mend_init(model, seat.config, optimizer, mesh=seat.mesh)
+    by_hand = optimizer is None
+    _runtimes[runtime] = Runtime(runtime, steps_by_hand=by_hand, rank_id=rank_id, ranks=seat.ranks)
+
+
+class _Seat(NamedTuple):
+    config: MendConfig
+    mesh: DeviceMesh | None = None
+    ranks: tuple[int, ...] = ()
+    """Other ranks of this rack that the script takes for its peers."""
+
+
+def _seat_of(config: MendConfig, model: nn.Module) -> _Seat:
+    """Every process of the predecessor is a learner, and nothing numbers it."""
+    if config.rack is not None or not config.exchange:
+        return _Seat(config)
+    peers = len(config.sideband_peers)
+    asks_for_one = config.is_named("merge_min_racks") and not config.is_named("racks")
+    if not peers and config.merge_min_racks == 1 and (asks_for_one or config.racks == 1):
+        warnings.warn(f"this job has one rack, {ALONE}", stacklevel=3)
+        return _Seat(replace(config, rack=0, racks=1))
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks == 1 or not ranks == config.racks == peers + 1:
+        return _Seat(config)
+    if not ModelPlan(model, config.fragments).spread():
+        return _Seat(config, rack_mesh(ranks_per_rack=1))
+    warnings.warn(f"the ranks of this model's collectives are one rack, {ALONE}", stacklevel=3)
+    one = replace(config, rack=0, racks=1, merge_min_racks=1, sideband_peers=())
+    return _Seat(one, None, tuple(rank for rank in range(ranks) if rank != dist.get_rank()))
 
 
 def mend_shutdown(model: nn.Module) -> None:

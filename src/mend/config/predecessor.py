@@ -25,11 +25,13 @@ _ONLINE = (
 class Foreign:
     """A setting that only the predecessor has. `default`: its default, which is accepted, as mend
     does then what it stands for. `remedy`: for every other value. `needs`: the switch without which
-    no value of this one has an effect. `secret`: its value is not shown."""
+    no value of this one has an effect. `idle`: no value has one. `secret`: its value is not
+    shown."""
 
     default: object
     remedy: str = ""
     needs: str = ""
+    idle: bool = False
     secret: bool = False
 
 
@@ -60,7 +62,8 @@ FOREIGN: dict[str, Foreign] = {
     "nccl_topo_file": Foreign(
         None, "Set NCCL_TOPO_DUMP_FILE to the file that NCCL has written; rack_aware reads it."
     ),
-    "sideband_connect_timeout_s": Foreign(0.5, _BOUNDED),
+    # It bounds how long a peer that does not answer delays the others: here it delays nobody.
+    "sideband_connect_timeout_s": Foreign(0.5, _BOUNDED, idle=True),
     "sideband_max_line_bytes": Foreign(4096, _BOUNDED),
     "sideband_inbound_read_timeout_s": Foreign(1.0, _BOUNDED),
     "sideband_max_inbound_connections": Foreign(64, _BOUNDED),
@@ -80,6 +83,9 @@ UNSET: dict[str, object] = {
 }
 """Settings whose default in the predecessor leaves them out here: no roster, no exchange of moments
 (it has a period and exchanges none), and the own entry of sideband_peers."""
+
+OF_SCRIPTS = frozenset({"MEND_PROCESS_GROUP_TIMEOUT_S", "MEND_SIDEBAND_PORT_BASE"})
+"""Variables that its examples read themselves, and its pages have users set."""
 
 _MODE, _COLUMNS = "outer_step_compression_mode", "outer_step_compression_powersgd_rank"
 
@@ -114,7 +120,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         if foreign is None:
             if name not in UNSET or value != UNSET[name]:
                 own |= _renamed(name, value, given)
-        elif not foreign.needs and not _is(value, foreign.default):
+        elif not (foreign.needs or foreign.idle) and not _is(value, foreign.default):
             shown = "***" if foreign.secret else value
             rule = "has no meaning here but its default"
             raise ConfigError(name, shown, rule, foreign.remedy)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.kinds import NONE, Kind
-from mend.config.predecessor import refuse
+from mend.config.predecessor import OF_SCRIPTS, refuse
 from mend.config.topology import RANKS_PER_RACK
 from mend.errors import ConfigError
 
@@ -35,7 +35,7 @@ OUTCOMES = "MEND_OUTCOMES"
 LIGHTNING = "MEND_LIGHTNING"
 METRICS_PORT = "MEND_METRICS_PORT"
 DIAGNOSTICS_DIR = "MEND_DIAGNOSTICS_DIR"
-RESERVED = frozenset({FILE, RANKS_PER_RACK, LAUNCH_PORTS, OUTCOMES, LIGHTNING})
+RESERVED = frozenset({FILE, RANKS_PER_RACK, LAUNCH_PORTS, OUTCOMES, LIGHTNING}) | OF_SCRIPTS
 """Valid names in the environment that are not settings."""
 
 _OF_A_SERVICE = re.compile(

@@ -67,6 +67,7 @@ class CountedSteps:
             after=self._after,
             take_tokens=self._take_tokens,
             found=self._found,
+            may_be_freed=not rank.exchanges,
         )
         rank.watch(self._look)
 

@@ -55,6 +55,7 @@ from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.saved_state import SavedState
 from mend.engine.served_metrics import PUBLISH_S, ServedMetrics
 from mend.engine.snapshot import Training, note_of, view_of_rank
+from mend.engine.step_hooks import FREED
 from mend.engine.threads import from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.trainer_end import SAY_NS
@@ -93,6 +94,8 @@ LOOK_S = 1.0
 
 class LiveRank(OneTrainer):
     """One running rank: the trainer on the caller's thread, everything else on the loop's."""
+
+    exchanges = True
 
     def __init__(
         self,
@@ -589,8 +592,7 @@ class LiveRank(OneTrainer):
         from_outside(self._end_freed)
 
     def _end_freed(self) -> None:
-        why = "the module that mend_init was given was freed, and this rack left the job"
-        self.published.fail(GaveUp(f"{why}. Keep a reference to it, also to a ModuleList of parts"))
+        self.published.fail(GaveUp(FREED))
         self._end()
 
     def _end(self) -> None:

@@ -54,6 +54,8 @@ class LocalOnlyRank(OneTrainer):
     """One rank of a rack that exchanges nothing. Ranks of the rack need not call anything
     together, and the model is never touched."""
 
+    exchanges = False
+
     def __init__(self, settings: Settings, state_of: Callable[[Emit], TrainingState]) -> None:
         rank = _rank_in(settings.members)
         self.me = Peer(settings.rack, rank)

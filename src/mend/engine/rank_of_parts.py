@@ -26,6 +26,7 @@ from mend.engine.numerics import Numerics
 from mend.engine.part_group import Broken, Meeting, PartGroup
 from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Settings
+from mend.engine.step_hooks import FREED
 from mend.engine.threads import OWN, DaemonExecutor, from_outside
 from mend.engine.trainer import Trainer
 from mend.engine.training_state import LikeFirst, Received, TrainingState
@@ -238,6 +239,15 @@ class RankOfParts:
 
     def abort(self) -> None:
         from_outside(self._end)
+
+    def abort_freed(self) -> None:
+        """See `LiveRank`."""
+        from_outside(self._end_freed)
+
+    def _end_freed(self) -> None:
+        for part in self.parts:
+            part.published.fail(GaveUp(FREED))
+        self._end()
 
     def _end(self) -> None:
         with self._ending:

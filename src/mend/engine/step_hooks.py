@@ -7,7 +7,7 @@ of the one inside a wrapper such as Accelerate's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -20,7 +20,12 @@ from torch.optim.optimizer import (
 )
 
 from mend.engine import scaled_steps
-from mend.errors import UsageError
+from mend.errors import GaveUp, UsageError
+
+FREED = (
+    "the module that mend_init was given was freed, and this rack left the job. Keep a reference "
+    "to it, also to a ModuleList of parts"
+)
 
 
 class HoldsParameters(Protocol):
@@ -70,6 +75,11 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _holds_any(optimizer: HoldsParameters, parts: Mapping[int, ref[nn.Parameter]]) -> bool:
+    """Whether one of these, by id, is a parameter of the optimizer. An id may be another's now."""
+    return any((part := parts.get(id(p))) is not None and part() is p for p in held_by(optimizer))
+
+
 class _Holds(NamedTuple):
     """Which kinds of parameters an optimizer with this number of groups holds."""
 
@@ -103,10 +113,14 @@ class StepHooks:
         after: Callable[[int | None], None],
         take_tokens: Callable[[], int | None],
         found: Callable[[torch.optim.Optimizer], None],
+        may_be_freed: bool = True,
     ) -> None:
         """`exchanged`: the parameters that mend exchanges. `between` is called before an optimizer
         changes them (of several, the first one): the work of the counted steps is done then.
-        `found` gets the optimizer that is counted when none was given."""
+        `found` gets the optimizer that is counted when none was given. `may_be_freed` False: a step
+        of these parameters after this object was freed unclosed raises GaveUp: its rack has left
+        with the module, and nobody would hear that its parts train on."""
+        exchanged = list(exchanged)
         self._exchanged = {id(p) for p in exchanged}
         self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
         self.counting = Counting.GIVEN if given else Counting.UNDECIDED
@@ -122,11 +136,13 @@ class StepHooks:
         """ids of the optimizers whose step has begun, outermost first."""
         self._waiting: list[int | None] = []
         """Tokens of the step that is not counted yet, while UNDECIDED."""
-        mine = ref(self)
+        mine, parts = ref(self), {} if may_be_freed else {id(p): ref(p) for p in exchanged}
 
         def pre(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:
                 hooks._begin(optimizer)
+            elif parts and _holds_any(optimizer, parts):
+                raise GaveUp(FREED)
 
         def post(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if (hooks := mine()) is not None:

@@ -44,7 +44,6 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("auto_tune_sync_period", False, True, "`mend plan`"),
     ("auto_tune_runtime", False, True, "grace_window_ms='adaptive'"),
     ("nccl_topo_file", None, "topo.xml", "NCCL_TOPO_DUMP_FILE"),
-    ("sideband_connect_timeout_s", 0.5, 0.1, "by itself"),
     ("sideband_max_line_bytes", 4096, 1, "by itself"),
     ("sideband_inbound_read_timeout_s", 1.0, 2.0, "by itself"),
     ("sideband_max_inbound_connections", 64, 1, "by itself"),
@@ -56,6 +55,9 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("sideband_tls_ca_file", None, "secret", "mend keys new"),
 ]
 """name, default there, another value, part of the remedy: settings that mend does not have."""
+
+IDLE: list[tuple[str, Any, Any]] = [("sideband_connect_timeout_s", 0.5, 0.1)]
+"""No value has an effect: what it bounds delays nobody here."""
 
 OFF: list[tuple[str, Any, Any]] = [
     ("auto_tune_sync_period_warmup_steps", 50, 9),
@@ -86,9 +88,9 @@ RENAMED: list[tuple[str, Any, Any, dict[str, Any]]] = [
 
 
 def test_the_table_has_all_51_settings() -> None:
-    names = [row[0] for row in (*SHARED, *REFUSED, *OFF, *RENAMED)]
+    names = [row[0] for row in (*SHARED, *REFUSED, *IDLE, *OFF, *RENAMED)]
     assert len(names) == len(set(names)) == 51
-    assert set(FOREIGN) == {row[0] for row in (*REFUSED, *OFF)}
+    assert set(FOREIGN) == {row[0] for row in (*REFUSED, *IDLE, *OFF)}
     assert set(BECOMES) == {row[0] for row in RENAMED}
 
 
@@ -123,6 +125,19 @@ def test_a_foreign_setting_is_accepted_at_its_default_and_else_refused_with_a_re
     assert caught.value.field == name
     assert remedy in caught.value.remedy
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "default", "other"), IDLE)
+def test_idle_setting_is_accepted(name: str, default: Any, other: Any) -> None:
+    for value in (default, other):
+        assert compat.MendConfig(**{name: value}) == mend.MendConfig()
+
+
+def test_variables_that_its_examples_read_are_not_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEND_SIDEBAND_PORT_BASE", "52900")
+    monkeypatch.setenv("MEND_PROCESS_GROUP_TIMEOUT_S", "180")
+    monkeypatch.setenv("MEND_RACKS", "3")
+    assert compat.MendConfig().racks == 3
 
 
 @pytest.mark.parametrize(("name", "default", "other"), OFF)
@@ -185,7 +200,7 @@ def test_other_name_of_a_setting_is_refused_with_the_right_one(
 
 
 def test_a_config_of_all_defaults_is_accepted_without_a_word() -> None:
-    rows = (*SHARED, *((n, d, o) for n, d, o, _ in (*REFUSED, *RENAMED)), *OFF)
+    rows = (*SHARED, *((n, d, o) for n, d, o, _ in (*REFUSED, *RENAMED)), *IDLE, *OFF)
     taken = compat.MendConfig(**{name: default for name, default, _ in rows})
     assert taken.merge_min_racks == taken.racks == 4
     assert taken.momentum_sync_period_steps is None

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from mend.engine import scaled_steps
 from mend.engine.step_hooks import Counting, StepHooks, optimizers_of
-from mend.errors import UsageError
+from mend.errors import GaveUp, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,9 @@ def no_hooks_are_left() -> Iterator[None]:
 class Counted:
     """What is told of the steps of a model of two layers."""
 
-    def __init__(self, *given: Any, model: nn.Module | None = None) -> None:
+    def __init__(
+        self, *given: Any, model: nn.Module | None = None, may_be_freed: bool = True
+    ) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         for parameter in self.model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -49,6 +51,7 @@ class Counted:
             after=lambda tokens: self.heard.append(f"after {tokens}"),
             take_tokens=lambda: self.tokens.pop() if self.tokens else None,
             found=lambda optimizer: self.heard.append(f"found {type(optimizer).__name__}"),
+            may_be_freed=may_be_freed,
         )
 
     def optimizer(self, layer: int | None = None) -> torch.optim.Optimizer:
@@ -118,6 +121,21 @@ def test_nothing_is_called_when_it_is_closed_or_forgotten() -> None:
     gc.collect()
     optimizer.step()
     assert heard == []
+
+
+def test_step_of_parts_of_freed_model_is_refused_only_before_it_is_closed() -> None:
+    counted = Counted(may_be_freed=False)
+    optimizer = counted.optimizer(0)
+    del counted
+    gc.collect()
+    with pytest.raises(GaveUp, match="freed"):
+        optimizer.step()
+    counted = Counted(may_be_freed=False)
+    optimizer = counted.optimizer(0)
+    counted.hooks.close()
+    del counted
+    gc.collect()
+    optimizer.step()
 
 
 def test_what_optimizers_may_be() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of
 from mend.consensus.log import SENT_AT_ONCE, Log
-from mend.consensus.records import AcceptorState, Ballot, Record
+from mend.consensus.records import Ballot, Record
 from tests.unit.coordination.nouns import FIRST, commit, digest, genesis, log_of, offer
 
 SECOND_, THIRD = ballot_of(2, 1), ballot_of(3, 0)
@@ -67,7 +67,7 @@ def test_an_append_below_the_promise_is_refused_and_changes_nothing() -> None:
     assert acceptor.acceptor_state().promised == THIRD
 
 
-def test_to_accept_is_to_promise() -> None:
+def test_accept_raises_promised_ballot() -> None:
     acceptor = Acceptor()
     assert give(acceptor, SECOND_, of_rack(0, 1))
     assert acceptor.promised == SECOND_
@@ -75,7 +75,7 @@ def test_to_accept_is_to_promise() -> None:
     assert not give(acceptor, FIRST, of_rack(0, 2))
 
 
-def test_what_does_not_fit_is_not_taken_but_its_ballot_is_promised() -> None:
+def test_append_that_does_not_fit_is_refused_and_its_ballot_promised() -> None:
     """It may follow this coordinator; its ballot says from where on it needs the log."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 1), 1)
@@ -89,15 +89,7 @@ def test_what_does_not_fit_is_not_taken_but_its_ballot_is_promised() -> None:
 # -------------------------------------------------------------- whole logs
 
 
-def test_a_whole_log_is_accepted_in_the_ballot_that_sends_it() -> None:
-    acceptor = Acceptor()
-    assert give(acceptor, FIRST, of_rack(0, 2), 2)
-    assert (acceptor.accepted, acceptor.log.last, acceptor.log.decided) == (FIRST, 3, 2)
-    give(acceptor, FIRST, of_rack(0, 3), 3, prev=3)
-    assert (acceptor.accepted, acceptor.log.last, acceptor.log.decided) == (FIRST, 4, 3)
-
-
-def test_an_old_longer_tail_does_not_survive_the_first_whole_append_of_an_ballot() -> None:
+def test_first_whole_append_of_a_ballot_replaces_a_longer_old_tail() -> None:
     """Else a later take-over could adopt it with the number of a ballot that never had it."""
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 4), 1)
@@ -120,7 +112,7 @@ def test_an_old_message_of_the_same_ballot_cuts_nothing() -> None:
     assert content(acceptor) == of_rack(0, 4)
 
 
-def test_what_differs_in_a_newer_ballot_replaces_what_nobody_decided() -> None:
+def test_records_of_a_newer_ballot_replace_undecided_ones() -> None:
     acceptor = Acceptor()
     give(acceptor, FIRST, of_rack(0, 3), 2)
     newer = [*of_rack(0, 1), commit(2, [offer(1, 9)])]
@@ -169,14 +161,6 @@ def test_a_piece_does_not_cost_what_was_accepted_in_an_older_ballot() -> None:
     assert (acceptor.accepted, acceptor.promised) == (FIRST, SECOND_)
 
 
-def test_a_piece_replaces_what_a_decision_contradicts() -> None:
-    acceptor = Acceptor()
-    give(acceptor, FIRST, of_rack(0, 3), 1)
-    give(acceptor, SECOND_, of_rack(1, 9), 2, stop=3)
-    assert content(acceptor) == of_rack(1, 1)
-    assert (acceptor.accepted, acceptor.log.decided) == (FIRST, 2)
-
-
 def test_nothing_counts_as_decided_that_this_message_does_not_show() -> None:
     """An old tail is not decided because a record with its number is."""
     acceptor = Acceptor()
@@ -213,15 +197,6 @@ def test_a_voter_gets_there_through_loss_repetition_and_disorder(data: st.DataOb
 
 
 # -------------------------------------------------------------- what it says
-
-
-def test_a_ballot_says_what_was_promised_and_accepted() -> None:
-    acceptor = Acceptor()
-    give(acceptor, FIRST, of_rack(0, 2), 2)
-    acceptor.prepare(SECOND_)
-    chain = log_of(*of_rack(0, 2)).chain(3)
-    assert acceptor.acceptor_state() == AcceptorState(SECOND_, FIRST, 3, 2, 3, chain, ())
-    assert Acceptor().acceptor_state() == AcceptorState(0, 0, 0, 0, 0, "", ())
 
 
 def test_a_candidate_is_shown_what_it_does_not_know() -> None:

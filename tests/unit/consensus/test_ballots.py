@@ -29,7 +29,7 @@ def test_ballots_are_ordered_by_number_then_by_owner(
 
 
 @given(EPOCHS)
-def test_an_ballot_says_who_owns_it(ballot: tuple[int, int]) -> None:
+def test_ballot_names_its_owner(ballot: tuple[int, int]) -> None:
     assert (number_of(ballot_of(*ballot)), owner_of(ballot_of(*ballot))) == ballot
     assert ballot_of(*ballot) > 0, "0 is before the first"
 

@@ -19,14 +19,10 @@ from mend.consensus.log import (
 from mend.consensus.records import (
     AWAITED,
     EVICTED,
-    NOT_AWAITED,
-    SMALLER,
     Absent,
     Ballot,
-    CheckpointRecord,
     Commit,
     Drop,
-    Ended,
     Mitigation,
     Offer,
     Record,
@@ -73,27 +69,7 @@ def test_a_log_begins_with_genesis_and_ends_with_an_empty_roster() -> None:
     assert over.voters == set()
 
 
-def test_a_learner_has_a_seat_and_no_vote() -> None:
-    found = folded(
-        genesis(racks=3, witness=True), roster(1, [0, 1, 2], non_voters=[2], witness=True)
-    )
-    assert sorted(found.seats) == [0, 1, 2]
-    assert found.voters == {member(0), member(1), member(WITNESS)}
-    found.take(roster(2, [0, 1, 2]))
-    assert found.voters == {member(0), member(1), member(2)}
-
-
-def test_who_lost_its_seat_is_remembered_and_who_came_back_is_another() -> None:
-    found = folded(genesis(racks=3), roster(1, [0, 1]))
-    assert found.former == (member(2),)
-    found.take(replace(roster(2, [0, 1]), members=(seat(0), seat(1, life=1))))
-    assert found.former == (member(2), member(1))
-    assert found.member(1) == member(1, life=1)
-    assert not found.is_open(member(1), 0, 1)
-    assert found.is_open(member(1, life=1), 0, 1)
-
-
-def test_an_ballot_record_says_who_decides_from_here_on() -> None:
+def test_ballot_record_names_the_new_coordinator() -> None:
     found = folded(genesis(), Ballot(FIRST))
     assert found.ballot == FIRST
     assert found.versions == [0]
@@ -130,12 +106,6 @@ def test_an_offer_ends_once() -> None:
             folded(genesis(), commit(1, [offer(0, 5)], dropped=[offer(1, 2)]), again)
 
 
-def test_a_drop_ends_offers_without_a_version() -> None:
-    found = folded(genesis(), Drop(0, (Ended(member(1), 3),), "older than staleness_max_rounds"))
-    assert found.versions == [0]
-    assert not found.is_open(member(1), 0, 3)
-
-
 def test_a_record_names_and_drops_the_offers_that_it_ends() -> None:
     both = commit(1, [offer(0)], dropped=[offer(1, 2)])
     assert [each.member for each in offers_of(both)] == [member(0), member(1)]
@@ -167,45 +137,6 @@ def test_a_rail_is_the_same_rank_of_the_other_racks_owner_first() -> None:
 # -------------------------------------------------------------- a log and its replicas
 
 
-def test_equal_chain_equal_history() -> None:
-    a, b = log_of(*commits(3)), log_of(*commits(3))
-    other = log_of(*commits(2), commit(3, [offer(1)]))
-    assert [a.chain(i) for i in range(5)] == [b.chain(i) for i in range(5)]
-    assert a.chain(3) == other.chain(3)
-    assert a.chain(4) != other.chain(4)
-
-
-def test_a_replica_takes_what_is_new_and_nothing_twice() -> None:
-    source, replica = log_of(*commits(4)), Log()
-    for prev, stop in [(0, 2), (0, 2), (1, 4), (0, 1), (3, 5), (4, 5), (0, 5)]:
-        assert replica.put(prev, source.after(prev, stop))
-    assert replica.last == 5
-    assert replica.chain(5) == source.chain(5)
-    assert replica.appended.versions == [4]
-
-
-def test_what_is_behind_a_gap_or_another_history_does_not_match() -> None:
-    source, replica = log_of(*commits(4)), Log()
-    assert not replica.matches(2, source.chain(2)), "record 1 and 2 are not here"
-    replica.put(0, source.after(0, 2))
-    assert replica.matches(2, source.chain(2))
-    assert not replica.matches(2, digest(9))
-    assert not replica.matches(2, source.chain(1))
-
-
-def test_written_runs_ahead_of_told() -> None:
-    log = log_of(*commits(2))
-    assert log.appended.versions == [2]
-    assert not log.committed.begun
-    assert log.decide(2) == commits(2)[:2]
-    assert log.committed.versions == [1]
-    assert list(log.undecided()) == commits(2)[2:]
-    assert log.decide(2) == []
-    assert log.decide(1) == []
-    assert log.decide(99) == commits(2)[2:]  # not further than what is here
-    assert log.decided == log.last == 3
-
-
 def test_after_is_cut_into_messages() -> None:
     log = log_of(*commits(SENT_AT_ONCE + 10))
     assert len(log.after(0)) == SENT_AT_ONCE
@@ -229,92 +160,6 @@ def test_old_records_are_compacted() -> None:
 
 
 # -------------------------------------------------------------- in place of the beginning
-
-
-def test_a_snapshot_is_what_the_records_add_up_to() -> None:
-    late = replace(offer(1, 2, base=1), norm=3.0)
-    records = [
-        *commits(2),
-        Drop(0, (Ended(member(1), 3),), "too old"),
-        roster(1, [0, 1], non_voters=[1], witness=True),
-        lineage(SECOND_, [1], dead=[0], versions=[1], number=2),
-        commit(2, [offer(1, 7)], dropped=()),
-        commit(3, [replace(late, seq=9)]),
-    ]
-    log = log_of(*records)
-    log.decide(log.last - 1)
-    assert log.committed.rounds == [2 * WHOLE]
-    assert log.committed.work == {(member(1), 0): (56, 10, 2, 0)}
-    assert log_state_of(log.snapshot()) == log.committed
-    assert (log.snapshot().index, log.snapshot().chain) == (log.decided, log.chain(log.decided))
-
-
-def test_snapshot_says_whether_every_voter_is_needed_until_a_roster_ends_that() -> None:
-    anew = replace(lineage(SECOND_, [0, 1], dead=[2], versions=[1]), unanimous=True)
-    log = log_of(*commits(1), anew, commit(2, [offer(1, 2)]), roster(2, [0, 1]))
-    log.decide(log.last - 1)
-    for state in (log.committed, log_state_of(log.snapshot())):
-        assert not state.may_decide({member(0)})
-        assert state.may_decide({member(0), member(1), member(WITNESS)})
-    log.decide(log.last)
-    for state in (log.committed, log_state_of(log.snapshot())):
-        assert state.may_decide({member(0)}), "the lowest of two"
-        assert not state.may_decide({member(1)})
-
-
-def test_a_snapshot_says_where_the_newest_checkpoint_lies_and_who_has_written_it() -> None:
-    first = CheckpointRecord(1, "one", "ab" * 32, (0, 1))
-    written = CheckpointRecord(1, "one", "ab" * 32, (0,), written=True)
-    log = log_of(*commits(1), first, commit(2, [offer(0, 2)]), written)
-    log.decide(log.last - 1)
-    assert (log.snapshot().checkpoint, log.snapshot().checkpoint_versions) == (first, (1,))
-    log.decide(log.last)
-    assert (log.snapshot().checkpoint, log.snapshot().checkpoint_versions) == (written, (1,))
-    assert log_state_of(log.snapshot()) == log.committed
-    assert log.committed.checkpoint_number == 1
-
-
-def test_rounds_wait_for_a_slow_rack_or_not_until_it_loses_its_seat() -> None:
-    log = log_of(*commits(1), Mitigation(1, NOT_AWAITED, "slow"))
-    log.decide(log.last)
-    assert log.committed.mitigated == {1}
-    assert log_state_of(log.snapshot()) == log.committed
-    for record in (Mitigation(1, AWAITED, "well"), roster(1, [0])):
-        after = log.committed.copy()
-        after.take(record)
-        assert after.mitigated == frozenset()
-        assert after.mitigations == {}
-
-
-def test_what_is_done_about_a_slow_rack_is_the_newest_record_of_it() -> None:
-    fewer, left = Mitigation(1, SMALLER, "slow", 50), Mitigation(1, NOT_AWAITED, "slow", 50)
-    log = log_of(*commits(1), fewer)
-    log.decide(log.last)
-    assert log.committed.mitigations == {1: fewer}
-    assert log.committed.mitigated == frozenset(), "with fewer micro-batches it is waited for"
-    assert log_state_of(log.snapshot()) == log.committed
-    log.append(left)
-    log.decide(log.last)
-    assert (log.committed.mitigations, log.committed.mitigated) == ({1: left}, {1})
-
-
-def test_an_evicted_rack_is_away_until_it_is_back_or_given_up_also_behind_a_snapshot() -> None:
-    evicted, without = Mitigation(1, EVICTED, "slow"), roster(1, [0])
-    log = log_of(*commits(1), evicted)
-    log.decide(log.last)
-    assert log.committed.away == {}, "it has its seat"
-    log.append(without)
-    log.decide(log.last)
-    assert log.committed.away == {1: member(1)}
-    assert log_state_of(log.snapshot()).away == {1: member(1)}
-    for record in (
-        replace(roster(2, [0]), retired=(1,)),
-        Mitigation(1, AWAITED, "it has not come back"),
-        roster(2, [0, 1]),
-    ):
-        state = log.committed.copy()
-        state.take(record)
-        assert (state.away, state.mitigations, state.evictions) == ({}, {}, {1: 1})
 
 
 def test_an_evicted_rack_stays_noted_until_its_next_life_has_the_seat_and_is_counted() -> None:
@@ -349,7 +194,7 @@ def test_a_reader_that_is_too_far_behind_goes_on_from_a_snapshot() -> None:
         assert other.continues(log.lineage, 8)
 
 
-def test_what_was_accepted_behind_a_snapshot_and_fits_it_stays() -> None:
+def test_accepted_tail_that_fits_a_snapshot_is_kept() -> None:
     """It may be decided by just this acceptance."""
     log = log_of(*commits(5), kept=1)
     log.decide(4)
@@ -393,7 +238,7 @@ def test_a_rack_joins_behind_70_000_records() -> None:
 # -------------------------------------------------------------- what nobody decided
 
 
-def test_what_is_cut_leaves_no_trace() -> None:
+def test_cut_records_leave_no_trace() -> None:
     """A later reading must be as if it had never been written."""
     log = log_of(*commits(2), roster(1, [0]))
     log.decide(2)
@@ -409,36 +254,13 @@ def test_what_is_cut_leaves_no_trace() -> None:
     assert not log.reaches(4)
 
 
-def test_what_is_decided_is_never_cut() -> None:
+def test_decided_records_are_never_cut() -> None:
     log = log_of(*commits(3))
     log.decide(3)
     with pytest.raises(AssertionError, match="record 3 is decided"):
         log.cut(2)
     log.cut(3)
     assert log.last == 3
-
-
-def test_what_differs_is_replaced_and_what_follows_it_goes() -> None:
-    log = log_of(*commits(4))
-    log.decide(2)
-    other = [commit(2, [offer(1)]), commit(3, [offer(1, 2)])]
-    assert log.put(1, [commits(1)[1], *other])
-    assert log.after(0) == (*commits(1), *other)
-    assert not log.put(1, [commit(1, [offer(1)])]), "record 2 is decided"
-    assert log.after(0) == (*commits(1), *other)
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    log = log_of(*commits(2))
-    log.decide(2)
-    other = log.copy()
-    other.append(commit(3, [offer(0, 3)]))
-    other.decide(4)
-    assert (log.last, log.decided) == (3, 2)
-    assert (log.appended.versions, log.committed.versions) == ([2], [1])
-    assert log.committed.is_open(member(0), 0, 2)
-    log.cut(2)
-    assert other.last == 4
 
 
 def test_a_roster_decides_from_the_record_behind_it() -> None:
@@ -505,15 +327,6 @@ def test_frames_of_a_lineage_are_heard_until_it_is_known_to_be_over() -> None:
     assert not log.continues(first, 2), "it is over"
 
 
-def test_a_lineage_is_decided_by_those_who_are_left() -> None:
-    log = log_of(genesis(racks=3), commit(1, [offer(0)]), lineage(SECOND_, [2], dead=[0, 1]))
-    all_three = {member(0), member(1), member(2)}
-    for decided in range(4):
-        log.decide(decided)
-        found = [log.roster_at(index).voters for index in range(max(1, decided + 1), 5)]
-        assert found == [all_three, all_three, {member(2)}, {member(2)}][-len(found) :]
-
-
 def test_the_digests_of_any_version_that_was_made_are_known() -> None:
     second = lineage(SECOND_, [0, 1], versions=[1], number=1)
     log = log_of(*commits(2), second, commit(2, [offer(1, 5)]), kept=2)
@@ -568,7 +381,7 @@ def test_racks_that_all_weigh_alike_are_missing_alike() -> None:
     assert log.appended.rounds == [WHOLE // 2]
 
 
-def test_who_had_a_vote_and_keeps_its_seat_is_demoted_until_it_votes_again() -> None:
+def test_voter_that_keeps_only_its_seat_is_demoted_until_it_votes_again() -> None:
     log = log_of(
         genesis(racks=3, witness=True), roster(1, range(3), non_voters=[1, 2], witness=True)
     )
@@ -582,18 +395,6 @@ def test_who_had_a_vote_and_keeps_its_seat_is_demoted_until_it_votes_again() -> 
     back = roster(6, range(3), non_voters=[1, 2])
     log.append(replace(back, members=(back.members[0], seat(1, life=1), back.members[2])))
     assert log.appended.demoted == set(), "another life"
-
-
-def test_a_snapshot_says_who_was_demoted_and_that_the_witness_has_no_vote() -> None:
-    log = log_of(
-        genesis(racks=2, witness=True), roster(1, [0, 1], non_voters=[1, WITNESS], witness=True)
-    )
-    log.decide(2)
-    folded = log_state_of(log.snapshot())
-    assert folded == log.committed
-    assert folded.demoted == {1}
-    assert folded.voters == {member(0)}
-    assert folded.members == {member(0), member(1), member(WITNESS)}
 
 
 def test_a_witness_is_of_use_beside_an_even_number_of_racks() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of
-from mend.consensus.log import SENT_AT_ONCE, UNDECIDED_MAX, Log
+from mend.consensus.log import SENT_AT_ONCE, UNDECIDED_MAX
 from mend.consensus.proposer import Proposer
 from mend.consensus.records import Ballot, Lineage, Record, Roster
 from mend.types import WITNESS, Member
@@ -144,7 +144,7 @@ def test_a_higher_promise_anywhere_ends_the_ballot() -> None:
     assert proposer.acceptor_states == {}
 
 
-def test_who_steps_down_keeps_no_log_of_the_job_that_it_stood_for() -> None:
+def test_candidate_that_steps_down_discards_the_log_of_its_candidacy() -> None:
     """A rack stood for a job that a witness then gave up; it kept that copy beside its new log."""
     cast = cast_of(0, 1, 2)
     proposer = cast.stand()
@@ -166,14 +166,6 @@ def test_ones_own_promise_is_given_last() -> None:
     assert two.stand().would_win(member(0)), "half with the lowest is enough alone"
 
 
-def test_who_does_not_stand_cannot_win() -> None:
-    cast = cast_of(0, 1, 2)
-    assert not cast.proposer.try_lead()
-    cast.stand()
-    assert cast.promise(1, 2)
-    assert not cast.proposer.try_lead(), "once"
-
-
 # -------------------------------------------------------------- what is taken over
 
 
@@ -187,16 +179,7 @@ def test_the_log_of_the_highest_ballot_is_adopted_before_a_longer_one() -> None:
     assert proposer.log.after(0) == (*newest, Ballot(FOURTH))
 
 
-def test_of_logs_of_one_ballot_the_longest_is_adopted() -> None:
-    cast = cast_of(0, 1, 2)
-    cast.accepts(FIRST, of_rack(0, 2), 1, 2)
-    cast.accepts(FIRST, of_rack(0, 1), 1, 0)
-    proposer = cast.stand()
-    assert cast.promise(0, 1, 2)
-    assert proposer.log.after(0) == (*of_rack(0, 2), Ballot(FOURTH))
-
-
-def test_what_only_the_candidate_has_is_not_adopted_before_it_has_promised() -> None:
+def test_candidates_own_tail_is_not_adopted_before_its_own_promise() -> None:
     """Its end may have been replaced in a ballot that it did not hear of."""
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(1, 4), 1, 1)
@@ -218,25 +201,13 @@ def test_what_no_promise_shows_is_not_carried_over_though_it_fits_behind_what_is
     assert proposer.log.after(0) == (*of_rack(0, 1), Ballot(FOURTH))
 
 
-def test_what_nobody_is_asked_for_is_gone() -> None:
+def test_record_outside_every_promise_is_lost() -> None:
     """A record that no quorum accepted may be lost, as nobody acted on it."""
     cast = cast_of(0, 1, 2)
     cast.accepts(FIRST, of_rack(0, 1), 1, 0)
     proposer = cast.stand()
     assert cast.promise(1, 2)
     assert proposer.log.after(0) == (BEGIN, Ballot(FOURTH))
-
-
-def test_what_is_decided_is_learned_first_and_the_rest_asked_from_there() -> None:
-    cast = cast_of(0, 1, 2)
-    cast.accepts(FIRST, of_rack(0, 3), 3, 2)
-    cast.accepts(FIRST, of_rack(0, 4), 1, 0)
-    proposer = cast.stand()
-    assert proposer.log.decided == 1
-    assert not cast.promise(0, 2), "what rack 0 has behind record 3 was not asked for yet"
-    assert proposer.log.decided == 3
-    assert cast.promise(0, 2)
-    assert proposer.log.after(0) == (*of_rack(0, 4), Ballot(FOURTH))
 
 
 def test_a_voter_without_a_promise_teaches_what_is_decided_too() -> None:
@@ -257,18 +228,6 @@ def test_another_history_teaches_nothing() -> None:
     proposer.hear(member(2), replace(shown, chain="00", promised=FOURTH))
     assert not proposer.try_lead()
     assert proposer.log.decided == 1
-
-
-def test_who_is_far_behind_learns_in_several_pieces_and_leads_only_then() -> None:
-    cast = cast_of(0, 1, 2)
-    long = of_rack(0, 2 * SENT_AT_ONCE)
-    cast.accepts(FIRST, long, len(long) - 1, 0, 2)
-    proposer = cast.stand()
-    reached = []
-    while not cast.promise(0, 2):
-        reached.append(proposer.log.decided)
-    assert reached == [SENT_AT_ONCE + 1, 2 * SENT_AT_ONCE]
-    assert proposer.log.after(2 * SENT_AT_ONCE - 1) == (*long[-2:], Ballot(FOURTH))
 
 
 def test_a_promise_that_does_not_show_all_of_its_log_does_not_count_yet() -> None:
@@ -338,18 +297,6 @@ def test_the_roster_before_must_promise_as_well() -> None:
     assert cast.promise(0)
 
 
-def test_a_longer_log_that_comes_later_is_asked_about_too() -> None:
-    cast = undecided_roster(roster(1, [2, 3, 4]))
-    proposer = cast.stand()
-    assert cast.promise(0, 1), "who wins without rack 2 does not know, and need not"
-    assert proposer.log.last == 2
-    again = undecided_roster(roster(1, [2, 3, 4]))
-    proposer = again.stand()
-    again.promise(2)
-    again.promise(1)
-    assert member(3) in proposer.asked()
-
-
 def test_once_a_change_is_known_to_be_decided_the_roster_before_it_is_history() -> None:
     change = roster(1, [1, 2])
     cast = cast_of(0, 1, 2)
@@ -369,19 +316,6 @@ def test_a_learner_is_not_asked() -> None:
 
 
 # -------------------------------------------------------------- opening
-
-
-def test_the_first_ballot_opens_with_the_first_record() -> None:
-    cast = Cast(0, 1, 2, me=0)
-    cast.proposer.found(FIRST)
-    assert cast.proposer.leading
-    assert not cast.proposer.standing
-    cast.proposer.append(BEGIN)
-    assert not cast.proposer.open
-    assert cast.follow(0) == []
-    assert cast.follow(2) == []
-    assert cast.follow(1) == [BEGIN], "all of them, not a quorum"
-    assert cast.proposer.open
 
 
 def test_rounds_open_only_behind_the_decided_record_of_the_ballot() -> None:
@@ -520,15 +454,6 @@ def test_a_seat_that_changed_hands_votes_with_its_new_member_only() -> None:
     assert cast.proposer.try_lead()
 
 
-def test_a_candidate_stands_with_a_copy() -> None:
-    acceptor = Acceptor()
-    acceptor.append(FIRST, 0, "", [BEGIN], 1, 1)
-    proposer = Proposer(Log())
-    proposer.stand(FOURTH, acceptor.log)
-    acceptor.append(FIRST, 1, acceptor.log.chain(1), of_rack(0, 1)[1:], 2, 2)
-    assert (proposer.log.last, acceptor.log.last) == (1, 2)
-
-
 # -------------------------------------------------------------- those who are left
 
 
@@ -541,7 +466,7 @@ def bereft(records: Sequence[Record] = (BEGIN,), *, decided: int | None = None) 
     return cast
 
 
-def test_who_is_left_goes_on_alone_when_all_others_are_attested_dead() -> None:
+def test_last_rack_goes_on_alone_when_all_others_are_attested_dead() -> None:
     cast = bereft(of_rack(0, 2))
     proposer = cast.proposer
     assert proposer.would_win(cast.me)
@@ -593,14 +518,6 @@ def test_a_witness_that_was_started_again_has_a_seat_in_the_lineage_and_no_vote(
     assert proposer.log.appended.voters == {member(1)}
 
 
-def test_a_quorum_needs_no_new_lineage_whoever_is_dead() -> None:
-    cast = cast_of(0, 1, 2)
-    proposer = cast.stand()
-    proposer.dead = {member(0)}
-    assert cast.promise(1, 2)
-    assert proposer.log.record(2) == Ballot(FOURTH)
-
-
 def test_a_lineage_begins_with_the_newest_that_any_of_them_holds() -> None:
     begin = genesis(racks=5, fragments=2)
     made = [commit(v, [offer(0, v, fragment=p)], fragment=p) for v in (1, 2) for p in (0, 1)]
@@ -648,14 +565,6 @@ def test_lineage_of_three_such_racks_is_not_decided_by_two() -> None:
     assert cast.follow(4) != []
 
 
-def test_lineage_with_a_rack_that_holds_everything_needs_that_one_alone() -> None:
-    cast = halves({1: (0, 1), 4: (1, 1)})
-    assert cast.promise(1, 4)
-    record = cast.proposer.log.record(cast.proposer.log.last)
-    assert isinstance(record, Lineage)
-    assert (record.unanimous, record.non_voters) == (False, (1,))
-
-
 def test_witness_has_no_vote_in_a_lineage_that_needs_every_rack() -> None:
     cast = halves({1: (0, 1), 4: (1, 0)}, witness=True)
     assert cast.promise(1, 4, WITNESS)
@@ -678,15 +587,6 @@ def test_takeover_of_a_lineage_that_needs_every_rack_needs_their_promises_or_the
     assert isinstance(record, Lineage)
     assert (record.versions, record.unanimous) == ((0, 1), False)
     assert proposer.log.appended.voters == {member(1)}
-
-
-def test_what_they_hold_of_what_is_not_decided_is_not_begun_with() -> None:
-    cast = bereft()
-    cast.proposer.held[cast.me] = (7,)
-    assert cast.promise(1)
-    record = cast.proposer.log.record(2)
-    assert isinstance(record, Lineage)
-    assert record.versions == (0,)
 
 
 def test_without_knowing_what_they_hold_no_lineage_begins() -> None:
@@ -804,7 +704,7 @@ def test_a_job_is_lost_where_nobody_who_is_left_holds_any_version_of_a_fragment(
     assert not proposer.lost
 
 
-def test_who_is_behind_has_no_vote_in_a_new_lineage() -> None:
+def test_rack_that_is_behind_has_no_vote_in_a_new_lineage() -> None:
     """A quorum of those that hold nothing could go on without the bytes."""
     records = [genesis(racks=5), commit(1, [offer(0)])]
     cast = cast_of(0, 1, 2, 3, 4, records=records)
@@ -876,12 +776,6 @@ def test_after_the_death_of_who_voted_alone_all_other_seats_begin_together() -> 
         assert record.witness == member(WITNESS)
         assert record.non_voters == (WITNESS,), "beside one rack it has no vote"
         assert cast.follow(1) == [record]
-
-
-def test_without_a_death_who_has_no_vote_is_not_asked() -> None:
-    records = [genesis(racks=2), roster(1, [0, 1], non_voters=[1])]
-    cast = cast_of(0, 1, records=records)
-    assert cast.stand().asked() == {member(0)}
 
 
 def test_ready_is_who_has_accepted_the_whole_log() -> None:

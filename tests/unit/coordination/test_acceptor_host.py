@@ -167,7 +167,7 @@ def test_a_coordinator_that_contradicts_a_decision_is_noted_and_not_believed() -
 # -------------------------------------------------------------- promises
 
 
-def test_who_hears_its_coordinator_promises_nothing_to_others() -> None:
+def test_voter_that_hears_its_coordinator_promises_nothing_to_others() -> None:
     """A rack that was cut off must not depose the one that all others follow."""
     ears = Ears()
     ears.now_ns += DETECT_NS - 1
@@ -269,7 +269,7 @@ def forgetful() -> Ears:
     return ears
 
 
-def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decided() -> None:
+def test_voter_without_the_first_record_promises_to_a_candidate_that_knows_it_decided() -> None:
     """A founder died right behind its first decision and was started again (seed 13): the one
     rack that knew of it and those that had forgotten it waited for each other for ever."""
     ears = forgetful()
@@ -289,7 +289,7 @@ def test_who_has_forgotten_the_first_record_promises_to_who_knows_it_to_be_decid
     assert ears.acceptor_state.accepted == ballot_of(3, 2)
 
 
-def test_who_never_had_a_seat_forgets_what_it_read_for_a_candidate_of_another_lineage() -> None:
+def test_rack_without_a_seat_forgets_the_log_it_read_for_another_lineage() -> None:
     """Who begins anew needs the promise of every seat that a record gives, heard of or not."""
     ears = Ears(begun=False)
     others = replace(BEGIN, roster=(BEGIN.roster[0], BEGIN.roster[2]))
@@ -394,7 +394,7 @@ def of_the_new_lineage(serial: int, records: list[Any], **changes: Any) -> Order
     return orders(serial, records, **prev, **fields)
 
 
-def test_who_never_had_a_seat_reads_the_log_of_the_lineage_that_begins_anew() -> None:
+def test_rack_without_a_seat_reads_the_log_of_a_new_lineage() -> None:
     """Rack 1 was started again, and read the log of a coordinator that then lost its quorum."""
     ears = Ears(begun=False)
     ears.follower.member = member(1, life=1)

@@ -75,7 +75,7 @@ def test_a_rack_that_comes_later_waits_for_a_seat() -> None:
     assert door.knock(newcomer) == (True, []), "told once"
 
 
-def test_who_has_a_seat_waits_no_longer() -> None:
+def test_seated_rack_waits_no_longer() -> None:
     door = Door()
     for rack in (1, 2):
         door.silence(rack)
@@ -168,7 +168,7 @@ def test_a_newcomer_with_another_plan_is_told_the_difference() -> None:
     assert door.admission.joining == {}
 
 
-def test_who_took_over_knows_the_plan_by_its_hash_only() -> None:
+def test_new_coordinator_compares_plans_by_hash() -> None:
     """The founders' hellos were said to another coordinator."""
     other = of(2, life=1, facts=(("model", "tiny"), ("steps", "9")))
     door = Door(log_of(genesis(3), roster(1, [0, 1])).appended)
@@ -183,7 +183,7 @@ def test_who_took_over_knows_the_plan_by_its_hash_only() -> None:
     assert refused(effects) == [("plan", detail)], "a hello of another plan is no measure"
 
 
-def test_who_comes_to_a_job_that_is_over_is_told_so_at_once() -> None:
+def test_rack_that_joins_a_finished_job_hears_its_end_at_once() -> None:
     """It waited until its start timed out, and was told that nobody answers."""
     over = replace(roster(1, []), reason="all racks are done")
     door = Door(log_of(genesis(3), over).appended)

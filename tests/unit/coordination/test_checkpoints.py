@@ -51,7 +51,7 @@ def test_a_rack_that_has_said_nothing_yet_is_waited_for() -> None:
     assert next_checkpoint(log(), LINEAGE, told, ALL) is None
 
 
-def test_who_leaves_or_still_copies_is_not_waited_for() -> None:
+def test_checkpoint_does_not_wait_for_racks_that_leave_or_still_copy() -> None:
     leaving = reports(ASK, ASK) | {2: report(1, leaving=True)}
     assert next_checkpoint(log(), LINEAGE, leaving, ALL) == CheckpointRecord(
         1, "one", LINEAGE, (0, 1)

@@ -398,7 +398,7 @@ def test_a_fragment_with_an_undecided_commit_waits() -> None:
     assert job.orders[0].gathers[0].version == 2
 
 
-def test_what_is_too_old_for_anything_is_dropped() -> None:
+def test_offer_that_is_too_old_is_dropped() -> None:
     job = Job(staleness_max_rounds=0).begun()
     job.committed(offer(0), offer(1))
     job.offered(offer(1, 2, base=0, applied=1))
@@ -571,7 +571,7 @@ def test_racks_leave_together_when_all_are_done() -> None:
 @pytest.mark.parametrize(
     "missing", [{"leaving": False}, {"idle": False}, {"versions": (0,)}], ids=str
 )
-def test_who_is_not_done_holds_the_others(missing: dict[str, object]) -> None:
+def test_rack_that_is_not_done_delays_the_end(missing: dict[str, object]) -> None:
     job = Job().begun()
     job.committed(offer(0), offer(1))
     done(job, 0)

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import NUMBER_MAX, ballot_of, number_of
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import Record, Seat
+from mend.consensus.records import Record
 from mend.coordination.admission import VISITOR
 from mend.coordination.election import STAGGER_HEARTBEATS, Election
 from mend.coordination.events import Connect, Effect, Send
 from mend.coordination.messages import Challenge, Hello, Orders, Prepare, Refusal, Vote
-from mend.types import SECOND, WITNESS, Member, Peer, life_of
+from mend.types import SECOND, WITNESS, Peer, life_of
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     FIRST,
@@ -114,15 +114,7 @@ def test_a_voter_stands_when_its_coordinator_is_silent_for_long_enough() -> None
     assert candidate.proposer.ballot == ballot_of(2, WITNESS)
 
 
-def test_orders_put_it_off() -> None:
-    candidate = Candidate(rack=WITNESS)
-    for _ in range(5):
-        candidate.orders()
-        assert candidate.move(DETECT_NS - 1) == []
-    assert notes(candidate.move(1), "stands")
-
-
-def test_who_never_heard_anybody_waits_as_long_from_the_first_look() -> None:
+def test_voter_that_heard_nobody_waits_from_its_first_look() -> None:
     candidate = Candidate(rack=WITNESS)
     assert candidate.election.due_ns() is None
     assert candidate.move() == []
@@ -142,19 +134,6 @@ def test_the_witness_goes_first_then_racks_ascending_not_the_one_that_fell_silen
             due_ns = START_NS + DETECT_NS + place * STAGGER_NS
             assert candidate.election.due_ns() == due_ns, (coordinator, rack)
     assert STAGGER_NS > 2 * HEARTBEAT_NS, "one's question and its answer fit in between"
-
-
-def test_who_was_the_coordinator_itself_has_a_turn_too() -> None:
-    candidate = Candidate(rack=0)
-    candidate.election.heard_ns = START_NS
-    candidate.election.followed = FIRST
-    assert candidate.election.due_ns() == START_NS + DETECT_NS + STAGGER_NS
-
-
-def test_before_it_knows_whom_it_follows_all_have_a_turn() -> None:
-    candidate = Candidate(rack=2)
-    candidate.move()
-    assert candidate.election.due_ns() == START_NS + DETECT_NS + 3 * STAGGER_NS
 
 
 def test_only_a_voter_of_a_job_that_runs_stands() -> None:
@@ -177,14 +156,14 @@ def test_a_former_life_has_no_vote_to_stand_with() -> None:
     assert candidate.move(100 * DETECT_NS) == []
 
 
-def test_who_leads_does_not_stand() -> None:
+def test_coordinator_does_not_stand() -> None:
     candidate = Candidate(0)
     candidate.proposer.found(FIRST)
     assert candidate.election.due_ns() is None
     assert candidate.move(100 * DETECT_NS) == []
 
 
-def test_who_loses_its_vote_while_it_stands_stops() -> None:
+def test_candidate_that_loses_its_vote_stops() -> None:
     candidate = Candidate(1)
     candidate.stands()
     later = [BEGIN, roster(1, [0, 2], witness=True)]
@@ -259,7 +238,7 @@ def test_the_question_is_repeated_each_heartbeat_and_at_once_when_it_changes() -
     assert [e.body.after for e in effects if isinstance(e, Send)] == [2, 2, 2]  # type: ignore[union-attr]
 
 
-def test_who_is_named_by_a_longer_log_is_asked_too() -> None:
+def test_candidate_asks_voters_named_by_a_longer_log() -> None:
     candidate = Candidate(1)
     candidate.stands()
     change = replace(roster(1, [0, 1, 2]), members=genesis(racks=5).roster)
@@ -270,7 +249,7 @@ def test_who_is_named_by_a_longer_log_is_asked_too() -> None:
 # -------------------------------------------------------------- who gives up
 
 
-def test_orders_of_an_ballot_that_is_not_below_my_promise_end_my_candidacy() -> None:
+def test_orders_of_a_ballot_not_below_the_promise_end_a_candidacy() -> None:
     """Also of a lower ballot than mine: not even my own vote is promised to mine yet."""
     candidate = Candidate(1)
     candidate.stands()
@@ -299,7 +278,7 @@ def test_ones_own_orders_are_no_rivals() -> None:
     assert candidate.election.heard_ns == before
 
 
-def test_who_neither_stands_nor_leads_has_nothing_to_give_up() -> None:
+def test_follower_has_no_candidacy_to_give_up() -> None:
     assert not Candidate(1).orders(ballot_of(9, 0))
 
 
@@ -310,7 +289,7 @@ def test_orders_of_another_job_are_nobodys() -> None:
     assert candidate.election.seen < 9
 
 
-def test_who_led_may_stand_again_at_once_who_only_stood_waits() -> None:
+def test_former_coordinator_stands_again_at_once_and_former_candidate_waits() -> None:
     """The others heard a deposed coordinator; a candidate that lost has a rival on its way."""
     candidate = Candidate(1)
     candidate.stands()
@@ -325,13 +304,6 @@ def test_who_led_may_stand_again_at_once_who_only_stood_waits() -> None:
     assert asked(again) == [0, 2, WITNESS], "all of them, though they were asked before"
 
 
-def test_strangers_are_not_asked() -> None:
-    candidate = Candidate(1)
-    effects = candidate.stands()
-    assert Peer(7, 0) not in {e.to for e in effects if isinstance(e, Send)}
-    assert Member(2, 1) not in candidate.proposer.asked()
-
-
 # -------------------------------------------------------------- who is dead
 
 
@@ -343,12 +315,6 @@ def attesting(**changes: Any) -> Candidate:
 
 def of(rack: int, life: int, **changes: Any) -> Hello:
     return hello(rack, racks=3, life=life, restart_attests=True, **changes)
-
-
-def test_a_rack_that_is_started_again_attests_the_end_of_its_former_life() -> None:
-    candidate = attesting()
-    candidate.election.attest(member(0, life=1), of(0, 1))
-    assert candidate.proposer.dead == {member(0)}
 
 
 def test_nothing_else_attests_a_death() -> None:
@@ -401,15 +367,6 @@ def test_only_its_answer_to_this_candidacy_does_so() -> None:
     assert cast.proposer.dead == set()
 
 
-def test_a_late_hello_of_a_former_member_attests_nothing() -> None:
-    candidate = attesting()
-    back = replace(roster(1, [0, 1, 2], witness=True), members=(replace_life(0), *BEGIN.roster[1:]))
-    log = candidate.acceptor.log
-    candidate.acceptor.append(FIRST, 1, log.chain(1), [back], 2, 2)
-    candidate.election.attest(member(0), of(0, 0))
-    assert candidate.proposer.dead == set()
-
-
 def test_a_hello_that_may_be_older_than_the_seated_life_is_asked_about_it() -> None:
     """Rack 0 was started three times; the second life's hello waited in a queue, and the third has
     the seat, alive. It never had a seat, so no list of former members knows it."""
@@ -438,10 +395,6 @@ def test_a_newcomer_without_a_vote_is_attested_as_well() -> None:
     assert candidate.proposer.dead == {member(2)}
 
 
-def replace_life(rack: int) -> Seat:
-    return replace(BEGIN.roster[rack], member=member(rack, life=1))
-
-
 # -------------------------------------------------------------- seats without a vote
 
 
@@ -452,7 +405,7 @@ def alone(rack: int) -> Candidate:
     return Candidate(rack, [begin, roster(1, [0, 1], non_voters=[1, WITNESS], witness=True)])
 
 
-def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
+def test_nonvoter_stands_when_all_voters_are_dead() -> None:
     for rack in (1, WITNESS):
         candidate = alone(rack)
         assert not candidate.election.may_stand()
@@ -462,10 +415,3 @@ def test_who_has_no_vote_stands_when_all_that_had_one_are_dead() -> None:
         effects = candidate.move(10 * DETECT_NS)
         assert candidate.proposer.standing
         assert set(asked(effects)) == {0, 1, WITNESS} - {rack}
-
-
-def test_whose_orders_were_followed_last_is_known() -> None:
-    candidate = Candidate(1)
-    assert candidate.election.followed_rack() is None
-    candidate.orders(ballot_of(2, 2))
-    assert candidate.election.followed_rack() == 2

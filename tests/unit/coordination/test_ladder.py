@@ -472,7 +472,7 @@ def test_an_evicted_rack_that_nobody_starts_again_is_lost_and_others_may_be_evic
         assert spared(of, live=LIVE - {2}), "nor may it be the last but one"
 
 
-def test_who_takes_over_gives_an_evicted_rack_its_time_anew() -> None:
+def test_new_coordinator_restarts_the_time_of_an_evicted_rack() -> None:
     ladder, of = Ladder(), evicting(witness=True)
     gone(of, 2)
     ladder.next(of, [], started(), ALL, 5, DETECT_NS)

@@ -306,7 +306,7 @@ def test_a_rack_without_a_copy_begins_again_where_a_candidate_finds_the_job_lost
 # -------------------------------------------------------------- one report of many
 
 
-def test_what_one_rank_lacks_the_rack_lacks() -> None:
+def test_rack_lacks_what_one_of_its_ranks_lacks() -> None:
     rack = Rack(ranks=2, fragments=2).begun()
     a, b = offer(0, ranks=2), offer(0, fragment=1, ranks=2)
     result = [Held(1, 4, 2, (digest(rank),)) for rank in range(2)]
@@ -499,7 +499,7 @@ def test_a_rank_that_declines_declines_for_all_and_all_forget() -> None:
     assert rack.report.declined == ()
 
 
-def test_what_any_rank_finds_bad_the_rack_says_once() -> None:
+def test_rack_reports_a_bad_payload_of_any_rank_once() -> None:
     rack = Rack(ranks=2).begun()
     first, second = OfferId(member(1), 0, 3), OfferId(member(0), 0, 4)
     rack.say(0, bad=(Bad(first, "NaN"),))
@@ -557,7 +557,7 @@ def test_records_are_accepted_as_written_and_passed_on_as_decided() -> None:
     assert rack.to_rank(0).records == (commit(1, [offer(0)]),), "the first is under way"
 
 
-def test_what_a_new_lineage_may_undo_is_passed_on_when_that_is_decided() -> None:
+def test_lineage_that_may_undo_records_is_passed_on_once_decided() -> None:
     """It goes on from what the racks held when they promised; a rank that trained on more, as it
     had made the result before it was told of the decision, had other weights than its peers."""
     rack = Rack().begun()
@@ -621,7 +621,7 @@ def test_replayed_and_reordered_orders_change_nothing() -> None:
     assert rack.report.acceptor_state.last == 2, "each record is taken once"
 
 
-def test_only_the_owner_of_an_ballot_that_is_not_over_is_obeyed_about_this_jobs_log() -> None:
+def test_orders_are_obeyed_only_from_the_owner_of_a_current_ballot() -> None:
     rack = Rack().begun()
     more = orders(99, [genesis(), commit(1, [offer(0)])], ballot=EPOCH)
     chain = rack.log.chain(1)
@@ -650,7 +650,7 @@ def test_a_coordinator_that_was_started_again_counts_from_one_again() -> None:
     assert rack.report.acceptor_state.decided == 1
 
 
-def test_what_was_meant_for_the_racks_former_life_is_not_taken() -> None:
+def test_orders_for_a_former_life_are_refused() -> None:
     """A frame that was under way when the rack was started again, of this run or an earlier one."""
     rack = Rack()
     rack.say(0)

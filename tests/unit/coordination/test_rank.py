@@ -226,7 +226,7 @@ def test_a_decided_record_is_applied_once_however_often_it_comes() -> None:
     assert rack.report.versions == (1,)
 
 
-def test_who_decides_is_nothing_to_a_rank() -> None:
+def test_rank_ignores_which_rack_decides() -> None:
     rack = Rack().begun()
     rack.version(1)
     before = rack.report
@@ -513,7 +513,7 @@ def test_another_attempt_than_the_decided_one_is_no_fault() -> None:
     assert notes(effects, "differs") == []
 
 
-def test_what_it_was_asked_to_merge_is_not_guessed_once_the_next_round_gathers() -> None:
+def test_proposal_is_not_guessed_after_the_next_round_gathers() -> None:
     rack = Rack().begun()
     theirs, later = offer(OTHER), offer(OTHER, 2, base=1)
     rack.told(offers=(theirs,))
@@ -548,7 +548,7 @@ def test_a_merge_under_way_is_waited_for() -> None:
     assert of(ev.PublishAnchor, rack.merged(1)) == [ev.PublishAnchor(0, 1, 1)]
 
 
-def test_who_was_not_there_copies_the_newest_only() -> None:
+def test_rank_that_was_absent_copies_only_the_newest_version() -> None:
     """Versions between are never needed: the newest holds them."""
     rack = Rack().begun()
     effects = rack.told(commit(1, [offer(1)]), commit(2, [offer(1, 2)]), commit(3, [offer(1, 3)]))
@@ -772,7 +772,7 @@ def test_the_end_is_said_once_and_to_who_did_not_expect_it_with_a_reason() -> No
     assert notes(effects, "expelled") == [], "the job is not over"
 
 
-def test_what_was_decided_before_the_end_is_copied_from_the_last_racks() -> None:
+def test_version_decided_before_the_end_is_copied_from_the_last_racks() -> None:
     """The roster of the end has no racks, and so no addresses."""
     rack = Rack().begun()
     rack(ev.Leaving())
@@ -787,7 +787,7 @@ def test_what_was_decided_before_the_end_is_copied_from_the_last_racks() -> None
     assert of(ev.Copy, rack.tick(RETRY_NS_MAX)) == [], "nobody is left to serve it"
 
 
-def test_what_stops_the_rack_reaches_every_rank_but_the_leader_that_said_it() -> None:
+def test_reason_to_stop_reaches_every_rank_except_its_leader() -> None:
     reason = ("PlanMismatch", "steps is 9 there and 8 here")
     assert of(ev.Fail, Rack(rank=1, ranks=2).told(failure=reason)) == [ev.Fail(*reason)]
     assert of(ev.Fail, Rack(rank=0, ranks=2).told(failure=reason)) == []
@@ -879,7 +879,7 @@ def test_a_decided_version_whose_total_never_comes_is_copied() -> None:
     assert rack.report.partials == ()
 
 
-def test_what_was_measured_for_other_members_is_no_use_for_a_commit() -> None:
+def test_measurement_for_other_members_does_not_serve_a_commit() -> None:
     """The racks went on to an attempt that this rank has not heard of."""
     rack = Rack(sums=True, ranks=2).begun()
     a, b = offer(OTHER, ranks=2), offer(THIRD, ranks=2)
@@ -906,7 +906,7 @@ def anew(version: int, *racks: int) -> Record:
     return lineage(FIRST, racks, dead=[THIRD], versions=[version])
 
 
-def test_what_a_new_lineage_undoes_is_forgotten_and_what_it_named_is_dropped() -> None:
+def test_lineage_forgets_undone_versions_and_drops_their_offers() -> None:
     rack = Rack().begun()
     rack.version(1)
     mine, theirs = rack.captured(2, 1), offer(OTHER, 2, base=1)
@@ -1029,7 +1029,7 @@ def test_its_own_version_0_is_held_as_after_genesis() -> None:
 
 
 @pytest.mark.parametrize("fate", ["named", "dropped", "open"])
-def test_what_became_of_its_own_offer_is_in_the_snapshot(fate: str) -> None:
+def test_snapshot_has_the_fate_of_the_ranks_own_offer(fate: str) -> None:
     rack = Rack().begun()
     rack.captured(1)
     theirs = offer(OTHER)

@@ -102,7 +102,9 @@ def read_or_not(end: Streams, frame: bytes) -> Message | None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_is_read_was_said_whatever_is_lost_doubled_late_or_started_again(seed: int) -> None:
+def test_reader_gets_only_states_that_were_sent_despite_loss_repetition_and_restarts(
+    seed: int,
+) -> None:
     chance, ends = random.Random(seed), Ends()
     state, said, read = orders(1, ()), {}, 0
     way: list[tuple[bool, bytes]] = []
@@ -201,7 +203,7 @@ def test_nothing_is_patched_before_the_other_side_has_confirmed() -> None:
     assert isinstance(wire.decode(ends.to_right(orders(7, ()))).body, Orders)
 
 
-def test_who_cannot_read_a_patch_is_sent_a_whole_state() -> None:
+def test_reader_that_cannot_apply_a_patch_gets_the_whole_state() -> None:
     ends = Ends()
     ends.settle(orders(1, ()))
     ends.right = Streams(member(1))  # has forgotten everything, in the same life
@@ -223,7 +225,7 @@ def test_states_that_nobody_confirms_are_not_kept_for_ever() -> None:
     assert max(stream.states) == sent.number
 
 
-def test_who_is_started_again_and_cannot_speak_before_it_has_read_is_sent_a_whole_state() -> None:
+def test_restarted_reader_that_cannot_answer_yet_gets_the_whole_state() -> None:
     """A witness knows nobody's address: it answers the orders that it can read."""
     ends = Ends()
     ends.settle(orders(1, ()))

@@ -202,7 +202,7 @@ def test_it_waits_for_its_turn() -> None:
     assert notes(cabinet.tick(1), "stands")
 
 
-def test_what_was_written_and_not_decided_is_decided_in_the_new_ballot() -> None:
+def test_undecided_records_are_decided_in_the_new_ballot() -> None:
     cabinet = Cabinet(records=[BEGIN, commit(1, [offer(0)])], decided=1)
     effects = cabinet.takes_over()
     assert cabinet.records == (BEGIN, commit(1, [offer(0)]), Ballot(MINE))
@@ -261,7 +261,7 @@ def test_a_witness_takes_over_and_a_rack_with_its_vote() -> None:
     assert cabinet.machine.proposer.acceptor_states[member(WITNESS)].accepted == ballot_of(2, 1)
 
 
-def test_who_is_left_begins_a_new_lineage_and_says_so() -> None:
+def test_remaining_racks_begin_a_new_lineage_and_report_it() -> None:
     """The launcher has started racks 0 and 2 again: their former lives are over."""
     begin = genesis(racks=3)
     settings = replace(begin.policy, restart_attests=True)
@@ -278,7 +278,7 @@ def test_who_is_left_begins_a_new_lineage_and_says_so() -> None:
     assert cabinet.orders[1].lineage == cabinet.machine.log.lineage, "a job of its own"
 
 
-def test_who_speaks_is_not_dead() -> None:
+def test_rack_that_is_heard_is_not_dead() -> None:
     """Attested by a hello of another life, yet it is heard: two launchers have a rack each."""
     begin = genesis(racks=3)
     settings = replace(begin.policy, restart_attests=True)
@@ -476,7 +476,7 @@ def test_who_does_not_coordinate_seats_nobody_and_hears_no_reports() -> None:
     assert (cabinet.machine.views, cabinet.machine.offers) == ({}, {})
 
 
-def test_who_does_not_coordinate_is_done_when_its_rack_is_out() -> None:
+def test_follower_is_done_when_its_rack_has_left() -> None:
     cabinet = Cabinet()
     assert Finished() not in cabinet.tick()
     out = roster(1, [0, 2])
@@ -647,7 +647,7 @@ def test_a_lost_quorum_comes_back_with_the_racks_that_are_started_again() -> Non
     assert votes == {member(1)}, "the others hold nothing yet"
 
 
-def test_who_has_a_seat_by_an_undecided_record_attests_with_its_reports() -> None:
+def test_rack_seated_by_an_undecided_record_attests_with_its_reports() -> None:
     """It follows a log, so it says no hello any more."""
     begin = genesis(racks=3)
     settings = replace(begin.policy, restart_attests=True)
@@ -737,7 +737,7 @@ def retire(cabinet: Cabinet, rack: int, life: int = 0) -> list[Effect]:
     return cabinet.give(Heard(Peer(PERSON, 0), 0, Retire(rack, life_of(member(rack, life)))))
 
 
-def test_who_is_left_goes_on_without_racks_that_a_person_has_retired() -> None:
+def test_remaining_racks_go_on_without_racks_that_a_person_has_retired() -> None:
     """Nobody has started racks 0 and 2 again, and nobody will."""
     cabinet = Cabinet(reach=(1,))
     cabinet.held = (0,)

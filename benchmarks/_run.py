@@ -87,6 +87,11 @@ ROWS = (
         quick="--racks 2 --ranks 2 --fragments 2 --seconds 1",
     ),
     Row(
+        "lock",
+        "work of each of mend's threads, idle and per round",
+        quick="--racks 2 --seconds 1 --repeats 1 --numel 65536 --cpu-only",
+    ),
+    Row(
         "hooks",
         "what mend adds to a step in which nothing is due",
         quick="--steps 10 --blocks 3",

@@ -13,7 +13,7 @@ and calls of Python functions, in runs of their own under cProfile. A round's sh
 with rounds takes more than the idle one. Calls of compiled kernels and of the system let go of the
 lock, so the CPU time of workers and lanes is an upper limit; that of the loop is nearly all Python.
 
-`measured`: CPU milliseconds per second of the loop of an idle rack that coordinates nothing.
+`measured` is CPU milliseconds per second of the loop of an idle rack that coordinates nothing.
 `functions` (with --most N): the N functions that the loop calls most often.
 """
 

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
     "unequal": "tests/unit/test_bench_failures.py",
+    "unequal_loss": "tests/unit/test_small_problems.py",
     "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
     "mitigation": "tests/unit/test_bench_mitigation.py",

@@ -141,12 +141,9 @@ class RankPace:
     @property
     def pace(self) -> Pace:
         """The pace as it is reported."""
-        measured, slow, cause = self.past.pace, self.past.slowdown, self.search.cause
-        return Pace(
-            rank=self.rank,
-            slow_since=self.since_step,
-            cause=cause.kind if cause else "",
-            link_to=cause.rack if cause else -1,
+        measured, slow = self.past.pace, self.past.slowdown
+        return replace(
+            self.verdict,
             time_ps=round(measured.time * _PS_PER_NS),
             margin_ppm=round(measured.margin * 1e6),
             ratio_milli=round(slow.ratio * 1000) if slow else 0,

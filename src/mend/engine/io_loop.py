@@ -212,6 +212,8 @@ class IoLoop:
         """Run `job` on the loop, after all earlier calls: soon, or when something else wakes the
         loop, which heartbeats do. A wake-up takes the interpreter's lock from the training thread.
         Calls after close are dropped."""
+        if self._closing:
+            return
         self._calls.append(job)
         if not soon or self._woken:
             return

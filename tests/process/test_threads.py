@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import mend
+from mend.compat import runtime as older
 from mend.config import wiring
 from mend.engine import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
@@ -439,6 +441,17 @@ def test_loop_that_trains_parts_of_a_freed_model_hears_why(alone: Configure) -> 
     with pytest.raises(GaveUp, match=r"freed.* Keep a reference to it"):
         steps()
     assert runtime.status().outcome != "merged"
+
+
+def test_runtime_of_older_scripts_is_freed_with_its_model(alone: Configure) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    older.mend_init(model, alone(), optimizer=optimizer)
+    assert older.get_runtime(model) is older.get_runtime(nn.ModuleList([model]))
+    runtime = weakref.ref(mend.get_runtime(model))
+    del model, optimizer
+    gc.collect()
+    assert runtime() is None
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -18,6 +18,7 @@ from mend.compat.reducer import MergeResult
 from mend.config import MendConfig
 from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan
+from mend.fragment.plan import unwrap
 from mend.mesh import rack_mesh
 
 if TYPE_CHECKING:
@@ -149,7 +150,8 @@ class Runtime:
         )
 
 
-_runtimes: WeakKeyDictionary[api.Runtime, Runtime] = WeakKeyDictionary()
+_runtimes: WeakKeyDictionary[nn.Module, Runtime] = WeakKeyDictionary()
+"""By model: a value holds its mend runtime, which would never be freed if it were the key."""
 
 
 def mend_init(
@@ -173,7 +175,8 @@ def mend_init(
     seat = _seat_of(config, model)
     runtime = api.mend_init(model, seat.config, optimizer, mesh=seat.mesh)
     by_hand = optimizer is None
-    _runtimes[runtime] = Runtime(runtime, steps_by_hand=by_hand, rank_id=rank_id, ranks=seat.ranks)
+    made = Runtime(runtime, steps_by_hand=by_hand, rank_id=rank_id, ranks=seat.ranks)
+    _runtimes[unwrap(model)] = made
 
 
 class _Seat(NamedTuple):
@@ -210,4 +213,8 @@ def mend_shutdown(model: nn.Module) -> None:
 def get_runtime(model: nn.Module) -> Runtime:
     """The runtime of this model. Raises UsageError without one."""
     runtime = api.get_runtime(model)
-    return _runtimes.setdefault(runtime, Runtime(runtime, steps_by_hand=False))
+    for kept in list(_runtimes.values()):
+        if kept._runtime is runtime:
+            return kept
+    made = _runtimes[unwrap(model)] = Runtime(runtime, steps_by_hand=False)
+    return made

@@ -198,6 +198,7 @@ def test_scaler_after_its_last_listener_is_freed_is_torchs_own(
     plain = inspect.unwrap(torch.amp.GradScaler.step)
     monkeypatch.setattr(torch.amp.GradScaler, "step", plain)
     monkeypatch.setattr(scaled_steps, "_listeners", WeakSet())
+    monkeypatch.setattr(scaled_steps, "_steps", (None, None))
     listener = Listener()
     scaled_steps.listen(listener)
     assert torch.amp.GradScaler.step is not plain

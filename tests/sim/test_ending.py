@@ -50,6 +50,15 @@ def test_a_rack_that_sleeps_through_the_end_is_merged_or_keeps_its_own(
         assert sleeper.outcome.detail.startswith(f"the job ended at versions {ended}, this rack")
 
 
+def test_coordinator_whose_link_returns_behind_the_others_last_step_is_merged() -> None:
+    """Another one has taken over meanwhile, and has no report of it."""
+    world = World(seed=3, racks=3, witness=False, steps=60, shutdown_ns=40 * SECOND)
+    trainings = ends(world.partition(0, at=0.8, until=4.6))
+    assert "takes-over" in [kind for kind, _ in pairs(trainings[1].process.notes)]
+    assert [each.trainer.outcome.word for each in trainings.values()] == ["merged"] * 3
+    assert not trainings[0].trainer.open_tokens()
+
+
 def test_a_rack_copies_what_it_slept_through_while_another_still_serves_it() -> None:
     """The coordinator stays until every member has all that was decided."""
     world = World(seed=3, racks=3, witness=False, steps=(60, 24, 60), shutdown_ns=40 * SECOND)

@@ -197,10 +197,10 @@ def _silent_for_long(context: MembershipContext, rack: int) -> bool:
 
 
 def _may_be_back(context: MembershipContext, rack: int) -> bool:
-    """Whether the rack is silent, only since recently, and has not left."""
-    report = context.reports.get(rack)
-    left = report is None or report.gone
-    return not (left or rack in context.live or _silent_for_long(context, rack))
+    """Whether the rack is silent, only since recently, and has not left. A coordinator that has
+    just taken over has no report of the one before, whose silence may be that of its link."""
+    silent = rack not in context.live and not _silent_for_long(context, rack)
+    return silent and not context.views[rack].gone
 
 
 def _may_vote(context: MembershipContext, rack: int) -> bool:

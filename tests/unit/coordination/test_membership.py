@@ -123,6 +123,19 @@ def test_the_end_waits_for_a_rack_that_fell_silent_a_moment_ago_until_one_is_in_
     assert seats_of(house.next()) == [], "it has waited for as long as its script allows"
 
 
+def test_end_behind_take_over_waits_for_silent_former_coordinator() -> None:
+    """The new one has never had a report of it. It ended the job at once, and the work of a rack
+    whose link was away for three seconds stayed unmerged."""
+    house = House()
+    for rack in (0, 2):
+        house.say(rack, **DONE)
+    house.views[1].report = None
+    house.silent(1, LONG_NS - 1)
+    assert house.next() is None
+    house.silent(1, LONG_NS)
+    assert seats_of(house.next()) == []
+
+
 def test_the_job_does_not_end_where_those_that_are_heard_cannot_decide_it() -> None:
     """Its end would be decided when the silent are back, in the middle of their work."""
     house = House()

@@ -701,15 +701,15 @@ def test_a_witness_that_was_started_again_gets_its_seat_and_then_its_vote() -> N
 
 
 def test_a_witness_that_was_started_again_unseen_hears_of_the_end() -> None:
-    """It was, and then whoever coordinated died. The next one does not miss it yet and ends the job
-    at once; nobody is left to tell it later."""
+    """It was, and then the coordinator died. The next one does not miss it yet and, as a rack is in
+    a hurry, ends the job at once; nobody is left to tell it later."""
     begin = replace(genesis(racks=3, witness=True), non_voters=(WITNESS,))
     cabinet = Cabinet(records=[begin])
     cabinet.hear(0, orders(1, [begin]))
     cabinet.takes_over()
     assert WITNESS in cabinet.machine._live(cabinet.now_ns)
     for rack in (1, 2):
-        cabinet.say(rack, versions=(0,), leaving=True, idle=True)
+        cabinet.say(rack, versions=(0,), leaving=True, idle=True, hurry=True)
     effects = cabinet.tick(DETECT_NS // 2)
     for rack in (1, 2):
         effects += cabinet.say(rack)

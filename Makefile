@@ -35,7 +35,7 @@ test-frameworks: $(FRAMEWORKS)/stamp $(TITAN)/stamp ## run the tests of mend.int
 	$(TITAN)/bin/python -m pytest -q -p no:cacheprovider tests/frameworks/test_torchtitan.py
 
 quality-table: $(STAMP) ## compare merged models of small problems with a rack alone, by the reference and on real racks
-	$(BIN)/python -m benchmarks.small_problems --cells 120 --seeds 3 --save
+	$(BIN)/python -m benchmarks.small_problems --seeds 5 --save
 	$(BIN)/python -m benchmarks.small_problems --processes
 
 golden: $(STAMP) ## write what errors and warnings say in tests into golden.json beside them; ARGS=tests/unit/config

@@ -49,9 +49,6 @@ CODEC_FIRST = "int4"
 BUSY_MAX = 0.7
 """Most of the time that payloads may keep the link busy: the rest makes up for an outage."""
 
-START_LONG_S = 10.0
-"""A copy at the start that takes longer is worth to be avoided."""
-
 LINK_SHARE = 0.9
 """Payload's share of the rate: headers, and TCP that finds the rate anew in each round."""
 
@@ -354,13 +351,6 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
             f"mend launch --link {asked.link}."
         )
     yield from (f"{costs}." for costs in map(cost_of, asked.codecs) if costs)
-    starting = start_seconds(asked)
-    if starting > START_LONG_S:
-        yield (
-            f"At the start the racks copy rack 0's model: about {starting:.0f} s over this link, "
-            "before the first step. Racks that begin with equal weights (one seed, or one file "
-            "that every rack loads) copy nothing."
-        )
 
 
 def _int4_first(asked: Asked) -> Iterator[str]:

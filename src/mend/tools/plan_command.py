@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 GB = 1e9
 
-TIME_OUTS = ("start_timeout_s", "shutdown_timeout_s", "transfer_stall_s")
-"""Limits of silence: none grows with the model, as waits go on while bytes arrive."""
-
 
 _Params = Annotated[
     str, typer.Option(metavar="N", help="Trained parameters of the model: 1.5B, 350M, 124000.")
@@ -126,7 +123,7 @@ def plan_command(
     raise typer.Exit(0 if chosen.good else 1)
 
 
-def settings(chosen: Choice) -> dict[str, str | float]:
+def settings(chosen: Choice) -> dict[str, str | int]:
     """Return the settings of the choice, for all racks alike."""
     config = chosen.config
     return {
@@ -137,7 +134,6 @@ def settings(chosen: Choice) -> dict[str, str | float]:
         **({} if config.exchange_plan == "auto" else {"exchange_plan": config.exchange_plan}),
         "codec": config.codec,
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
-        **{name: getattr(config, name) for name in TIME_OUTS},
     }
 
 
@@ -296,7 +292,7 @@ def start_of(asked: Asked) -> str:
 
     return (
         f"up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that begin with "
-        "equal weights copy nothing"
+        "equal weights (one seed, or one file that every rack loads) copy nothing"
     )
 
 

@@ -128,7 +128,7 @@ class System:
         available = values.get("MemAvailable")
         if available is not None and limit is not None:
             available = min(available, limit)
-        return Room(available, limit, limit_of(resource.RLIMIT_MEMLOCK))
+        return Room(available, limit)
 
     def holder(self, port: int) -> str:
         """Name the process that listens on a TCP port: `process 77 (python train.py)`. Empty:

@@ -7,18 +7,11 @@ from typing import Annotated
 
 import typer
 
-_Addresses = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[ADDRESS]...",
-        help="tcp://host:port of the leader of any rack, or of the witness. Default: the addresses "
-        "in MEND_WITNESS_ADDR and MEND_SIDEBAND_PEERS, else tcp://127.0.0.1:21900.",
-    ),
-]
+from mend.tools.top.command import Addresses
 
 
 def follow_command(
-    addresses: _Addresses = None,
+    addresses: Addresses = None,
     to: Annotated[Path, typer.Option(help="Folder for the files; made if it is not there.")] = Path(
         "versions"
     ),

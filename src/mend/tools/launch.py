@@ -54,6 +54,7 @@ UNMERGED_EXIT = 3
 is in its weights, and another life would begin without."""
 
 WITNESS_NAME = "witness"
+NOBODY_JOINED = "call mend_init in the script: no rack has, so the racks exchanged nothing"
 
 PLAIN = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -348,7 +349,7 @@ class Launch:
                 for child in self._children():
                     child.signal(signal.SIGKILL)
                     child.close()
-            unmerged = self._find_unmerged()
+            unmerged, joined = self._find_unmerged(), any(self._outcomes.iterdir())
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
@@ -357,7 +358,8 @@ class Launch:
         witness = self.witness.process.returncode if self.witness is not None else None
         outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
         if not outcome.status:
-            self._say(f'next="{next_step(self._environments[0])}"')
+            step = next_step(self._environments[0]) if joined else NOBODY_JOINED
+            self._say(f'next="{step}"')
         return outcome
 
     def _find_unmerged(self) -> dict[int, Ended]:
@@ -447,7 +449,7 @@ class Launch:
 
     def _watch_racks(self) -> None:
         seen = asked = 0
-        with closing(Begun(self._secrets)) as begun, closing(Begun(self._secrets)) as late:
+        with closing(Begun(self._secrets)) as begun:
             while not all(child.reported for child in self.racks):
                 time.sleep(POLL_S)
                 # Read once: a signal that comes while the first is passed on counts as the second.
@@ -462,7 +464,6 @@ class Launch:
                         child.ask(signal.SIGUSR1)
                 self._poll_children()
                 self._end_what_cannot_begin(begun)
-                self._end_what_came_too_late(late)
 
     def _pass_signal(self, *, kill: bool) -> None:
         """The first signal goes to the racks; the witness stays, as they may need it to leave."""
@@ -566,18 +567,6 @@ class Launch:
             return
         reason = begun.refused(failed[0]) or "see its own lines"
         self._end(failed[0], reason, f"rack {failed[0]} failed before the job began", running)
-
-    def _end_what_came_too_late(self, begun: Begun) -> None:
-        """Racks that were started again, and found that all others had ended meanwhile: there is
-        no job to join, and too few racks to begin one. A witness tells them so itself."""
-        running = [rack for rack, child in enumerate(self.racks) if child.running()]
-        again = 0 < len(running) < self.job.racks and all(self._restarts[r] for r in running)
-        witness = self.witness is not None and self.witness.running()
-        if self.culprit is not None or witness or not again or self._interrupts.count:
-            return
-        if begun.never([self._addresses[each] for each in running]):
-            reason = "all other racks had ended when it was started again: the job is over"
-            self._end(running[0], reason, "the job is over", running)
 
     def _end(self, culprit: int, reason: str, why: str, running: Sequence[int]) -> None:
         self.culprit, self._kill_s, self._reason = culprit, time.monotonic() + END_S, reason

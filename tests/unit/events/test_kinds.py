@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mend.events.base import LoggedEvent, Severity, kind_of, log_text
-from mend.events.kinds import RackSlow, RackSlowCause, ResumeLost, StateFresh
+from mend.events.kinds import RackSlow, RackSlowCause, ResumeLost, RosterChanged, StateFresh
 from mend.events.lines import KINDS, Timed, decode_line, encode_line
 from tests.events_table import PAGE, with_table
 from tests.noted import kinds_made_in
@@ -104,3 +104,9 @@ def test_sentences_leave_out_what_is_not_known() -> None:
     )
     assert "has no part of the checkpoint" in ResumeLost(1, None).sentence()
     assert "the job has 2 racks now" in ResumeLost(2, 640, 2).sentence()
+
+
+def test_roster_without_racks_says_that_none_is_left() -> None:
+    assert RosterChanged((), (), "all racks are done").sentence() == (
+        "no rack is left: all racks are done"
+    )

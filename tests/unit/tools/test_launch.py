@@ -19,6 +19,7 @@ from mend.errors import ConfigError
 from mend.tools import app
 from mend.tools import launch as launch_module
 from mend.tools.launch import (
+    NOBODY_JOINED,
     PLAIN,
     Job,
     Launch,
@@ -317,19 +318,21 @@ def test_a_script_is_a_file_a_folder_that_runs_or_a_module(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "last"),
+    ("env", "joined", "code", "last"),
     [
-        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 0, 'next="mend report runs/a"'),
-        ({}, 0, 'next="--env MEND_DIAGNOSTICS_DIR=FOLDER records a run, and '
-                'mend report FOLDER draws it"'),
-        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 3, "rack 0 ended exit=3"),
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, True, 0, 'next="mend report runs/a"'),
+        ({}, True, 0, 'next="--env MEND_DIAGNOSTICS_DIR=FOLDER records a run, and '
+                      'mend report FOLDER draws it"'),
+        ({}, False, 0, f'next="{NOBODY_JOINED}"'),
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, True, 3, "rack 0 ended exit=3"),
     ],
 )  # fmt: skip
 def test_launch_that_ends_in_order_says_what_to_do_next(
-    tmp_path: Path, env: dict[str, str], code: int, last: str
+    tmp_path: Path, env: dict[str, str], joined: bool, code: int, last: str
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"raise SystemExit({code})")
+    joins = "import os; open(os.environ['MEND_OUTCOMES'] + '/rack0', 'w')\n" * joined
+    script.write_text(f"{joins}raise SystemExit({code})")
     job = Job(
         command=(str(script),), racks=1, witness=False, torchrun=False, job_id="story", env=env
     )

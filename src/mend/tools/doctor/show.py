@@ -84,7 +84,8 @@ def _findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def _pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
-    console.print(f"[bold]{title}[/bold]")
+    if pairs:
+        console.print(f"[bold]{title}[/bold]")
     for name, value in pairs.items():
         console.print(f"  {name}: {escape(_said(value))}", soft_wrap=True)
 

@@ -273,7 +273,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
         f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
         f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
-        f"{plan_of(asked, chosen)}{longest}tau hides {duration(chosen.window_ms)}",
+        f"{plan_of(chosen)}{longest}tau hides {duration(chosen.window_ms)}",
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
@@ -296,19 +296,17 @@ def start_of(asked: Asked) -> str:
     )
 
 
-def plan_of(asked: Asked, chosen: Choice) -> str:
-    """Say what many racks pull, and what the other plan would take."""
-    from mend.tools import plan
-
-    racks, other = chosen.config.racks, plan.by_the_other_plan(asked, chosen.config)
+def plan_of(chosen: Choice) -> str:
+    """Say what many racks pull."""
+    racks = chosen.config.racks
     if racks <= 2:
         return ""
-    if chosen.config.sharded:
-        name, beside = f"sharded, 2 x {racks - 1} / {racks} of a payload", "as a mesh"
-    else:
-        name, beside = f"a mesh, {racks - 1} payloads", "sharded"
-    would = f" ({beside} it would take {duration(other.total_ms)})" if other else ""
-    return f"{name}{would}; "
+    sharded = chosen.config.sharded
+    return (
+        f"sharded, 2 x {racks - 1} / {racks} of a payload; "
+        if sharded
+        else (f"a mesh, {racks - 1} payloads; ")
+    )
 
 
 def duration(ms: float) -> str:
@@ -362,7 +360,5 @@ def assumptions(asked: Asked, source: str) -> str:
         f"and {asked.merge_ns:.2f} to merge ({source}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "
-        "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state, for which "
-        "each rank keeps what a script registers with scope rack, at most 64 MiB a copy "
-        "(docs/joining.md). Host memory as mend doctor counts it."
+        "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state."
     )

@@ -12,8 +12,6 @@ from mend.errors import CertificateError
 
 FORMAT = "mend-certificate-1"
 
-FILE_BYTES_MAX = 1 << 24
-
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "claim": str,
     "cuts": list,
@@ -46,35 +44,17 @@ def verified(path: Path) -> dict[str, Any]:
 def _parsed(path: Path) -> dict[str, Any]:
     """Raises CertificateError where it is no document of this format."""
     try:
-        with path.open("rb") as file:
-            octets = file.read(FILE_BYTES_MAX + 1)
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise CertificateError(f"{path} cannot be read ({error.strerror})") from None
-    if len(octets) > FILE_BYTES_MAX:
-        raise CertificateError(f"{path} has more than {FILE_BYTES_MAX} bytes")
-    try:
-        found = json.loads(octets, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise CertificateError(f"{path} is no JSON of a certificate: {error}") from None
-    if not isinstance(found, dict) or not _is_document(found):
+    content: Any = found.get("content") if isinstance(found, dict) else None
+    whole = isinstance(content, dict) and found.keys() == {"content", "sha256"}
+    typed = whole and all(isinstance(content.get(name), kind) for name, kind in FIELDS.items())
+    if not typed or content.get("format") != FORMAT:
         raise CertificateError(f"{path} is no {FORMAT}; mend repro --certify writes them")
-    return found
-
-
-def _is_document(found: dict[str, Any]) -> bool:
-    content = found.get("content")
-    if found.keys() != {"content", "sha256"} or not isinstance(content, dict):
-        return False
-    fields = all(isinstance(content.get(name), kind) for name, kind in FIELDS.items())
-    return fields and content.get("format") == FORMAT
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A reader may see the first of two fields of one name, and Python takes the last."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name is there twice")
-    return made
+    return dict(found)
 
 
 def _digest(content: dict[str, Any]) -> str:

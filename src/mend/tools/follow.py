@@ -5,42 +5,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from mend.following import follower_of
 from mend.following.files import VersionFiles
-from mend.following.follower import Version
+from mend.following.follower import Follower, Version
 from mend.tools.report.summary import short
-from mend.tools.top.run import addresses_in_force, sigterm_exits
+from mend.tools.top.run import sigterm_exits
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The arguments. No address: those of the environment."""
-
-    addresses: tuple[str, ...]
-    to: Path
-    key_file: Path | None
-    every: int
-    keep: int
-    once: bool
-    job: str
-    wait_s: float
-
-
-def follow(wanted: Wanted) -> int:
-    """Returns the exit status. Raises ConfigError for a wrong argument, GaveUp without a job."""
-    given = wanted.addresses or addresses_in_force()
-    files, written = VersionFiles(wanted.to, wanted.keep), True
-    follower = follower_of(given, wanted.key_file, wanted.job, wanted.every, wanted.wait_s)
+def follow(follower: Follower, files: VersionFiles, *, once: bool) -> int:
+    """Returns the exit status. Raises GaveUp without a job."""
+    written = True
     follower.say = partial(print, file=sys.stderr, flush=True)
     with closing(follower), sigterm_exits():
         try:
             for version in follower:
                 written = _write(files, version)
-                if wanted.once:
+                if once:
                     return int(not written)
         except KeyboardInterrupt:
             return int(not written)

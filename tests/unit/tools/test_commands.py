@@ -72,12 +72,12 @@ def test_version_names_mend_and_torch() -> None:
 def test_an_error_of_mend_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--racks", "0", "t.py"])
+    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--base-port", "80", "t.py"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("mend: ConfigError: racks=0: must be at least 1")
+    assert line.startswith("mend: ConfigError: --base-port=80: must be 0 or")
 
 
 def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(

@@ -167,5 +167,5 @@ def test_a_port_that_another_program_holds_is_told_with_its_name(doctors: Make) 
         met.start(0, "--for", "5")
         code, text = met.ended(0)
     assert code == 1
-    assert "Another program has the port of this rack: process" in text, text
+    assert "Held by process" in text, text
     assert "Traceback" not in text

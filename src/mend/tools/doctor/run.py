@@ -124,7 +124,7 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
         return meet(config, *_of_meeting(asked))
     except AddressInUse as error:
         _forget_port(findings)
-        findings.append(of_taken(config, error))
+        findings.append(of_taken(error))
     except MendError as error:
         findings.append(problem("this rack", str(error)))
     return None

@@ -712,8 +712,7 @@ class PayloadPulled(DebugEvent, frozen=True, tag="pulled"):
 
 
 class PullsFail(WarningEvent, frozen=True, tag="pulls-fail"):
-    """At least 3 pulls in a row from this lane have failed over at least 5 s; one has succeeded
-    again."""
+    """At least 3 pulls in a row from this lane have failed over at least 5 s."""
 
     says = "no pull from {from} succeeds, {failures} failed: {error}"
     remedy = PULLS_PAGE

@@ -117,7 +117,7 @@ class Follower:
         self.trouble = ""
         """Why there is no newer version, in words; empty: there is none yet."""
         self.say: Callable[[str], object] = lambda _: None
-        """Is told once when nobody answers."""
+        """Called once when nobody answers."""
 
     # -------------------------------------------------------------- the log
 

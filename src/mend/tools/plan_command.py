@@ -299,14 +299,9 @@ def start_of(asked: Asked) -> str:
 def plan_of(chosen: Choice) -> str:
     """Say what many racks pull."""
     racks = chosen.config.racks
-    if racks <= 2:
-        return ""
-    sharded = chosen.config.sharded
-    return (
-        f"sharded, 2 x {racks - 1} / {racks} of a payload; "
-        if sharded
-        else (f"a mesh, {racks - 1} payloads; ")
-    )
+    if chosen.config.sharded:
+        return f"sharded, 2 x {racks - 1} / {racks} of a payload; "
+    return f"a mesh, {racks - 1} payloads; " if racks > 2 else ""
 
 
 def duration(ms: float) -> str:

@@ -430,7 +430,7 @@ class Launch:
 
     def _watch_racks(self) -> None:
         seen = asked = 0
-        with closing(Begun(self._secrets)) as begun:
+        with closing(Begun(self._secrets)) as begun, closing(Begun(self._secrets)) as late:
             while not all(child.reported for child in self.racks):
                 time.sleep(POLL_S)
                 # Read once: a signal that comes while the first is passed on counts as the second.
@@ -445,6 +445,7 @@ class Launch:
                         child.ask(signal.SIGUSR1)
                 self._poll_children()
                 self._end_what_cannot_begin(begun)
+                self._end_what_came_too_late(late)
 
     def _pass_signal(self, *, kill: bool) -> None:
         """The first signal goes to the racks; the witness stays, as they may need it to leave."""
@@ -548,6 +549,18 @@ class Launch:
             return
         reason = begun.refused(failed[0]) or "see its own lines"
         self._end(failed[0], reason, f"rack {failed[0]} failed before the job began", running)
+
+    def _end_what_came_too_late(self, begun: Begun) -> None:
+        """Racks that were started again, and found that all others had ended meanwhile: there is
+        no job to join, and too few racks to begin one. A witness tells them so itself."""
+        running = [rack for rack, child in enumerate(self.racks) if child.running()]
+        again = 0 < len(running) < self.job.racks and all(self._restarts[r] for r in running)
+        witness = self.witness is not None and self.witness.running()
+        if self.culprit is not None or witness or not again or self._interrupts.count:
+            return
+        if begun.never([self._addresses[each] for each in running]):
+            reason = "all other racks had ended when it was started again: the job is over"
+            self._end(running[0], reason, "the job is over", running)
 
     def _end(self, culprit: int, reason: str, why: str, running: Sequence[int]) -> None:
         self.culprit, self._kill_s, self._reason = culprit, time.monotonic() + END_S, reason

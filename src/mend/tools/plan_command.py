@@ -291,8 +291,8 @@ def start_of(asked: Asked) -> str:
     from mend.tools import plan
 
     return (
-        f"up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that begin with "
-        "equal weights (one seed, or one file that every rack loads) copy nothing"
+        f"up to {duration(1000 * plan.start_seconds(asked))} to copy rack 0's model; racks that "
+        "begin with equal weights (one seed, or one file that every rack loads) copy nothing"
     )
 
 

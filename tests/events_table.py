@@ -45,8 +45,8 @@ def _fields(made: type[LoggedEvent]) -> str:
 
 
 def _when(made: type[LoggedEvent]) -> str:
-    """The docstring, whose links are those of a page in docs."""
-    return " ".join((made.__doc__ or "").split()).replace("](", "](../")
+    """The docstring, whose links are those of a page in docs; else the sentence."""
+    return " ".join((made.__doc__ or made.says).split()).replace("](", "](../")
 
 
 def _remedy(made: type[LoggedEvent]) -> str:

@@ -201,12 +201,8 @@ class LinkError(MendError, RuntimeError):
 
 
 class EventError(MendError):
-    """A line of an events file is no event (`kind` is empty), or of a kind that is not known here,
-    or (`known`) has other fields than events of this kind."""
-
-    def __init__(self, text: str, *, kind: str = "", known: bool = False) -> None:
-        self.kind, self.known = kind, known
-        super().__init__(text)
+    """A line of an events file is no event, or of a kind that is not known here, or has other
+    fields than events of this kind."""
 
 
 class TapeError(MendError):

@@ -125,7 +125,7 @@ def test_a_round_is_told_in_sentences(nursery: Nursery, recorded: tuple[Job, Pat
     assert f"closed by: {commit['reason']}" in said
     for words in ("in: rack 0, with", "opens: ", "closes: merge ", "decided", "trains on it"):
         assert words in said
-    assert "MB pulled by" in said
+    assert "B pulled by" in said
     again = ("--fragment", commit["fragment"], "--version", commit["version"])
     assert made in mend(nursery, "explain", folder / COORDINATED, *again)[1]
     status, said = mend(nursery, "explain", folder, "--round", 99)

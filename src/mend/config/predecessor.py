@@ -97,17 +97,6 @@ BECOMES = {
 }
 """Settings of the predecessor that have another name here."""
 
-FORMER = {
-    "evict_s": "seat_timeout_s",
-    "give_up_s": "wait_timeout_s",
-    "alignment": "apply_mode",
-    "max_age": "staleness_max_rounds",
-    "tape_mb_max": "tape_max_mb",
-    "payload_dtype": "codec",
-    "outer_step_compression_rank": "codec",
-}
-"""Names that settings of mend had -> the name that they have."""
-
 _CODECS = {"none": "float32", "bf16": "bfloat16", "quant4": "int4"}
 
 
@@ -160,10 +149,7 @@ def _is(value: object, default: object) -> bool:
 
 
 def refuse(name: str, value: object, what_is: str) -> ConfigError | None:
-    """The error of `mend.MendConfig` for a setting of the predecessor, or a former name; None: it
-    is neither."""
-    if name in FORMER:
-        return ConfigError(name, value, f"{what_is} a former name", f"Set {FORMER[name]}.")
+    """The error of `mend.MendConfig` for a setting of the predecessor; None: it is none."""
     foreign = FOREIGN.get(name)
     if foreign is None and name not in BECOMES:
         return None

@@ -103,13 +103,10 @@ def from_toml(
     if not path:
         return {}
     try:
-        with open(path, "rb") as file:
-            table: dict[str, Any] = tomllib.load(file)
+        table = _table(path)
     except (OSError, ValueError, RecursionError) as error:
         rule = f"cannot be read as TOML ({error})"
         raise ConfigError(FILE, path, rule, f"Correct the file, or unset {FILE}.") from error
-    inner = table.get("mend")
-    table = inner if isinstance(inner, dict) else table
     for name, value in table.items():
         if name not in kinds:
             raise _unknown(name, value, f"the key {name} in {path} is", list(kinds))
@@ -138,11 +135,16 @@ def _named(name: str) -> str:
     fail on them."""
     text = os.environ.get(PREFIX + name.upper(), "").strip()
     if not text and (path := os.environ.get(FILE, "")):
-        with contextlib.suppress(OSError, ValueError, RecursionError), open(path, "rb") as file:
-            table: dict[str, Any] = tomllib.load(file)
-            inner = table.get("mend")
-            text = str((inner if isinstance(inner, dict) else table).get(name, ""))
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            text = str(_table(path).get(name, ""))
     return text
+
+
+def _table(path: str) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        whole = tomllib.load(file)
+    inner = whole.get("mend")
+    return inner if isinstance(inner, dict) else whole
 
 
 def misfit(name: str, kind: Kind, named: Named) -> ConfigError:

@@ -54,8 +54,6 @@ class ProcessStarted(InfoEvent, frozen=True, tag="start"):
 
 
 class ProtectionChosen(InfoEvent, frozen=True, tag="protection"):
-    """Leader, at the start: keys, loopback or insecure."""
-
     says = "other processes are kept out by: {protection}"
     protection: str
     """keys, loopback or insecure."""
@@ -110,16 +108,12 @@ class StillWaiting(LoudEvent, frozen=True, tag="waiting"):
 
 
 class HelloHeard(InfoEvent, frozen=True, tag="hello"):
-    """Coordinator: a rack asks to take part."""
-
     says = "rack {rack} at {address} asks for its place in the job"
     rack: Whole
     address: str
 
 
 class RackRefused(WarningEvent, frozen=True, tag="refused"):
-    """Coordinator: a rack cannot take part."""
-
     says = "rack {rack} was refused: {detail}"
     remedy = "see docs/troubleshooting.md, A rack is refused"
     rack: Whole
@@ -128,8 +122,6 @@ class RackRefused(WarningEvent, frozen=True, tag="refused"):
 
 
 class JobFounded(InfoEvent, frozen=True, tag="genesis"):
-    """Coordinator: the log begins."""
-
     says = "racks {racks} have met: the job begins"
     racks: tuple[Whole, ...]
 
@@ -190,8 +182,6 @@ class AsyncTpChosen(InfoEvent, frozen=True, tag="async-tp"):
 
 
 class AsyncTpUnused(WarningEvent, frozen=True, tag="async-tp-in-vain"):
-    """The first step has shown that async_tp_enabled has no effect."""
-
     says = "async_tp_enabled has no effect: {said}"
     remedy = "switch it off, or compile the model so that torch can fuse its products"
     said: str
@@ -209,8 +199,6 @@ class CoordinatorSilent(WarningEvent, frozen=True, tag="coordinator-silent"):
 
 
 class CoordinatorBack(LoudEvent, frozen=True, tag="coordinator-back"):
-    """This leader hears the coordinator again."""
-
     says = "the coordinator ({peer}) is heard again"
     peer: str
 
@@ -231,8 +219,6 @@ class ElectionLeft(InfoEvent, frozen=True, tag="stands-no-more"):
 
 
 class CoordinatorChosen(LoudEvent, frozen=True, tag="takes-over"):
-    """This process coordinates from this record of the log on."""
-
     says = "coordinates the job from record {record} on, in ballot {ballot}"
     ballot: Whole
     record: Whole
@@ -289,19 +275,18 @@ class JobGivenUp(WarningEvent, frozen=True, tag="gives-up"):
 
 
 class RackRetired(LoudEvent, frozen=True, tag="retired"):
-    """A person has said (`mend retire`) that this rack will not come back."""
-
     says = "rack {rack} was retired by a person"
     rack: Whole
 
 
 class RosterChanged(InfoEvent, frozen=True, tag="roster"):
-    """Coordinator: the remaining members."""
-
     says = "the job has racks {racks}, of which {votes} vote: {reason}"
     racks: tuple[Whole, ...]
     votes: tuple[Whole, ...]
     reason: str
+
+    def sentence(self) -> str:
+        return super().sentence() if self.racks else f"no rack is left: {self.reason}"
 
 
 class ProtocolFault(ErrorEvent, frozen=True, tag="fault"):
@@ -330,8 +315,6 @@ class RackSilent(WarningEvent, frozen=True, tag="rack-silent"):
 
 
 class RackBack(LoudEvent, frozen=True, tag="rack-back"):
-    """A silent rack is heard again."""
-
     says = "rack {peer} is heard again"
     peer: Whole
 
@@ -434,8 +417,6 @@ class ValuesRecorded(DebugEvent, frozen=True, tag="recorded"):
 
 
 class StepsUncounted(WarningEvent, frozen=True, tag="uncounted"):
-    """Weights change and no step is counted; once."""
-
     says = "the weights change, but no step was counted since step {step}"
     remedy = "call runtime.step() after each step, or give mend_init the optimizer"
     step: Whole
@@ -456,8 +437,6 @@ class FragmentCaptured(DebugEvent, frozen=True, tag="captured"):
 
 
 class OfferStillOpen(InfoEvent, frozen=True, tag="still-open"):
-    """A capture step passed while the last offer was open."""
-
     says = "fragment {fragment} is not captured at step {step}: offer {seq} is still open"
     step: Whole
     fragment: Whole
@@ -479,8 +458,6 @@ class OfferEncoded(DebugEvent, frozen=True, tag="encoded"):
 
 
 class OfferDeclined(ErrorEvent, frozen=True, tag="declined"):
-    """The delta is not finite, so there is no offer."""
-
     says = "offer {seq} of fragment {fragment} is not made: {reason}"
     remedy = "see docs/troubleshooting.md, A rack has diverged"
     fragment: Whole
@@ -519,8 +496,6 @@ class SumsFailed(InfoEvent, frozen=True, tag="sums-failed"):
 
 
 class RoundDecided(DebugEvent, frozen=True, tag="decided"):
-    """Coordinator: a quorum has accepted it."""
-
     says = "fragment {fragment} version {version} is decided"
     fragment: Whole
     version: Whole
@@ -589,8 +564,6 @@ class RoundDropped(WarningEvent, frozen=True, tag="drop"):
 
 
 class DigestDiffers(ErrorEvent, frozen=True, tag="differs"):
-    """This rack's result is not the one in the log."""
-
     says = "fragment {fragment} version {version} has digest {mine} here, and {log} in the log"
     remedy = "see docs/troubleshooting.md, The digest differs"
     fragment: Whole
@@ -739,8 +712,7 @@ class PayloadPulled(DebugEvent, frozen=True, tag="pulled"):
 
 
 class PullsFail(WarningEvent, frozen=True, tag="pulls-fail"):
-    """At least 3 pulls in a row from this lane have failed over at least 5 s; one has succeeded
-    again."""
+    """At least 3 pulls in a row from this lane have failed over at least 5 s."""
 
     says = "no pull from {from} succeeds, {failures} failed: {error}"
     remedy = PULLS_PAGE
@@ -750,9 +722,6 @@ class PullsFail(WarningEvent, frozen=True, tag="pulls-fail"):
 
 
 class PullsWork(LoudEvent, frozen=True, tag="pulls-work"):
-    """At least 3 pulls in a row from this lane have failed over at least 5 s; one has succeeded
-    again."""
-
     says = "pulls from {from} succeed again"
     holder: str = field(name="from")
 
@@ -761,15 +730,11 @@ class PullsWork(LoudEvent, frozen=True, tag="pulls-work"):
 
 
 class RackJoined(LoudEvent, frozen=True, tag="joined"):
-    """This rack was started while the job ran, and begins with these versions."""
-
     says = "this rack has joined, and trains on versions {versions}"
     versions: tuple[Whole, ...]
 
 
 class VersionCopied(InfoEvent, frozen=True, tag="copied"):
-    """The state came from a donor."""
-
     says = "fragment {fragment} version {version} was copied from another rack"
     fragment: Whole
     version: Whole
@@ -799,8 +764,6 @@ class StateGiven(InfoEvent, frozen=True, tag="state-given"):
 
 
 class StateCopied(LoudEvent, frozen=True, tag="state-copied"):
-    """A joining rack continues with a donor's optimizers and registered objects."""
-
     says = "{of} continue as on rack {donor} at step {step}"
     donor: Whole
     step: Whole
@@ -844,8 +807,6 @@ class StateLoaded(InfoEvent, frozen=True, tag="state-loaded"):
 
 
 class StateUnclaimed(WarningEvent, frozen=True, tag="state-unclaimed"):
-    """The donor, or the checkpoint, has registered an object that this script has not."""
-
     says = "{of} has a state of {names}, which this script has not registered"
     remedy = "call runtime.register_state with this name before the first step"
     names: tuple[str, ...]
@@ -853,8 +814,6 @@ class StateUnclaimed(WarningEvent, frozen=True, tag="state-unclaimed"):
 
 
 class OptimizerMadeEqual(WarningEvent, frozen=True, tag="made-equal"):
-    """Hyperparameters of the joining script differed; they now have the donor's values."""
-
     says = "hyperparameters of {optimizer} became the donor's: {changed}"
     remedy = "start all racks with the same hyperparameters"
     optimizer: str
@@ -1027,8 +986,6 @@ class StateDictTaken(InfoEvent, frozen=True, tag="state-dict"):
 
 
 class RackResumed(InfoEvent, frozen=True, tag="resumed"):
-    """This rank has read its part of a checkpoint."""
-
     says = "resumes {folder} at step {step}, with {open_tokens} tokens that are not merged yet"
     folder: str
     step: Whole
@@ -1116,9 +1073,6 @@ class RackSlow(WarningEvent, frozen=True, kw_only=True, tag="fail-slow"):
 
 
 class RackSlowOver(LoudEvent, frozen=True, kw_only=True, tag="fail-slow-over"):
-    """A rack has become [slow](failslow.md), relative to its own past or its peers, or is no
-    longer slow. A warning from a ratio of 1.5 on; below it, at level INFO."""
-
     says = "rack {slow_rack} rank {slow_rank} is no longer slower than {against}, at step {step}"
     slow_rack: Whole
     slow_rank: Whole | None = None
@@ -1193,9 +1147,6 @@ class LinkSlow(WarningEvent, frozen=True, tag="slow-link"):
 
 
 class LinkSlowOver(LoudEvent, frozen=True, tag="slow-link-over"):
-    """Pulls by this rank of rack `to_rack` from rack `from_rack` take [more than twice as
-    long](failslow.md#verdicts) as before, or no longer do."""
-
     says = (
         "the link {from_rack} -> {to_rack} is as fast as it was, as rank {rank} of rack {to_rack} "
         "pulls at its step {step}"
@@ -1226,9 +1177,6 @@ class RackNotAwaited(RackMitigated, frozen=True, tag="slow-rack-left"):
 
 
 class RackAwaited(RackMitigated, frozen=True, tag="slow-rack-awaited"):
-    """With `failslow_action="act"` or `"evict"`: rounds [no longer
-    wait](failslow.md#responses) for a slow rack, or wait again."""
-
     says = "rack {slow_rack} is waited for again: {reason}"
     remedy = "see docs/failslow.md, Responses"
 
@@ -1258,8 +1206,6 @@ class EvictedRackLost(RackMitigated, frozen=True, tag="evicted-rack-lost"):
 
 
 class LocalBatchChanged(LoudEvent, frozen=True, tag="local-batch"):
-    """After that step this rank takes this percentage of its micro-batches."""
-
     says = "this rack takes {batch_pct} % of its micro-batches from step {step} on: {reason}"
     step: Whole
     batch_pct: Whole
@@ -1267,8 +1213,6 @@ class LocalBatchChanged(LoudEvent, frozen=True, tag="local-batch"):
 
 
 class RankEvicted(WarningEvent, frozen=True, tag="evicted"):
-    """This rack has left after that step, with all its work merged; start it again."""
-
     says = "this rack was evicted after step {step}: {reason}; all its work is merged"
     remedy = "start it again: it joins with the state of another rack"
     step: Whole
@@ -1298,8 +1242,6 @@ class EndAwaited(LoudEvent, frozen=True, tag="leaving"):
 
 
 class LeftAlone(WarningEvent, frozen=True, tag="left-alone"):
-    """The rack left without an answer."""
-
     says = "this rack ends and no other has confirmed it: {why}"
     remedy = "see docs/troubleshooting.md, The model kept its own weights at shutdown"
     why: tuple[str, ...]
@@ -1308,8 +1250,6 @@ class LeftAlone(WarningEvent, frozen=True, tag="left-alone"):
 
 
 class WeightsKept(ErrorEvent, frozen=True, tag="kept-local"):
-    """The model keeps its own weights."""
-
     says = (
         "the model keeps its own weights, with {open_tokens} tokens that are not merged: {reason}"
     )
@@ -1321,8 +1261,6 @@ class WeightsKept(ErrorEvent, frozen=True, tag="kept-local"):
 
 
 class DrainGaveUp(WarningEvent, frozen=True, tag="drain-gave-up"):
-    """Own offers could not be merged in time."""
-
     says = "{detail}; {open_tokens} tokens are not merged"
     remedy = "see docs/troubleshooting.md, The model kept its own weights at shutdown"
     detail: str
@@ -1342,8 +1280,6 @@ class RankEnded(InfoEvent, frozen=True, tag="ended"):
 
 
 class RankEndedUnmerged(ErrorEvent, frozen=True, tag="ended-unmerged"):
-    """How the rack left the job."""
-
     says = "ended {outcome} at step {step}: {tokens_merged} of {tokens} tokens are merged. {detail}"
     remedy = "save this model before the rack is started again; see docs/api.md, mend_shutdown"
     outcome: str
@@ -1391,8 +1327,6 @@ class EventsResumed(LoudEvent, frozen=True, tag="events-resumed"):
 
 
 class EventsAnew(WarningEvent, frozen=True, tag="events-anew"):
-    """The file was removed, and is made again."""
-
     says = "{path} was made again: {reason}"
     remedy = "leave the files of a running job where they are"
     path: str
@@ -1409,8 +1343,6 @@ class EventsLost(WarningEvent, frozen=True, tag="events-lost"):
 
 
 class LogLost(WarningEvent, frozen=True, tag="log-lost"):
-    """This many lines of the log were taken by no reader."""
-
     says = "nobody has read {lines} lines of the log"
     remedy = "see docs/monitoring.md"
     lines: Whole

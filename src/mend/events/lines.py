@@ -66,8 +66,8 @@ def decode_line(line: bytes) -> Timed:
     except _BAD as error:
         raise EventError(f"no event: {error}") from error
     if head.kind not in _decoders:
-        raise EventError(f"the kind {head.kind[:80]!r} is not known", kind=head.kind[:80])
+        raise EventError(f"the kind {head.kind[:80]!r} is not known")
     try:
         return Timed(head.time_ns, _decoders[head.kind].decode(line))
     except _BAD as error:
-        raise EventError(f"{head.kind}: {error}", kind=head.kind, known=True) from error
+        raise EventError(f"{head.kind}: {error}") from error

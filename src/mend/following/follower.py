@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +116,8 @@ class Follower:
         """Of the newest version that was given; -1: none."""
         self.trouble = ""
         """Why there is no newer version, in words; empty: there is none yet."""
+        self.say: Callable[[str], object] = lambda _: None
+        """Called once when nobody answers."""
 
     # -------------------------------------------------------------- the log
 
@@ -196,13 +198,14 @@ class Follower:
 
     def _check_silence(self) -> None:
         silent_s = time.monotonic() - self._heard_s
-        if silent_s >= SILENT_S:
-            self.trouble = self.trouble or "no process of a running job answers"
+        if silent_s >= SILENT_S and not self.trouble:
+            self.trouble = "no process of a running job answers"
+            self.say(f"{', '.join(self._given)}: {self.trouble}; asking on")
         if silent_s >= self._wait_s:
             raise GaveUp(
                 f"{', '.join(self._given)}: no process of a running job has answered for "
-                f"{silent_s:.0f} s ({self.trouble}). Look at the job with `mend top`; check the "
-                "addresses, the key and the job id"
+                f"{silent_s:.0f} s. Look at the job with `mend top`; check the addresses, the key "
+                "and the job id"
             )
 
     def _pulled(self, decided: Decided) -> Version | None:

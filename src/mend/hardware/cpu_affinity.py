@@ -125,7 +125,11 @@ def near_cores(
 ) -> frozenset[int] | None:
     """Cores on the NUMA node of a CUDA device: of sysfs, else of an NCCL dump. None: unknown."""
     bus_id = bus_ids(device_index)
-    return _cores_of(bus_id, machine, dump) if bus_id is not None else None
+    cores = machine.near(bus_id) if bus_id is not None else None
+    if cores is None and bus_id is not None and dump is not None:
+        gpu = dump.gpu(bus_id)
+        cores = gpu.cores if gpu is not None else None
+    return cores
 
 
 def worker_cores(
@@ -135,7 +139,6 @@ def worker_cores(
     *,
     allowed: Iterable[int] | None = None,
     machine: Machine = Machine(),
-    dump: Dump | None = None,
     bus_ids: BusIdOf = bus_id_of,
 ) -> frozenset[int] | None:
     """This rank's share of the cores near its GPU, in whole physical cores.
@@ -145,25 +148,16 @@ def worker_cores(
     that have the same one. `allowed`: the cores this process may use; None: ask the kernel. None:
     unknown where the GPU is, or it is near no core of this process.
     """
-    near = near_cores(device_index, machine=machine, dump=dump, bus_ids=bus_ids)
+    near = near_cores(device_index, machine=machine, bus_ids=bus_ids)
     may = frozenset(allowed) if allowed is not None else allowed_cores()
     if near is None or may is None or not near & may:
         return None
     own = str(bus_ids(device_index))
-    listed = machine.gpus() or tuple(gpu.bus_id for gpu in (dump.gpus if dump is not None else ()))
-    beside = {each for each in listed if _cores_of(each, machine, dump) == near} | {own}
+    beside = {each for each in machine.gpus() if machine.near(each) == near} | {own}
     visible = sum(bus_ids(index) is not None for index in range(local_world)) or 1
     ranks = -(-local_world // visible)
     place = sorted(beside).index(own) * ranks + min(local_rank // visible, ranks - 1)
     return _share(near & may, len(beside) * ranks, place, machine)
-
-
-def _cores_of(bus_id: str, machine: Machine, dump: Dump | None) -> frozenset[int] | None:
-    cores = machine.near(bus_id)
-    if cores is None and dump is not None:
-        gpu = dump.gpu(bus_id)
-        cores = gpu.cores if gpu is not None else None
-    return cores
 
 
 def _share(cores: frozenset[int], sharers: int, place: int, machine: Machine) -> frozenset[int]:

@@ -11,8 +11,6 @@ import io
 import os
 import stat
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,12 +34,6 @@ deleted."""
 
 RETRY_S = 1.0
 """Time between two attempts to write a file."""
-
-LOOK_S = 1.0
-"""Time between two checks that the file still exists."""
-
-KEPT_MAX = 1_000
-"""Lines since the last check, which are written again if the file is gone."""
 
 CLOSE_S = 5.0
 
@@ -110,7 +102,7 @@ class EventsFile:
 
     def _again(self) -> None:
         anew = EventsAnew(str(self._path), "the file was removed")
-        self._file.again([_line(anew)])
+        self._file.again(_line(anew))
         self._report(anew)
 
     def _give_up(self, taken: int) -> None:
@@ -134,8 +126,6 @@ class _File:
         self._removed = False
         self._first: bytes = b""
         """The first line of this life, which says what job the file is of."""
-        self._looked_s = 0.0
-        self._kept: deque[bytes] = deque(maxlen=KEPT_MAX)
 
     def append(self, lines: Sequence[bytes]) -> None:
         """Append all lines, or none if the file can be shortened again."""
@@ -145,31 +135,21 @@ class _File:
         if self._regular and self._size and self._size + len(data) > self._half_bytes:
             raw = self._halve()
         self._put(raw, data)
-        self._kept.extend(lines)
 
     def gone(self) -> bool:
-        """Return whether the open file was removed or replaced. Checked from time to time."""
-        if self._removed:
-            return True
-        now_s = time.monotonic()
-        recent = now_s - self._looked_s < LOOK_S and len(self._kept) < KEPT_MAX - BATCH
-        if self._raw is None or recent:
-            return False
-        self._looked_s = now_s
-        try:
-            exists = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
-        except FileNotFoundError:
-            exists = False
-        self._removed = not exists
-        if exists:
-            self._kept.clear()
+        """Return whether the open file was removed or replaced."""
+        if self._raw is not None and not self._removed:
+            try:
+                there = os.path.samestat(os.stat(self._path), os.fstat(self._raw.fileno()))
+            except FileNotFoundError:
+                there = False
+            self._removed = not there
         return self._removed
 
-    def again(self, lines: Sequence[bytes]) -> None:
-        """Make a new file, with the lines since the last check, and `lines`."""
+    def again(self, line: bytes) -> None:
+        """Make a new file, with the first line and this one."""
         self.close()
-        first = [self._first] if self._first not in self._kept else []
-        self._put(self._open(), b"".join([*first, *self._kept, *lines]))
+        self._put(self._open(), self._first + line)
         self._removed = False
 
     def close(self) -> None:
@@ -184,7 +164,6 @@ class _File:
             self._raw = io.FileIO(self._path, "a")
             state = os.fstat(self._raw.fileno())
             self._size, self._regular = state.st_size, stat.S_ISREG(state.st_mode)
-            self._looked_s = time.monotonic()
         return self._raw
 
     def _halve(self) -> io.FileIO:

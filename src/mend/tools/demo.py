@@ -244,7 +244,7 @@ def show(
         title_justify="left",
     )
     table.add_column("run", no_wrap=True)
-    for head in ("tokens/s", "waiting", "ms/round", "rounds", "loss", "MB sent", "digests"):
+    for head in ("tokens/s", "waiting", "ms/round", "rounds", "loss", "MB sent", "digest"):
         table.add_column(head, justify="right", no_wrap=True)
     for one in rows:
         merged = one.run != report.ALONE
@@ -257,13 +257,13 @@ def show(
             str(one.rounds) if merged else "-",
             f"{loss:.4f}",
             f"{one.bytes_sent / 1e6:.1f}" if merged else "-",
-            " ".join(digest[:6] for digest in one.digests.values()) if merged else "-",
+            " ".join(dict.fromkeys(digest[:6] for digest in one.digests.values())) or "-",
         )
     console.print(table)
     console.print(
         "[dim]waiting: share of the time spent in mend; ms/round: the same per round; loss: held "
-        "out, nats per byte, of the merged model (alone: mean of the racks); digests: of the "
-        "merged model on rack 0 and 1[/dim]\n",
+        "out, nats per byte, of the merged model (alone: mean of the racks); digest: of the "
+        "merged model, one if both racks have the same bits[/dim]\n",
         highlight=False,
     )
     for check in checks:

@@ -92,11 +92,10 @@ def row(run: str, ranks: Ranks) -> Row:
     wall_s = max(result["wall_s"] for result in ranks.values())
     stall_ms = max(sum(result["stall_ms"]) for result in ranks.values())
     losses = [result["merged_loss" if merged else "own_loss"] for result in leaders.values()]
-    tokens = sum(result["tokens"] for result in ranks.values())
     shares = [status["tokens_merged_share"] for status in statuses]
     return Row(
         run=run,
-        tokens_per_s=tokens / wall_s,
+        tokens_per_s=sum(result["tokens"] / result["wall_s"] for result in ranks.values()),
         wall_s=wall_s,
         stall_ms_per_round=stall_ms / in_loop,
         stall_share=stall_ms / 1000 / wall_s,

@@ -95,8 +95,7 @@ def train(
     """The loop of every run, with and without exchange."""
     track, rack = Track([], []), int(os.environ["MEND_RACK"])
     report_every = max(1, recipe.steps // 40)
-    stalled_ms = 0.0
-    started = time.perf_counter()
+    stalled_ms = started = 0.0
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe.steps, recipe.learning_rate)
@@ -112,6 +111,7 @@ def train(
         total_ms = runtime.status().stall_ms_total
         track.stall_ms.append(total_ms - stalled_ms)
         stalled_ms = total_ms
+        started = started or time.perf_counter()  # as mend report: without the first step
         if (step + 1) % report_every == 0 and int(os.environ.get("RANK", "0")) == 0:
             print(f"demo rack={rack} step={step + 1} loss={track.losses[-1]:.4f}", flush=True)
     track.wall_s = time.perf_counter() - started
@@ -175,7 +175,7 @@ def run(recipe: Recipe) -> dict[str, Any]:
         "parameters": parameters,
         "train_bytes": len(corpus.racks[rack]),
         "steps": recipe.steps,
-        "tokens": recipe.steps * size.batch * size.context,
+        "tokens": (recipe.steps - 1) * size.batch * size.context,
         "wall_s": track.wall_s,
         "losses": [loss.hex() for loss in track.losses],
         "stall_ms": track.stall_ms,

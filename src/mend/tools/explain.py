@@ -14,6 +14,7 @@ from mend.consensus.records import Drop
 from mend.errors import ConfigError, require
 from mend.events.base import kind_of
 from mend.events.kinds import RackMitigated
+from mend.tools.report.summary import short
 from mend.tools.trace_timeline import (
     SLOW_EVENTS,
     OfferFacts,
@@ -69,7 +70,7 @@ def chosen(
     if number is not None:
         if not 1 <= number <= len(rounds):
             rule = f"the tapes have {len(rounds)} decided rounds, counted from 1"
-            raise ConfigError("round", number, rule, "Choose one of them, or leave it out.")
+            raise ConfigError("--round", number, rule, "Choose one of them, or leave it out.")
         return [rounds[number - 1]]
     open_ = [each for each in story.rounds.values() if each.commit is None and each.opened]
     found = [
@@ -77,12 +78,13 @@ def chosen(
         for each in [*rounds, *sorted(open_, key=lambda each: each.opened or (0, 0))]
         if fragment in (None, each.fragment) and version in (None, each.version)
     ]
-    asked = {"fragment": fragment, "version": version}
-    if not found and set(asked.values()) != {None}:
-        rule = "no round on these tapes produced this version of this fragment"
+    asked = {"--fragment": fragment, "--version": version}
+    given = {option: value for option, value in asked.items() if value is not None}
+    if given and not found:
+        rule = "no round on these tapes is of it"
         remedy = "Give the tapes of all processes, or list the rounds with --all."
-        raise ConfigError("--fragment, --version", f"{fragment}, {version}", rule, remedy)
-    return found if everything or None not in asked.values() else found[-1:]
+        raise ConfigError(" ".join(given), " ".join(map(str, given.values())), rule, remedy)
+    return found if everything or len(given) == len(asked) else found[-1:]
 
 
 def overview(story: Story) -> list[str]:
@@ -273,7 +275,7 @@ def _costs(made: RoundFacts) -> list[str]:
     pulled = {who: facts.pulled_bytes for who, facts in made.ranks.items() if facts.pulled_bytes}
     if pulled:
         total, ranks = sum(pulled.values()), _count(len(pulled), "rank")
-        costs.append(f"{total / 1e6:.3f} MB pulled by {ranks}")
+        costs.append(f"{short(total)}B pulled by {ranks}")
     for (rack, rank), facts in sorted(made.ranks.items()):
         if facts.in_mend_ns is not None:
             costs.append(

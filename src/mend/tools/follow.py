@@ -5,39 +5,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
-from mend.following import follower_of
 from mend.following.files import VersionFiles
-from mend.following.follower import Version
-from mend.tools.top.run import addresses_in_force, sigterm_exits
+from mend.following.follower import Follower, Version
+from mend.tools.report.summary import short
+from mend.tools.top.run import sigterm_exits
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The arguments. No address: those of the environment."""
-
-    addresses: tuple[str, ...]
-    to: Path
-    key_file: Path | None
-    every: int
-    keep: int
-    once: bool
-    job: str
-    wait_s: float
-
-
-def follow(wanted: Wanted) -> int:
-    """Returns the exit status. Raises ConfigError for a wrong argument, GaveUp without a job."""
-    given = wanted.addresses or addresses_in_force()
-    files, written = VersionFiles(wanted.to, wanted.keep), True
-    follower = follower_of(given, wanted.key_file, wanted.job, wanted.every, wanted.wait_s)
+def follow(follower: Follower, files: VersionFiles, *, once: bool) -> int:
+    """Returns the exit status. Raises GaveUp without a job."""
+    written = True
+    follower.say = partial(print, file=sys.stderr, flush=True)
     with closing(follower), sigterm_exits():
         try:
             for version in follower:
                 written = _write(files, version)
-                if wanted.once:
+                if once:
                     return int(not written)
         except KeyboardInterrupt:
             return int(not written)
@@ -54,11 +38,11 @@ def _write(files: VersionFiles, version: Version) -> bool:
         about = f"version {version.number} was not written: {error}. Free some space; going on"
         print(about, file=sys.stderr, flush=True)
         return False
-    size = sum(tensor.nbytes for tensor in version.tensors.values()) / 1e6
+    size = sum(tensor.nbytes for tensor in version.tensors.values())
     missed = f"  missed {version.missed} before it" if version.missed else ""
     print(
-        f"version {version.number}  step {version.step}  {size:.1f} MB  received "
-        f"{version.bytes_received / 1e6:.1f} MB in {version.seconds:.1f} s  {path}{missed}",
+        f"version {version.number}  step {version.step}  {short(size)}B  received "
+        f"{short(version.bytes_received)}B in {version.seconds:.1f} s  {path}{missed}",
         flush=True,
     )
     return True

@@ -7,18 +7,11 @@ from typing import Annotated
 
 import typer
 
-_Addresses = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[ADDRESS]...",
-        help="tcp://host:port of the leader of any rack, or of the witness. Default: the addresses "
-        "in MEND_WITNESS_ADDR and MEND_SIDEBAND_PEERS, else tcp://127.0.0.1:21900.",
-    ),
-]
+from mend.tools.top.command import Addresses
 
 
 def follow_command(
-    addresses: _Addresses = None,
+    addresses: Addresses = None,
     to: Annotated[Path, typer.Option(help="Folder for the files; made if it is not there.")] = Path(
         "versions"
     ),
@@ -59,8 +52,12 @@ def follow_command(
 
       mend follow tcp://10.0.0.1:21900 --once --to snapshot
     """
-    from mend.tools.follow import Wanted, follow
+    from mend.following import follower_of
+    from mend.following.files import VersionFiles
+    from mend.tools.follow import follow
+    from mend.tools.top.run import addresses_in_force
 
-    given = tuple(dict.fromkeys(addresses or ()))
-    wanted = Wanted(given, to, key_file, every, keep, once, job_id, wait)
-    raise typer.Exit(follow(wanted))
+    given = list(dict.fromkeys(addresses or ())) or addresses_in_force()
+    files = VersionFiles(to, keep)
+    follower = follower_of(given, key_file, job_id, every, wait)
+    raise typer.Exit(follow(follower, files, once=once))

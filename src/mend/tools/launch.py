@@ -39,7 +39,6 @@ from mend.tools.processes import (
     orphans,
     separate_script,
 )
-from mend.types import RACKS_MAX
 
 POLL_S = 0.05
 WITNESS_EXIT_S = 5.0
@@ -54,6 +53,7 @@ UNMERGED_EXIT = 3
 is in its weights, and another life would begin without."""
 
 WITNESS_NAME = "witness"
+NOBODY_JOINED = "call mend_init in the script: no rack has, so the racks exchanged nothing"
 
 PLAIN = {
     **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
@@ -81,44 +81,24 @@ class Job:
     """Most times that a rack that failed is started again; it then joins the running job. An
     evicted rack is started again whatever this says: the job has asked for it."""
     torchrun: bool = True
-    """False: racks of one process are started without it, which takes seconds less."""
+    """False: racks, of one process each, are started without it, which takes seconds less."""
     link: str = ""
     """RATE[,ROUND TRIP[,LOSS]]: each rack in a network namespace of its own; empty: loopback."""
 
     def __post_init__(self) -> None:
-        if not self.command or self.command == ("-m",):
-            raise ConfigError(
-                "command", self.command, "no script to start", "Try: mend launch --racks 2 train.py"
-            )
-        for name, least, remedy in (
-            ("racks", 1, "Use 2 racks of 1 process to try."),
-            ("nproc_per_rack", 1, "Use 2 racks of 1 process to try."),
-            ("max_restarts", 0, "0: a rack that failed is not started again."),
-        ):
-            if (number := getattr(self, name)) < least:
-                raise ConfigError(name, number, f"must be at least {least}", remedy)
-        if self.ranks_by_rack and (
-            len(self.ranks_by_rack) != self.racks or min(self.ranks_by_rack) < 1
-        ):
+        if len(self.sizes) != self.racks or min(self.sizes) < 1:
             rule = f"must give each of the {self.racks} racks a number, at least 1"
             remedy = "Use one number for all racks, or one for each, as 2,4."
-            raise ConfigError("nproc_per_rack", self.ranks_by_rack, rule, remedy)
-        if self.racks > RACKS_MAX:
-            rule = f"must be at most {RACKS_MAX}"
-            raise ConfigError("racks", self.racks, rule, "Use more processes per rack.")
+            raise ConfigError("--nproc-per-rack", ",".join(map(str, self.sizes)), rule, remedy)
         try:
             JOB.accept(self.job_id or "drawn")
         except ValueError:
             remedy = "Leave it out for a random name."
-            raise ConfigError("job_id", self.job_id, f"needs {JOB.rule}", remedy) from None
-        if not self.torchrun and max(self.sizes) > 1:
-            raise ConfigError(
-                "torchrun", False, "several processes per rack need it", "Leave it out."
-            )
+            raise ConfigError("--job-id", self.job_id, f"needs {JOB.rule}", remedy) from None
         if self.base_port and not 1024 <= self.base_port <= 65535 - self.racks:
             rule = "must be 0 or 1024..65535 - racks"
             remedy = "0 picks free ports."
-            raise ConfigError("base_port", self.base_port, rule, remedy)
+            raise ConfigError("--base-port", self.base_port, rule, remedy)
         if self.link:
             Link.parse(self.link)
 
@@ -168,7 +148,9 @@ def make_log_dir(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         rule = f"cannot be made ({error.strerror})"
-        raise ConfigError("log_dir", str(folder), rule, "Name one that may be written.") from error
+        raise ConfigError(
+            "--log-dir", str(folder), rule, "Name one that may be written."
+        ) from error
 
 
 # ------------------------------------------------------------------ environment
@@ -348,7 +330,7 @@ class Launch:
                 for child in self._children():
                     child.signal(signal.SIGKILL)
                     child.close()
-            unmerged = self._find_unmerged()
+            unmerged, joined = self._find_unmerged(), any(self._outcomes.iterdir())
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
@@ -357,7 +339,8 @@ class Launch:
         witness = self.witness.process.returncode if self.witness is not None else None
         outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
         if not outcome.status:
-            self._say(f'next="{next_step(self._environments[0])}"')
+            step = next_step(self._environments[0]) if joined else NOBODY_JOINED
+            self._say(f'next="{step}"')
         return outcome
 
     def _find_unmerged(self) -> dict[int, Ended]:

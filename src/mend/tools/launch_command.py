@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
+from mend.types import RACKS_MAX
+
 PASS_ON = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 """Everything after the name of the script belongs to the script."""
 
 _Command = Annotated[
     list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="The script that every rank runs.")
 ]
-_Racks = Annotated[int, typer.Option(help="Racks to start, each under its own torchrun.")]
+_Racks = Annotated[
+    int, typer.Option(min=1, max=RACKS_MAX, help="Racks to start, each under its own torchrun.")
+]
 _Processes = Annotated[
     str,
     typer.Option(
@@ -34,7 +38,7 @@ _Env = Annotated[
     list[str] | None,
     typer.Option(metavar="K=V", help="Environment variable of every rack; may be repeated."),
 ]
-_MaxRestarts = Annotated[int, typer.Option(help="How often a failed rack is started again.")]
+_MaxRestarts = Annotated[int, typer.Option(min=0, help="How often a failed rack is started again.")]
 _Link = Annotated[
     str,
     typer.Option(

@@ -64,7 +64,7 @@ class Link:
 
 
 def _wrong(text: str, rule: str) -> ConfigError:
-    return ConfigError("link", text, rule, "Try --link 400mbit,20ms.")
+    return ConfigError("--link", text, rule, "Try --link 400mbit,20ms.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Any
 
 from mend.codec import CODECS, RANK_MAX, codec_named, cost_of, is_codec
 from mend.codec.on_device import ON_DEVICE
-from mend.config.exchange_plan import unsharded
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
 from mend.engine.numerics import keeps_in_weights
@@ -48,9 +47,6 @@ CODEC_FIRST = "int4"
 
 BUSY_MAX = 0.7
 """Most of the time that payloads may keep the link busy: the rest makes up for an outage."""
-
-START_LONG_S = 10.0
-"""A copy at the start that takes longer is worth to be avoided."""
 
 LINK_SHARE = 0.9
 """Payload's share of the rate: headers, and TCP that finds the rate anew in each round."""
@@ -278,15 +274,6 @@ def _plan_of(asked: Asked, base: MendConfig, mesh: MendConfig) -> str:
     return "auto" if times[1] < times[0] else "mesh"
 
 
-def by_the_other_plan(asked: Asked, config: MendConfig) -> Exchange | None:
-    """Return the exchange of the same round as a mesh where this one is sharded, and the other way
-    round. None: it cannot be sharded."""
-    if not config.sharded and unsharded(config.codec, config.merge, config.racks):
-        return None
-    other = replace(config, exchange_plan="mesh" if config.sharded else "sharded")
-    return _exchange(asked, other, asked.params)
-
-
 def _exchange(asked: Asked, config: MendConfig, params: int) -> Exchange:
     """Return the exchange of a P-th of `params` elements."""
     return exchange_of(
@@ -354,28 +341,6 @@ def advice(asked: Asked, chosen: Choice) -> Iterator[str]:
             f"mend launch --link {asked.link}."
         )
     yield from (f"{costs}." for costs in map(cost_of, asked.codecs) if costs)
-    starting = start_seconds(asked)
-    if starting > START_LONG_S:
-        yield (
-            f"At the start the racks copy rack 0's model: about {starting:.0f} s over this link, "
-            "before the first step. Racks that begin with equal weights (one seed, or one file "
-            "that every rack loads) copy nothing."
-        )
-
-
-def _int4_first(asked: Asked) -> Iterator[str]:
-    """The codec to try before anything else is given up, unless as few bytes were compared."""
-    if min(map(item_bytes, asked.codecs)) <= item_bytes(CODEC_FIRST):
-        return
-    found = recommended(choices(replace(asked, codecs=(CODEC_FIRST,)), base_config(asked.racks)))
-    if found.fits:
-        config = found.config
-        yield (
-            f"--codecs {CODEC_FIRST} fits, with H={config.sync_period_steps} and tau={config.tau}: "
-            "take it first (docs/compression.md)."
-        )
-    else:
-        yield f"--codecs {CODEC_FIRST}, the one to try first, does not fit either."
 
 
 def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
@@ -389,7 +354,6 @@ def _what_would_fit(asked: Asked, chosen: Choice) -> Iterator[str]:
         f"training waits {chosen.wait_ms:.0f} ms per round, and payloads keep the link busy for "
         f"{chosen.link_busy:.0%} of the time."
     )
-    yield from _int4_first(asked)
     rate = carried_ms * asked.link.rate_bits / (BUSY_MAX * PERIODS[-1] * asked.step_ms)
     if period > PERIODS[-1]:
         yield (

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 GB = 1e9
 
-TIME_OUTS = ("start_timeout_s", "shutdown_timeout_s", "transfer_stall_s")
-"""Limits of silence: none grows with the model, as waits go on while bytes arrive."""
-
 
 _Params = Annotated[
     str, typer.Option(metavar="N", help="Trained parameters of the model: 1.5B, 350M, 124000.")
@@ -126,7 +123,7 @@ def plan_command(
     raise typer.Exit(0 if chosen.good else 1)
 
 
-def settings(chosen: Choice) -> dict[str, str | float]:
+def settings(chosen: Choice) -> dict[str, str | int]:
     """Return the settings of the choice, for all racks alike."""
     config = chosen.config
     return {
@@ -137,7 +134,6 @@ def settings(chosen: Choice) -> dict[str, str | float]:
         **({} if config.exchange_plan == "auto" else {"exchange_plan": config.exchange_plan}),
         "codec": config.codec,
         **{MOMENT_PERIODS[order]: period for order, period in config.moment_periods.items()},
-        **{name: getattr(config, name) for name in TIME_OUTS},
     }
 
 
@@ -277,7 +273,7 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
         f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
         f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
-        f"{plan_of(asked, chosen)}{longest}tau hides {duration(chosen.window_ms)}",
+        f"{plan_of(chosen)}{longest}tau hides {duration(chosen.window_ms)}",
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
@@ -295,24 +291,17 @@ def start_of(asked: Asked) -> str:
     from mend.tools import plan
 
     return (
-        f"up to {plan.start_seconds(asked):.0f} s to copy rack 0's model; racks that begin with "
-        "equal weights copy nothing"
+        f"up to {duration(1000 * plan.start_seconds(asked))} to copy rack 0's model; racks that "
+        "begin with equal weights (one seed, or one file that every rack loads) copy nothing"
     )
 
 
-def plan_of(asked: Asked, chosen: Choice) -> str:
-    """Say what many racks pull, and what the other plan would take."""
-    from mend.tools import plan
-
-    racks, other = chosen.config.racks, plan.by_the_other_plan(asked, chosen.config)
-    if racks <= 2:
-        return ""
+def plan_of(chosen: Choice) -> str:
+    """Say what many racks pull."""
+    racks = chosen.config.racks
     if chosen.config.sharded:
-        name, beside = f"sharded, 2 x {racks - 1} / {racks} of a payload", "as a mesh"
-    else:
-        name, beside = f"a mesh, {racks - 1} payloads", "sharded"
-    would = f" ({beside} it would take {duration(other.total_ms)})" if other else ""
-    return f"{name}{would}; "
+        return f"sharded, 2 x {racks - 1} / {racks} of a payload; "
+    return f"a mesh, {racks - 1} payloads; " if racks > 2 else ""
 
 
 def duration(ms: float) -> str:
@@ -366,7 +355,5 @@ def assumptions(asked: Asked, source: str) -> str:
         f"and {asked.merge_ns:.2f} to merge ({source}), shared by the {asked.ranks} rank(s); "
         f"{fixed['copy_ns']:g} ns per element for capture and apply; {cut}; all "
         "racks equally fast. Not counted: what merging threads take from the one that launches "
-        "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state, for which "
-        "each rank keeps what a script registers with scope rack, at most 64 MiB a copy "
-        "(docs/joining.md). Host memory as mend doctor counts it."
+        "kernels (2 % with FSDP2, docs/internals/benchmarks.md), nor mirror_rack_state."
     )

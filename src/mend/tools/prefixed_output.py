@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
+
+from mend.status.backlog import Backlog
 
 COLOURS = (36, 33, 35, 32, 34, 31)
 """ANSI colours of racks 0, 1, ...; then again from the start."""
@@ -21,8 +21,8 @@ DIM = 2
 
 STDOUT = 1
 
-BACKLOG_BYTES_MAX = 4 << 20
-"""Waits for a reader that has paused; lines beyond it are dropped, and counted."""
+LINES_MAX = 20_000
+"""Lines that wait for a reader that has paused; further ones are dropped, and counted."""
 
 LAST_WORDS_S = 30.0
 """Longest wait at the end for a reader to take what is left."""
@@ -39,72 +39,30 @@ class Printer:
     """
 
     def __init__(self, fd: int, who: str) -> None:
-        self.fd, self._who = fd, who
-        self._changed = threading.Condition()
-        self._waiting: deque[bytes] = deque()
-        self._bytes = self._dropped = 0
-        self._closed = False
+        self.fd = fd
+        gap = f'{who} lines_dropped={{}} reason="nobody read them in time"\n'
+        self._waiting: Backlog[bytes] = Backlog(LINES_MAX, lambda n: gap.format(n).encode())
         # Daemon: one that is stuck in a write must not keep the process.
         self._thread = threading.Thread(target=self._write_all, name="mend-printer", daemon=True)
         self._thread.start()
 
     def line(self, text: str) -> None:
         """Any thread; in the order of the calls."""
-        data = f"{text}\n".encode(errors="replace")
-        with self._changed:
-            if self._bytes + len(data) > BACKLOG_BYTES_MAX:
-                self._dropped += 1
-                return
-            self._report_dropped()
-            self._add(data)
-
-    def _add(self, data: bytes) -> None:
-        self._waiting.append(data)
-        self._bytes += len(data)
-        self._changed.notify()
-
-    def _report_dropped(self) -> None:
-        """Say in its place how much is missing."""
-        if self._dropped:
-            why = 'reason="nobody read them in time"'
-            self._add(f"{self._who} lines_dropped={self._dropped} {why}\n".encode())
-            self._dropped = 0
+        self._waiting.put(f"{text}\n".encode(errors="replace"))
 
     def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._waiting or self._closed):
-                    self._changed.wait()
-                if not self._waiting:
-                    return
-                data = self._waiting.popleft()
-            if not _write(self.fd, data):
-                self._go_silent()
+        while lines := self._waiting.take(1):
+            if not _write(self.fd, lines[0]):
+                self._waiting.end()
+                self._waiting.abandon()
                 return
-            with self._changed:
-                self._bytes -= len(data)
-
-    def _go_silent(self) -> None:
-        """Drop everything, as nobody will read any more."""
-        with self._changed:
-            self._waiting.clear()
-            self._bytes = BACKLOG_BYTES_MAX  # no line fits
 
     def __enter__(self) -> Printer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait until the reader has all, LAST_WORDS_S at most, or until the next Ctrl-C."""
-        with self._changed:
-            if self._thread.is_alive():
-                self._report_dropped()
-            self._closed = True
-            self._changed.notify()
+        self._waiting.end()
         with suppress(KeyboardInterrupt):
             self._thread.join(LAST_WORDS_S)
 

@@ -76,7 +76,7 @@ class Child:
         except OSError as error:
             if not again:
                 rule, remedy = f"cannot be written ({error.strerror})", "Name another folder."
-                raise ConfigError("log_dir", str(log), rule, remedy) from error
+                raise ConfigError("--log-dir", str(log), rule, remedy) from error
             self._sink(self.name, f"log-stopped path={log} reason={error}")
             return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,9 +50,9 @@ Ctrl-C, as is the script.
 
   mend repro --record here --steps 50 -- train.py; mend repro here there
 
-  mend repro --certify --ranks 2,4 --sign key.pem -- train.py --steps 100
+  mend repro --certify --ranks 2,4 -- train.py --steps 100
 
-  mend repro --verify train.certificate.json --key key.pub
+  mend repro --verify train.certificate.json
 """
 
 
@@ -114,15 +115,7 @@ _Output = Annotated[
     Path | None,
     typer.Option(help="With --certify: the file to write; default SCRIPT.certificate.json."),
 ]
-_Sign = Annotated[
-    Path | None,
-    typer.Option(metavar="KEY", help="With --certify: sign by this private Ed25519 key."),
-]
 _Verify = Annotated[Path | None, typer.Option(metavar="FILE", help="Check a certificate.")]
-_Key = Annotated[
-    Path | None,
-    typer.Option(metavar="PUB", help="With --verify: the public key that must have signed it."),
-]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -145,9 +138,7 @@ def repro_command(
     microbatches_option: _MicrobatchesOption = "--microbatches",
     ranks: _CutRanks = None,
     output: _Output = None,
-    sign: _Sign = None,
     verify: _Verify = None,
-    key: _Key = None,
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
@@ -155,12 +146,10 @@ def repro_command(
     if verify is not None:
         from mend.tools.certify import verify as verify_file
 
-        raise typer.Exit(verify_file(verify, key, as_json))
+        raise typer.Exit(verify_file(verify, as_json))
     if certify:
         command = (*map(str, recordings or []), *(context.obj or []))
-        more = (steps, nproc, keep, as_json)
-        cuts = (microbatches, microbatches_option, ranks)
-        raise typer.Exit(_certify(command, cuts, output, sign, more))
+        raise typer.Exit(_certify(command, context.params))
     from mend.tools.launch import check_script
     from mend.tools.repro import HOW, compare_folders, repro
     from mend.tools.repro import record as record_run
@@ -171,8 +160,7 @@ def repro_command(
     if recordings or not context.obj:
         raise UsageError(HOW)
     check_script(context.obj[0])
-    made = _settings((nproc, a_nproc, b_nproc), (a_env, b_env), (a_args, b_args))
-    asked = Asked(tuple(context.obj), made, steps, keep, as_json)
+    asked = Asked(tuple(context.obj), _settings(context.params), steps, keep, as_json)
     if record is not None:
         raise typer.Exit(record_run(asked, record, (at, at)))
     if at:
@@ -180,14 +168,13 @@ def repro_command(
     raise typer.Exit(repro(asked))
 
 
-_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output", "sign")
+_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output")
 _OF_PAIRS = ("a_nproc", "b_nproc", "a_env", "b_env", "a_args", "b_args", "record", "at")
 
 
 def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None:
     """Raises UsageError for an option that the mode would not read."""
     wrong = {name: "needs --certify" for name in _OF_CERTIFY if not certify}
-    wrong |= {} if verify else {"key": "needs --verify"}
     if certify or verify:
         wrong |= dict.fromkeys(_OF_PAIRS, "is an option of two runs that are compared")
     for name, why in wrong.items():
@@ -196,38 +183,25 @@ def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None
             raise UsageError(f"--{name.replace('_', '-')} {why}")
 
 
-def _settings(
-    ranks: tuple[int, int | None, int | None],
-    env: tuple[list[str] | None, list[str] | None],
-    arguments: tuple[str, str],
-) -> tuple[Setting, Setting]:
-    """Of runs A and B. `ranks`: of both, of A, of B."""
+def _settings(options: Mapping[str, Any]) -> tuple[Setting, Setting]:
+    """Of runs A and B."""
     from mend.tools.repro import HASH_SEEDS
     from mend.tools.repro_runs import Setting
 
-    both, *own = ranks
-    one, other = (
-        Setting(
-            name,
-            count if (count := own[at]) is not None else both,
-            tuple(shlex.split(arguments[at])),
-            dict(pair_of(text, f"--{name.lower()}-env") for text in env[at] or []),
-            HASH_SEEDS[0],
-        )
-        for at, name in enumerate("AB")
-    )
+    def of(name: str) -> Setting:
+        own = options[f"{name}_nproc"]
+        env = dict(pair_of(text, f"--{name}-env") for text in options[f"{name}_env"] or [])
+        arguments = tuple(shlex.split(options[f"{name}_args"]))
+        ranks = options["nproc"] if own is None else own
+        return Setting(name.upper(), ranks, arguments, env, HASH_SEEDS[0])
+
+    one, other = of("a"), of("b")
     if replace(other, name="A") == one:  # else one difference at a time
         other = replace(other, hash_seed=HASH_SEEDS[1])
     return one, other
 
 
-def _certify(
-    command: tuple[str, ...],
-    cuts: tuple[str | None, str, str | None],
-    output: Path | None,
-    sign: Path | None,
-    more: tuple[int, int, Path | None, bool],
-) -> int:
+def _certify(command: tuple[str, ...], options: Mapping[str, Any]) -> int:
     from mend.tools.certify import Wanted, certify
     from mend.tools.launch import check_script
     from mend.tools.repro import HOW
@@ -235,22 +209,20 @@ def _certify(
     if not command:
         raise UsageError(HOW)
     check_script(command[0])
-    microbatches, option, ranks = cuts
-    steps, nproc, keep, as_json = more
     name = Path(command[1] if command[0] == "-m" and len(command) > 1 else command[0]).stem
+    ranks, microbatches = options["ranks"], options["microbatches"]
     return certify(
         Wanted(
             command,
-            output or Path(f"{name}.certificate.json"),
-            steps,
-            nproc,
-            _numbers("--ranks", "2" if ranks is None else ranks),
-            _numbers("--microbatches", "2,4" if microbatches is None else microbatches),
-            option,
-            must=microbatches is not None or ranks is not None,
-            sign=sign,
-            keep=keep,
-            as_json=as_json,
+            options["output"] or Path(f"{name}.certificate.json"),
+            options["steps"],
+            options["nproc"],
+            _numbers("--ranks", ranks or "2"),
+            _numbers("--microbatches", microbatches or "2,4"),
+            options["microbatches_option"],
+            must=bool(ranks or microbatches),
+            keep=options["keep"],
+            as_json=options["as_json"],
         )
     )
 

@@ -51,8 +51,8 @@ def _retire(rack: int, watch: Watch, onlooker: StatusClient, wait_s: float) -> i
     watch.gather(FIRST_S, ASK_S)
     answers = live_answers(watch.answers())
     if not answers:
-        silent = ", ".join(f"{a.address} ({a.way})" for a in watch.answers())
-        return _refuse(f"no process answers at {silent}. Name the leader of a rack, or the witness")
+        silent = "; ".join(watch.picture().silent)
+        return _refuse(f"nobody answers. {silent}. Name the leader of a rack, or the witness")
     first = best(answers)
     if reason := refusal(answers, rack):
         return _refuse(reason)

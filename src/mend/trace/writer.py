@@ -46,9 +46,6 @@ replay of the job needs them even if the process is killed right afterwards."""
 WAITING_MAX = 8_192
 """Limit of entries that wait for a slow disk; further ones become a gap."""
 
-LOOK_S = 1.0
-"""Time between two checks that the file still exists."""
-
 SEGMENT_BYTES = 64 << 20
 LIVES_MAX = 1_000
 CLOSE_S = 5.0
@@ -246,7 +243,6 @@ class _Files:
         self._segment = self._begin_bytes = 0
         self._packer = Packer()
         self._file: BinaryIO | None = None
-        self._looked_s = 0.0
         self.path = folder / f"{self._stem}.mend"
 
     def open(self) -> None:
@@ -281,13 +277,8 @@ class _Files:
             self._append(self._packer.chunk(records))
 
     def check(self) -> None:
-        """Check now and then that the file still exists: writes to a removed one are lost
-        silently."""
-        now_s = time.monotonic()
-        if self._file is None or now_s - self._looked_s < LOOK_S:
-            return
-        self._looked_s = now_s
-        if os.fstat(self._file.fileno()).st_nlink == 0:
+        """Check that the file still exists: writes to a removed one are lost silently."""
+        if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
             raise FileNotFoundError("the file was removed")
 
     def end(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 import mend
 from mend import compat
 from mend.config import describe
-from mend.config.predecessor import BECOMES, FOREIGN, FORMER, translated
+from mend.config.predecessor import BECOMES, FOREIGN, translated
 from mend.errors import ConfigError
 from tests import golden
 
@@ -186,11 +186,11 @@ def test_both_names_of_one_setting_are_refused() -> None:
         compat.MendConfig(quorum_min_learners=2, merge_min_racks=2)
 
 
-@pytest.mark.parametrize("name", [*BECOMES, *FORMER])
+@pytest.mark.parametrize("name", BECOMES)
 def test_other_name_of_a_setting_is_refused_with_the_right_one(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    new = {**BECOMES, **FORMER}[name]
+    new = BECOMES[name]
     assert new in {row.field for row in describe()}
     with golden.raises(ConfigError):
         mend.MendConfig(**{name: 2})

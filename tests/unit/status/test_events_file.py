@@ -224,7 +224,7 @@ def by_another(path: Path) -> None:
 
 @pytest.mark.parametrize("remove", [by_folder, by_name, by_another])
 def test_a_file_that_was_removed_is_made_again_and_goes_on(
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, remove: Callable[[Path], None]
+    tmp_path: Path, said: Said, remove: Callable[[Path], None]
 ) -> None:
     """It was written to, unseen, until the end of the job."""
     path = tmp_path / "run" / NAME
@@ -232,9 +232,7 @@ def test_a_file_that_was_removed_is_made_again_and_goes_on(
     put(file, 0, 1)
     until(lambda: path.exists() and len(steps(path)) == 2, "two lines are written")
     remove(path)
-    put(file, 2)  # perhaps before the next look: it must not be lost either
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
-    put(file, 3)
+    put(file, 2, 3)
     until(lambda: "events-anew" in said.kinds, "the file is missed")
     put(file, 4)
     file.close()
@@ -247,26 +245,24 @@ def test_a_file_that_was_removed_is_made_again_and_goes_on(
 
 
 def test_a_file_that_was_removed_is_noticed_at_the_end_at_the_latest(
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said: Said
 ) -> None:
     path = tmp_path / NAME
     file = EventsFile(path, said)
     put(file, 0, 1)
     until(lambda: path.exists() and len(steps(path)) == 2, "two lines are written")
     path.unlink()
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
     file.close()
-    assert steps(path) == [0, 1, "events-anew"]
+    assert steps(path) == [0, "events-anew"]
 
 
 def test_burst_behind_a_removal_is_in_the_new_file(tmp_path: Path, said: Said) -> None:
-    """More lines than are kept between two looks at the clock: the count of them is one, too."""
     path = tmp_path / NAME
     file = EventsFile(path, said)
     put(file, 0)
     until(lambda: path.exists() and len(steps(path)) == 1, "a line is written")
     path.unlink()
-    count = 3 * module.KEPT_MAX
+    count = 3_000
     for number in range(1, count):
         put(file, number)
     file.close()

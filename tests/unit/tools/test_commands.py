@@ -72,12 +72,12 @@ def test_version_names_mend_and_torch() -> None:
 def test_an_error_of_mend_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--racks", "0", "t.py"])
+    monkeypatch.setattr(sys, "argv", ["mend", "launch", "--base-port", "80", "t.py"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("mend: ConfigError: racks=0: must be at least 1")
+    assert line.startswith("mend: ConfigError: --base-port=80: must be 0 or")
 
 
 def test_a_mistyped_address_of_the_witness_is_refused_before_it_waits(
@@ -141,7 +141,7 @@ def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
         (["repro"], "  mend repro -- train.py --lr 3e-4  "),
         (["repro", "--certify"], "  mend repro --certify train.py  "),
         (["repro", "--certify", "--ranks", "2,x", "setup.cfg"], "SCRIPT='setup.cfg': there is no"),
-        (["repro", "--sign", "key", "--", "t.py"], "--sign needs --certify"),
+        (["repro", "--ranks", "2", "--", "t.py"], "--ranks needs --certify"),
         (["repro", "--certify", "--a-nproc", "2", "t.py"], "--a-nproc is an option of two runs"),
         (["repro", "--verify", "no/such"], "no/such cannot be read (No such file or directory)"),
         (["repro", "--", "no/such.py"], "SCRIPT='no/such.py': there is no such file"),

@@ -247,3 +247,13 @@ def test_a_dump_without_a_gpu_is_said_to_have_none(tmp_path: Path) -> None:
     path = tmp_path / "topo.xml"
     path.write_text('<system version="1"><cpu numaid="0" affinity="f"/></system>')
     assert "no GPU in it" in told("--topology", str(path))
+
+
+def test_free_data_ports_are_counted_and_not_listed(
+    monkeypatch: pytest.MonkeyPatch, free_ports: Callable[[int], list[int]]
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("MEND_DATA_PORTS", f"{port}-{port}")
+    said = CliRunner().invoke(app, ["doctor"]).output
+    assert "1 of 1 data ports are free" in said
+    assert str(port) not in said.partition("\nports\n")[2].partition("\naddresses\n")[0]

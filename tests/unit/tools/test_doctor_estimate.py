@@ -75,7 +75,7 @@ def test_a_residual_is_as_long_as_what_a_rank_owns(
     found = est.memory_of(lossy, 1_000_000, 4)
     assert found.residual == 250_000 * bytes_each
     assert found.total - found.residual == est.memory_of(config(), 1_000_000, 4).total
-    told = est.of_memory(found, Room(None, None), 1, gpu=False)[0].found
+    told = est.of_memory(found, Room(None, None), 1).found
     assert ("1 MB residual" in told) == bool(bytes_each)
 
 
@@ -88,7 +88,7 @@ def test_what_is_advised_against_too_little_memory_saves_some() -> None:
     # It advised fewer fragments, whose rounds take more memory.
     two_in_flight = {"fragments": 16}
     need = est.memory_of(config(**two_in_flight), 1_000_000, 1)
-    advised = est.of_memory(need, Room(None, 1), 1, gpu=False)[0].change
+    advised = est.of_memory(need, Room(None, 1), 1).change
     for advice, changed in (
         ("larger MEND_FRAGMENTS", {"fragments": 64}),
         ("smaller MEND_OVERLAP_STEPS", {"overlap_steps": 1}),
@@ -102,17 +102,14 @@ def test_what_is_advised_against_too_little_memory_saves_some() -> None:
 def test_memory_findings() -> None:
     need = Memory(8_000_000_000, 2_000_000_000)
     ok, note, problem = (
-        est.of_memory(need, Room(available, limit), 1, gpu=False)[0]
+        est.of_memory(need, Room(available, limit), 1)
         for available, limit in ((100 * 10**9, None), (11 * 10**9, None), (9 * 10**9, 9 * 10**9))
     )
     assert (ok.severity, note.severity, problem.severity) == ("ok", "note", "problem")
     assert "10 GB of host memory (8 GB anchors, 2 GB rounds" in ok.found
     assert "MEND_OVERLAP_STEPS" in problem.change
-    shared = est.of_memory(need, Room(None, 30 * 10**9), 4, gpu=False)
-    assert shared[0].severity == "problem", "four ranks of this machine need four times as much"
-    locked = est.of_memory(need, Room(None, None, 8 << 20), 1, gpu=True)
-    assert "memlock" in locked[1].change
-    assert len(est.of_memory(need, Room(None, None, 8 << 20), 1, gpu=False)) == 1
+    shared = est.of_memory(need, Room(None, 30 * 10**9), 4)
+    assert shared.severity == "problem", "four ranks of this machine need four times as much"
 
 
 def test_an_exchange_by_hand() -> None:

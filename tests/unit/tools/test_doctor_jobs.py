@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from mend.errors import AddressInUse
 from mend.status.follow_messages import decode_asked
 from mend.status.messages import HEAD, encode_view
 from mend.tools.doctor.jobs import STOP_IT, Looks, jobs_at, look_around, of_jobs, of_taken
-from mend.tools.doctor.local import System
 from mend.transport.zmq import ZmqSideband
 from mend.types import SECOND, WITNESS
 from tests.unit.status.seen import view
@@ -106,29 +103,8 @@ def test_nobody_is_there(free_ports: Ports) -> None:
     assert jobs_at(["tcp://127.0.0.1:x"], 0.1) == Looks()
 
 
-async def test_who_has_the_port_of_this_rack(free_ports: Ports) -> None:
-    ports = free_ports(2)
-    place = config(ports)
-    async with sideband(ports[0], encode_view(view(job="theirs", rack=0))):
-        found = await asyncio.to_thread(of_taken, place, TAKEN)
-        assert "A job is running: rack 0 of job 'theirs'" in found.found
-        assert "process " in found.found, "this one, as it holds the port itself"
-    async with sideband(ports[0]):
-        found = await asyncio.to_thread(of_taken, place, TAKEN)
-        assert "Another doctor, or a job, is running here: process " in found.found
-
-
-def test_another_program_has_the_port(free_ports: Ports, tmp_path: Path) -> None:
-    ports = free_ports(2)
-    place = config(ports)
-    with closing(socket.create_server(("127.0.0.1", ports[0]))):
-        assert "Another program has the port" in of_taken(place, TAKEN).found
-        hidden = of_taken(place, TAKEN, System(tmp_path))
-    assert hidden.found == str(TAKEN), "of somebody else, who is not to be seen"
-
-
 @pytest.mark.parametrize("text", ["lane host='a' ports=(1, 2): every port is taken."])
-def test_data_ports_that_are_taken(text: str, free_ports: Ports) -> None:
-    found = of_taken(config(free_ports(2)), AddressInUse(text, lane=True))
+def test_data_ports_that_are_taken(text: str) -> None:
+    found = of_taken(AddressInUse(text, lane=True))
     assert found.found == text
     assert "MEND_DATA_PORTS" in found.change

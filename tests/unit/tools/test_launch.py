@@ -19,6 +19,7 @@ from mend.errors import ConfigError
 from mend.tools import app
 from mend.tools import launch as launch_module
 from mend.tools.launch import (
+    NOBODY_JOINED,
     PLAIN,
     Job,
     Launch,
@@ -268,17 +269,11 @@ def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, s
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
-        ({"racks": 0}, "racks"),
-        ({"racks": 65}, "racks"),
-        ({"max_restarts": -1}, "max_restarts"),
-        ({"job_id": "a b"}, "job_id"),
-        ({"nproc_per_rack": 0}, "nproc_per_rack"),
-        ({"ranks_by_rack": (1, 2, 3)}, "nproc_per_rack"),
-        ({"ranks_by_rack": (1, 0)}, "nproc_per_rack"),
-        ({"base_port": 80}, "base_port"),
-        ({"command": ()}, "command"),
-        ({"command": ("-m",)}, "command"),
-        ({"torchrun": False, "nproc_per_rack": 2}, "torchrun"),
+        ({"job_id": "a b"}, "--job-id"),
+        ({"nproc_per_rack": 0}, "--nproc-per-rack"),
+        ({"ranks_by_rack": (1, 2, 3)}, "--nproc-per-rack"),
+        ({"ranks_by_rack": (1, 0)}, "--nproc-per-rack"),
+        ({"base_port": 80}, "--base-port"),
     ],
 )
 def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field: str) -> None:
@@ -291,7 +286,7 @@ def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field:
     ("options", "said"),
     [
         (["no/such.py"], "SCRIPT='no/such.py': there is no such file"),
-        (["--log-dir", "/dev/null/logs", __file__], "log_dir='/dev/null/logs': cannot be made"),
+        (["--log-dir", "/dev/null/logs", __file__], "--log-dir='/dev/null/logs': cannot be made"),
         (["--env", "MEND_FOO=1", __file__], "MEND_FOO='1': is no setting of mend"),
         (["--env", "MEND_FRAGMENTS=four", __file__], "fragments='four': needs"),
         (["--env", "MEND_CONFIG=/no/such", __file__], "MEND_CONFIG='/no/such': cannot be read"),
@@ -317,19 +312,21 @@ def test_a_script_is_a_file_a_folder_that_runs_or_a_module(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "last"),
+    ("env", "joined", "code", "last"),
     [
-        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 0, 'next="mend report runs/a"'),
-        ({}, 0, 'next="--env MEND_DIAGNOSTICS_DIR=FOLDER records a run, and '
-                'mend report FOLDER draws it"'),
-        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, 3, "rack 0 ended exit=3"),
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, True, 0, 'next="mend report runs/a"'),
+        ({}, True, 0, 'next="--env MEND_DIAGNOSTICS_DIR=FOLDER records a run, and '
+                      'mend report FOLDER draws it"'),
+        ({}, False, 0, f'next="{NOBODY_JOINED}"'),
+        ({"MEND_DIAGNOSTICS_DIR": "runs/a"}, True, 3, "rack 0 ended exit=3"),
     ],
 )  # fmt: skip
 def test_launch_that_ends_in_order_says_what_to_do_next(
-    tmp_path: Path, env: dict[str, str], code: int, last: str
+    tmp_path: Path, env: dict[str, str], joined: bool, code: int, last: str
 ) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"raise SystemExit({code})")
+    joins = "import os; open(os.environ['MEND_OUTCOMES'] + '/rack0', 'w')\n" * joined
+    script.write_text(f"{joins}raise SystemExit({code})")
     job = Job(
         command=(str(script),), racks=1, witness=False, torchrun=False, job_id="story", env=env
     )

@@ -59,7 +59,7 @@ def test_what_is_no_link_is_told_with_one_that_is(text: str, rule: str) -> None:
 
 
 def test_a_job_with_a_wrong_link_is_not_built() -> None:
-    with pytest.raises(ConfigError, match="link='fast'"):
+    with pytest.raises(ConfigError, match="--link='fast'"):
         Job(command=("train.py",), link="fast")
 
 

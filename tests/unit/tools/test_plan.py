@@ -17,7 +17,7 @@ from mend.errors import ConfigError
 from mend.tools import app, plan
 from mend.tools.links_spec import Link
 from mend.tools.plan import Asked, Choice, advice, base_config, choice_of, choices, recommended
-from mend.tools.plan_command import exports, settings, toml
+from mend.tools.plan_command import exports, settings, start_of, toml
 
 MESH = frozenset({"exchange_plan"})
 
@@ -106,14 +106,6 @@ def test_many_racks_merge_a_slice_each_where_that_is_quicker() -> None:
     assert half.exchange.bytes == 131_250_000, "the result is fp32"
     tiny = one(asked(params=10_000, racks=8))
     assert settings(tiny)["exchange_plan"] == "mesh"
-    mesh = plan.by_the_other_plan(asked(racks=8), row.config)
-    assert mesh is not None
-    assert mesh.bytes == 700_000_000
-    assert mesh.total_ms > row.exchange.total_ms
-    slices = plan.by_the_other_plan(asked(params=10_000, racks=8), tiny.config)
-    assert slices is not None
-    assert slices.total_ms > tiny.exchange.total_ms
-    assert plan.by_the_other_plan(asked(racks=2), one(asked()).config) is None
     assert tiny.exchange.trips_ms == pytest.approx(6 * 20)
     for racks in (2, 3):
         assert "exchange_plan" not in settings(one(asked(racks=racks)))
@@ -210,23 +202,10 @@ def test_where_nothing_fits_it_says_what_would() -> None:
     assert (chosen.config.sync_period_steps, chosen.config.codec) == (1024, "bfloat16")
     told = list(advice(question, chosen))
     # 1600 Mbit in 1024 steps of 0.1 s are 15.625 Mbit/s, over 0.9 and 0.7
-    assert "needs a link of 24.8 Mbit/s" in told[2]
-    assert "H=2540" in told[2]
+    assert "needs a link of 24.8 Mbit/s" in told[1]
+    assert "H=2540" in told[1]
     relieved = recommended(choices(asked(link="24.9mbit", codecs=plan.DTYPES), base_config(2)))
     assert relieved.link_busy <= plan.BUSY_MAX
-
-
-def test_where_nothing_fits_int4_is_named_first_unless_as_few_bytes_were_compared() -> None:
-    def second(params: int = 100_000_000, **more: Any) -> str:
-        question = asked(params, **{"codecs": plan.DTYPES, **more})
-        return list(advice(question, recommended(choices(question, base_config(2)))))[1]
-
-    fits = second(link="10mbit")
-    tau = recommended(choices(asked(link="10mbit", codecs=("int4",)), base_config(2))).config.tau
-    assert fits.startswith(f"--codecs int4 fits, with H=1024 and tau={tau}")
-    assert "does not fit either" in second(link="1mbit")
-    for codec in ("int4", "e3m0", "topk"):
-        assert "--codecs" not in second(10**10, link="1mbit", codecs=("float32", codec))
 
 
 def test_a_link_with_room_whose_delay_is_longer_than_any_overlap() -> None:
@@ -242,11 +221,11 @@ def test_what_a_codec_costs_is_told_of_every_one_that_is_asked_for() -> None:
     assert [line.split("'")[1] for line in told if "the loss by" in line] == ["topk", "powersgd-8"]
 
 
-def test_loss_and_a_long_start_are_told() -> None:
+def test_loss_of_packets_and_the_start_are_told() -> None:
     question = asked(link="100mbit,20ms,1%", params=2_000_000_000, step_ms=5000)
     told = " ".join(advice(question, recommended(choices(question, base_config(2)))))
     assert "1 % loss is not predicted" in told
-    assert "about 711 s over this link" in told  # 64 Gbit over 90 Mbit/s
+    assert "711 s to copy" in start_of(question)  # 64 Gbit over 90 Mbit/s
 
 
 @pytest.mark.parametrize("racks", [2, 3, 8])
@@ -292,7 +271,6 @@ def test_the_command_shows_settings_outcome_table_and_assumptions() -> None:
         'codec = "float32"',
         "444 ms for 50 MB, 120 ms for round trips",
         "busy 56% of the time, 500 Mbit/s on average",
-        "export MEND_START_TIMEOUT_S=120.0",
         "1024  float32",
         "2.00 to merge (given)",
     ):

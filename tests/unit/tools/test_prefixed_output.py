@@ -54,13 +54,13 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_that_a_reader_leaves_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefixed_output, "BACKLOG_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(prefixed_output, "LINES_MAX", 600)
     ours, theirs = os.pipe()
     said: list[str] = []
     with open(ours, encoding="utf-8") as reader:
         late = threading.Thread(target=lambda: said.extend(reader))
         with Printer(theirs, "[launch]") as printer:
-            for number in range(4_000):  # more than pipe and backlog hold; none blocks
+            for number in range(4_000):  # more than pipe and queue hold; none blocks
                 printer.line(f"{number:0100}")
             late.start()
         os.close(theirs)

@@ -46,7 +46,7 @@ def test_a_log_that_cannot_be_opened_is_refused_at_first_and_later_done_without(
 ) -> None:
     """It ended the whole job when the folder was gone by the time that a rack was started again."""
     log = tmp_path / "gone" / "rack0.log"
-    with pytest.raises(ConfigError, match=r"log_dir=.*rack0\.log.*No such file"):
+    with pytest.raises(ConfigError, match=r"--log-dir=.*rack0\.log.*No such file"):
         run("print('first')", log)
     stopped, second = (line for _, line in run("print('second')", log, again=True))
     assert stopped.startswith(f"log-stopped path={log} reason=[Errno 2]")

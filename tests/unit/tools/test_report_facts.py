@@ -12,6 +12,7 @@ from mend.errors import EventError
 from mend.events.lines import decode_line
 from mend.tools.report import summary
 from mend.tools.report.facts import FAULTS_SHOWN, NAMES_MAX, Gathering, RunFacts
+from mend.tools.report.rounds import Rounds
 from tests.noted import filled
 
 S = 1_000_000_000
@@ -77,6 +78,17 @@ def test_what_a_codec_saved_and_left_for_later_is_shown() -> None:
     assert tiles["Compression"] == ("8 x", "2.1 kB less per receiver than fp32")
     assert tiles["Residual"][0] == "20.0%"
     assert "Compression" not in {name for name, *_ in summary.tiles(Run().ends(), {})}
+
+
+def test_codec_that_sends_more_than_fp32_says_more() -> None:
+    encoded = {"kind": "encoded", "bytes": 900, "fp32_bytes": 800, "residual": 0.0}
+    (tile,) = [e for e in summary.tiles(Run().says(0, encoded).ends(), {}) if "fp32" in e.more]
+    assert tile.more == "100 B more per receiver than fp32"
+
+
+def test_settings_on_the_page_have_no_path_of_a_key() -> None:
+    settings = {"key_file": "/home/me/run7.key", "fragments": 1}
+    assert summary.changed_settings(Rounds(settings=settings)) == [("fragments", 1)]
 
 
 def test_rounds_are_counted_once_with_who_was_in() -> None:
@@ -162,7 +174,6 @@ def test_recorded_values_become_curves_also_when_they_are_no_numbers() -> None:
 
     run = Run().says(0, recorded(1, loss=2.5), recorded(2, loss="nan"), recorded(3, loss="inf"))
     run.says(0, recorded(4, loss="much"))
-    assert run.gathering.refused == 1
     curve = run.ends().ranks[0, 0].curves["loss"]
     assert curve.tokens == [10, 20, 30]
     assert [str(value) for value in curve.values] == ["2.5", "nan", "inf"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from mend.tools import retire as module
+from mend.tools.ports import free_ports
 from mend.tools.retire import evicted_life, outcome, refusal
 from mend.tools.top.picture import Answer
 from mend.types import WITNESS
@@ -94,3 +98,12 @@ def test_who_is_not_believed_is_told_so() -> None:
     assert not final
     assert not accepted
     assert told.startswith("no process accepted it")
+
+
+def test_retire_that_nobody_answers_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "FIRST_S", 0.1)
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    assert module.retire(1, (address,), "", 1.0) == 1
+    assert f"nobody answers. {address}: no connection: no process" in capsys.readouterr().err

@@ -387,11 +387,8 @@ def test_an_entry_that_is_too_long_is_a_gap(
     assert steps(tmp_path / "tape-rack1-rank0.mend") == [0, "gap 1", 2]
 
 
-def test_a_tape_whose_file_was_removed_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tape_whose_file_was_removed_says_so(tmp_path: Path) -> None:
     """It was written on, unseen, and the replay found no tape."""
-    monkeypatch.setattr(tape_module, "LOOK_S", 0.0)
     notes = Notes()
     tape = writer(tmp_path, notes)
     until(lambda: (tmp_path / "tape-rack1-rank0.mend").exists(), "the tape begins")

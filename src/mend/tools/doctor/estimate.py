@@ -116,11 +116,9 @@ class Room:
     available: int | None
     limit: int | None
     """Limit of the machine or of the container, whichever is less."""
-    locked: int | None = None
-    """Most memory that may be page-locked."""
 
 
-def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list[Finding]:
+def of_memory(memory: Memory, room: Room, ranks_here: int) -> Finding:
     """`ranks_here`: ranks that share this machine."""
     need = memory.total * ranks_here
     text = (
@@ -132,25 +130,11 @@ def of_memory(memory: Memory, room: Room, ranks_here: int, *, gpu: bool) -> list
         "flight), MEND_OUTER_OPTIMIZER_MOMENTUM=0 (half the anchors), more ranks that share the "
         "model, or more memory for the job."
     )
-    findings = []
     if room.limit is not None and need > room.limit:
-        findings.append(problem("memory", f"{text}; there are {amount(room.limit)}.", shrink))
-    elif room.available is not None and need > MEMORY_SHARE * room.available:
-        findings.append(
-            remark("memory", f"{text}; {amount(room.available)} are available now.", shrink)
-        )
-    else:
-        findings.append(ok("memory", text))
-    if gpu and room.locked is not None and need > room.locked:
-        findings.append(
-            remark(
-                "memory",
-                f"Only {amount(room.locked)} may be page-locked here (ulimit -l); copies to and "
-                "from the GPU would hold training up.",
-                "`ulimit -l unlimited`; in containers --ulimit memlock=-1.",
-            )
-        )
-    return findings
+        return problem("memory", f"{text}; there are {amount(room.limit)}.", shrink)
+    if room.available is not None and need > MEMORY_SHARE * room.available:
+        return remark("memory", f"{text}; {amount(room.available)} are available now.", shrink)
+    return ok("memory", text)
 
 
 def amount(size: float) -> str:

@@ -155,7 +155,7 @@ def _remedy_of(answer: str, address: str) -> str:
         "refused": (
             f"The machine is there and nothing listens at {address}. Start `mend doctor --meet` "
             "there within --for seconds; if it runs, it listens elsewhere: its MEND_SIDEBAND_ADDR "
-            "must not be 127.0.0.1 and must have this port. Some firewalls refuse, too."
+            "must be reached from here and have this port. Some firewalls refuse, too."
         ),
         "silent": (
             f"A firewall drops the packets, the host is down, or it is the wrong host. Let TCP to "

@@ -15,9 +15,7 @@ from mend.config.keyfile import secrets_in_force
 from mend.config.settings import MendConfig
 from mend.errors import AddressInUse, ConfigError, WireError
 from mend.status.messages import VIEW_BYTES_MAX, JobStatus, Look, decode_view, encode_look
-from mend.tools.doctor.local import System
 from mend.tools.doctor.terms import Finding, problem
-from mend.transport.probe import host_and_port
 from mend.transport.status_client import StatusClient, Way
 from mend.types import WITNESS
 
@@ -124,23 +122,9 @@ def _describe(view: JobStatus, address: str) -> str:
     return f"A job is running: rack {view.rack} of job {view.job!r} at {address} ({state})."
 
 
-def of_taken(config: MendConfig, error: AddressInUse, system: System | None = None) -> Finding:
-    """Another process has the port: which?"""
+def of_taken(error: AddressInUse) -> Finding:
+    """Another process has a port; the error names it."""
+    change = "Stop it, or choose another port."
     if error.lane:  # of the data ports; the sideband's comes after it
         change = "Give MEND_DATA_PORTS a wider range, or end what holds these (`ss -ltnp`)."
-        return problem("this rack", str(error), change)
-    where, port = host_and_port(config.bind_address)
-    at = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(where, f"[{where}]" if ":" in where else where)
-    looks = jobs_at([address := f"tcp://{at}:{port}"])
-    holder = (system or System()).holder(port)
-    who = holder or "a process that this user may not see (`sudo ss -ltnp` names it)"
-    view = looks.views.get(address)
-    if view is not None and not view.job.endswith(OF_A_MEETING):
-        return problem("this rack", f"{_describe(view, address)} ({who})", STOP_IT)
-    if looks.speaking:
-        found = f"Another doctor, or a job, is running here: {who} listens at {where}:{port}."
-        return problem("this rack", found, "Let it end or stop it; then run this again.")
-    if holder:
-        found = f"Another program has the port of this rack: {who} listens at {where}:{port}."
-        return problem("this rack", found, "Stop it, or choose another port.")
-    return problem("this rack", str(error))
+    return problem("this rack", str(error), change)

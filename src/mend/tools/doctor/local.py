@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.settings import MendConfig
-from mend.engine.port_holders import find_holder
 from mend.hardware.cpu_affinity import read_short
 from mend.tools.doctor.estimate import Room
 from mend.tools.doctor.terms import Finding, ok, problem, remark
@@ -128,13 +127,7 @@ class System:
         available = values.get("MemAvailable")
         if available is not None and limit is not None:
             available = min(available, limit)
-        return Room(available, limit, limit_of(resource.RLIMIT_MEMLOCK))
-
-    def holder(self, port: int) -> str:
-        """Name the process that listens on a TCP port: `process 77 (python train.py)`. Empty:
-        nobody does, or this user may not look at it."""
-        found = find_holder(port, self._root)
-        return found.who if found else ""
+        return Room(available, limit)
 
     def _whole(self, path: str) -> int | None:
         text = self.text(path)

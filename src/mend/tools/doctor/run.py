@@ -17,12 +17,7 @@ from mend.config.settings import MendConfig
 from mend.config.topology import Hints, read_hints
 from mend.errors import AddressInUse, ConfigError, MendError
 from mend.tools import plan
-from mend.tools.doctor.estimate import (
-    memory_of,
-    merge_ns_per_element,
-    of_memory,
-    params_of,
-)
+from mend.tools.doctor.estimate import memory_of, merge_ns_per_element, of_memory, params_of
 from mend.tools.doctor.examine import CANNOT_LISTEN, Report, examine
 from mend.tools.doctor.findings import of_meeting
 from mend.tools.doctor.jobs import STOP_IT, look_around, of_taken
@@ -129,7 +124,7 @@ def _try_to_meet(asked: Asked, report: Report, findings: list[Finding]) -> Meeti
         return meet(config, *_of_meeting(asked))
     except AddressInUse as error:
         _forget_port(findings)
-        findings.append(of_taken(config, error))
+        findings.append(of_taken(error))
     except MendError as error:
         findings.append(problem("this rack", str(error)))
     return None
@@ -151,7 +146,7 @@ def _estimates(asked: Asked, report: Report, params: int, meeting: Meeting | Non
     here = hints.local_world if hints.world else ranks
     memory = memory_of(config, params, ranks)
     report["memory"] = {**asdict(memory), "params": params, "ranks_here": here}
-    findings = of_memory(memory, System().room(), here, gpu=bool(report["devices"]))
+    findings = [of_memory(memory, System().room(), here)]
     mbit = meeting.inbound_mbit if meeting is not None else None
     trip_ms = meeting.slowest_trip_ms if meeting is not None else None
     if mbit is None or trip_ms is None:

@@ -33,7 +33,10 @@ def show(report: dict[str, Any], findings: Sequence[Finding], console: Console) 
     else:
         console.print("[bold]settings in force[/bold]\n  the defaults")
     shown = [{**each, "free": "free" if each["free"] else "TAKEN"} for each in report["ports"]]
-    _rows(console, "ports", shown)
+    data = [each["free"] == "free" for each in shown if each["what"] == "data"]
+    _rows(console, "ports", [p for p in shown if p["what"] != "data" or p["free"] == "TAKEN"])
+    if data:
+        console.print(f"  {sum(data)} of {len(data)} data ports are free")
     _pairs(console, "addresses", report["addresses"])
     if report["network"] is not None:
         _rows(console, "network cards", report["network"]["cards"])
@@ -84,7 +87,8 @@ def _findings(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def _pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
-    console.print(f"[bold]{title}[/bold]")
+    if pairs:
+        console.print(f"[bold]{title}[/bold]")
     for name, value in pairs.items():
         console.print(f"  {name}: {escape(_said(value))}", soft_wrap=True)
 

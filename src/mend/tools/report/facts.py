@@ -199,8 +199,6 @@ class Gathering:
         self._files = files
         self.facts = RunFacts()
         self._loudness: defaultdict[tuple[int, int], Loudness] = defaultdict(Loudness)
-        self.refused = 0
-        """Recorded values that are NaN or Inf."""
         self._pending: dict[tuple[int, int], Bits] = {}
         self._captured: dict[tuple[int, int, int], int] = {}
         self._of_kind: dict[type[LoggedEvent], Callable[[RankFacts, int, Any], None]] = {
@@ -324,7 +322,6 @@ class Gathering:
             try:
                 number = float(value)
             except ValueError:
-                self.refused += 1
                 continue
             source.curves.setdefault(name, Curve()).add(
                 source.base.tokens + event.tokens, event.at_ns, number

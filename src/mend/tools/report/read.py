@@ -6,10 +6,10 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from mend.errors import ConfigError, EventError
 from mend.events.kinds import EventsCut
@@ -22,9 +22,6 @@ from mend.types import WITNESS
 FILES_MAX = 256
 """Event files that are read of one run: those of the lowest ranks."""
 LINE_BYTES_MAX = 1 << 20
-UNKNOWN_MAX = 8
-"""Unknown kinds that are named."""
-
 _NAME = re.compile(r"events-rack(\d{1,5})-rank(\d{1,6})\.jsonl")
 
 OF_FOLLOWER = (-1, -1)
@@ -40,13 +37,9 @@ class Damage:
     torn: bool = False
     """The last line has no end: the process was killed, or still writes."""
     lines: int = 0
-    """Lines that are no event."""
-    refused: int = 0
-    """Events with other fields than those of their kind."""
-    unknown: set[str] = field(default_factory=set)
-    """Kinds that are not known here; at most UNKNOWN_MAX."""
-    skipped: int = 0
-    """Events of these kinds."""
+    """Lines that are no event of this version of mend."""
+    why: str = ""
+    """Of the first of them."""
     cut: bool = False
     """The oldest events were deleted."""
     error: str = ""
@@ -111,12 +104,11 @@ def read_run(folder: Path) -> RunFacts:
         else:
             gathering.take(*who, timed)
     facts = gathering.finish()
-    refused = gathering.refused + sum(damage.refused for damage in damages.values())
-    facts.notes += _notes(damages, len(found) - len(chosen), refused, facts.earlier_jobs)
+    facts.notes += _notes(damages, len(found) - len(chosen), facts.earlier_jobs)
     return facts
 
 
-def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: int) -> list[str]:
+def _notes(damages: dict[Path, Damage], left_out: int, earlier: int) -> list[str]:
     notes = []
     for path, damage in sorted(damages.items()):
         if damage.error:
@@ -132,15 +124,10 @@ def _notes(damages: dict[Path, Damage], left_out: int, refused: int, earlier: in
                 f"reached {BYTES_MAX >> 20} MiB; rounds, waits and faults are counted from there on"
             )
         if damage.lines:
-            notes.append(f"{path.name}: {damage.lines} lines are no events and are left out")
-        if damage.skipped:
-            named = ", ".join(sorted(damage.unknown))
             notes.append(
-                f"{path.name}: {damage.skipped} events of kinds that this version of mend does not "
-                f"know are left out: {named}"
+                f"{path.name}: {damage.lines} lines are no events that this version of mend knows, "
+                f"and are left out; the first: {damage.why}"
             )
-    if refused:
-        notes.append(f"{refused} events have other fields than this version of mend writes")
     if left_out:
         notes.append(f"{left_out} event files of higher ranks are not read ({FILES_MAX} at most)")
     if earlier:
@@ -158,15 +145,10 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
     try:
         with path.open("rb") as file:
             while data := file.readline(LINE_BYTES_MAX):
-                whole = data.endswith(b"\n")
-                if not whole and len(data) == LINE_BYTES_MAX:
-                    _skip(file)
-                    damage.lines += 1
-                    continue
                 try:
                     timed = decode_line(data)
                 except EventError as error:
-                    _count(damage, error, whole=whole)
+                    _count(file, data, damage, error)
                     continue
                 damage.cut |= isinstance(timed.event, EventsCut)
                 yield who, timed
@@ -174,21 +156,12 @@ def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
         damage.error = str(error)
 
 
-def _skip(file: Any) -> None:
-    """Skip the rest of a line that is too long to be one of ours."""
-    while data := file.readline(LINE_BYTES_MAX):
-        if data.endswith(b"\n"):
-            return
-
-
-def _count(damage: Damage, error: EventError, *, whole: bool) -> None:
-    if not whole:
+def _count(file: BinaryIO, data: bytes, damage: Damage, error: EventError) -> None:
+    """Count a line that is no event. The rest of one that is too long is skipped."""
+    if len(data) < LINE_BYTES_MAX and not data.endswith(b"\n"):
         damage.torn = True
-    elif not error.kind:
-        damage.lines += 1
-    elif error.known:
-        damage.refused += 1
-    else:
-        damage.skipped += 1
-        if len(damage.unknown) < UNKNOWN_MAX:
-            damage.unknown.add(clean(error.kind))
+        return
+    while data and not data.endswith(b"\n"):
+        data = file.readline(LINE_BYTES_MAX)
+    damage.lines += 1
+    damage.why = damage.why or clean(str(error))

@@ -19,8 +19,9 @@ FRAGMENTS_SHOWN = 16
 SLOW_SHOWN = 8
 FP32_BYTES = 4
 OF_A_PLACE = frozenset(
-    {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir"}
-)
+    {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir",
+     "key_file"}
+)  # fmt: skip
 """Settings that differ from rack to rack; and a page that is shown around tells no addresses."""
 
 
@@ -253,11 +254,11 @@ def tiles(facts: RunFacts, totals: dict[int, Total]) -> list[Fact]:
     size, fp32_bytes = facts.offered
     if size:
         residual = middle(facts.residuals.values) or 0.0
-        saved = f"{short(fp32_bytes - size)}B less per receiver than fp32"
+        way = "less" if size <= fp32_bytes else "more"
+        saved = f"{short(abs(fp32_bytes - size))}B {way} per receiver than fp32"
         found += [
             Fact("Compression", f"{fp32_bytes / size:.3g} x", saved),
             Fact("Residual", f"{residual:.1%}", "of an offer's length, sent later; median"),
-            Fact("Captured", f"{1 - residual**2:.1%}", "of an offer's energy (squares), median"),
         ]
     if facts.moment_rounds:
         of_all = f"of these rounds; offers of {short(facts.moment_bytes)}B per receiver"

@@ -12,6 +12,8 @@ from mend.errors import CertificateError
 
 FORMAT = "mend-certificate-1"
 
+FILE_BYTES_MAX = 1 << 24
+
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "claim": str,
     "cuts": list,
@@ -44,17 +46,35 @@ def verified(path: Path) -> dict[str, Any]:
 def _parsed(path: Path) -> dict[str, Any]:
     """Raises CertificateError where it is no document of this format."""
     try:
-        found = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            octets = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise CertificateError(f"{path} cannot be read ({error.strerror})") from None
+    if len(octets) > FILE_BYTES_MAX:
+        raise CertificateError(f"{path} has more than {FILE_BYTES_MAX} bytes")
+    try:
+        found = json.loads(octets, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise CertificateError(f"{path} is no JSON of a certificate: {error}") from None
-    content: Any = found.get("content") if isinstance(found, dict) else None
-    whole = isinstance(content, dict) and found.keys() == {"content", "sha256"}
-    typed = whole and all(isinstance(content.get(name), kind) for name, kind in FIELDS.items())
-    if not typed or content.get("format") != FORMAT:
+    if not isinstance(found, dict) or not _is_document(found):
         raise CertificateError(f"{path} is no {FORMAT}; mend repro --certify writes them")
-    return dict(found)
+    return found
+
+
+def _is_document(found: dict[str, Any]) -> bool:
+    content = found.get("content")
+    if found.keys() != {"content", "sha256"} or not isinstance(content, dict):
+        return False
+    fields = all(isinstance(content.get(name), kind) for name, kind in FIELDS.items())
+    return fields and content.get("format") == FORMAT
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A reader may see the first of two fields of one name, and Python takes the last."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name is there twice")
+    return made
 
 
 def _digest(content: dict[str, Any]) -> str:

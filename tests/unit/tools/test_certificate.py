@@ -57,6 +57,7 @@ def test_edited_certificate_is_refused(tmp_path: Path) -> None:
         json.dumps({**WHOLE, "content": {**WHOLE["content"], "format": "mend-certificate-2"}}),
         json.dumps({**WHOLE, "more": 1}),
         json.dumps({name: each for name, each in WHOLE.items() if name != "sha256"}),
+        json.dumps(WHOLE).replace('"sha256": ', '"sha256": "00", "sha256": ', 1),
     ],
 )  # fmt: skip
 def test_file_that_is_no_certificate_is_refused(tmp_path: Path, text: str) -> None:

@@ -15,6 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from typer.testing import CliRunner
 
 from mend.errors import CertificateError, MendError
@@ -130,9 +137,15 @@ def test_hash_seed_is_named_as_the_cause(
 
 @pytest.mark.usefixtures("warm")
 def test_cuts_are_certified_and_the_certificate_holds(tmp_path: Path) -> None:
-    written = tmp_path / "bits.json"
+    key, written = tmp_path / "key.pem", tmp_path / "bits.json"
+    private = Ed25519PrivateKey.generate()
+    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = tmp_path / "key.pub"
+    public.write_bytes(
+        private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
     cuts = ("--microbatches", "4", "--ranks", "2", "--steps", "2")
-    output = ("--output", str(written))
+    output = ("--output", str(written), "--sign", str(key))
     status, said = repro("--certify", *cuts, *output, str(ROOT / "examples" / "equal_bits.py"))
     content = json.loads(written.read_text())["content"]
     verdicts = {each["cut"]: each["verdict"] for each in content["cuts"]}
@@ -143,7 +156,7 @@ def test_cuts_are_certified_and_the_certificate_holds(tmp_path: Path) -> None:
     about = [content[name] for name in ("level", "seed", "leaves", "steps")]
     assert about == ["shape", 7, 8, 2]
     assert "in two runs, in 4 microbatches and on 2 ranks." in said
-    assert repro("--verify", str(written)) == (0, said)
+    assert repro("--verify", str(written), "--key", str(public)) == (0, said)
     written.write_text(written.read_text().replace('"leaves": 8', '"leaves": 4'))
     with pytest.raises(CertificateError, match="was edited"):
         repro("--verify", str(written))

@@ -18,7 +18,7 @@ import typer
 
 from mend.determinism.comparison import ROW_DIGITS, Run, compare, steps_of_all
 from mend.errors import ConfigError, UsageError
-from mend.tools.certificate import document_of, verified
+from mend.tools.certificate import document_of, private_key, public_key, verified
 from mend.tools.repro import DIFFERENT, EQUAL, HASH_SEEDS, INTERRUPTED, say
 from mend.tools.repro_runs import Asked, Extent, Setting, Stopped, recorded
 
@@ -45,6 +45,7 @@ class Wanted:
     """The option of the script that takes their number."""
     must: bool = False
     """Whether the user has named the cuts: then each has to give equal bits."""
+    sign: Path | None = None
     keep: Path | None = None
     as_json: bool = False
 
@@ -62,7 +63,8 @@ class Cut:
 
 def certify(wanted: Wanted) -> int:
     """Returns the exit status. Raises UsageError where the uncut script fails, ConfigError for a
-    file that cannot be written."""
+    key or a file that cannot be used."""
+    key = None if wanted.sign is None else private_key(wanted.sign)
     with ExitStack() as stack:
         folder = wanted.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
@@ -70,28 +72,32 @@ def certify(wanted: Wanted) -> int:
         except Stopped:
             say("stopped")
             return INTERRUPTED
-    text = document_of(content)
+    text = document_of(content, key)
     try:
         wanted.output.write_text(text, encoding="ascii")
     except OSError as error:
         rule = f"cannot be written ({error.strerror})"
         raise ConfigError("--output", str(wanted.output), rule, "Name another file.") from None
     typer.echo(text if wanted.as_json else "\n".join(lines_of(content)), nl=not wanted.as_json)
-    say(f"wrote {wanted.output}")
+    say(f"wrote {wanted.output}{'' if key is None else ', signed'}")
     verdicts = [each["verdict"] for each in content["cuts"][1:]]
     if wanted.must or "different" in verdicts:
         return EQUAL if set(verdicts) == {"equal"} else DIFFERENT
     return EQUAL
 
 
-def verify(path: Path, as_json: bool) -> int:
+def verify(path: Path, key: Path | None, as_json: bool) -> int:
     """Raises CertificateError where the certificate does not hold."""
-    content = verified(path)
+    content, signer = verified(path, None if key is None else public_key(key))
     if as_json:
         typer.echo(path.read_text(encoding="utf-8"), nl=False)
     else:
         typer.echo("\n".join(lines_of(content)))
-    say(f"{path} is as it was written")
+    who = "; it is not signed, so anyone may have made it"
+    if signer is not None:
+        who = f", signed by {signer}"
+        who += "" if key else " (a key that the file itself names: pass --key to ask for one)"
+    say(f"{path} is as it was written{who}")
     return EQUAL
 
 

@@ -50,9 +50,9 @@ Ctrl-C, as is the script.
 
   mend repro --record here --steps 50 -- train.py; mend repro here there
 
-  mend repro --certify --ranks 2,4 -- train.py --steps 100
+  mend repro --certify --ranks 2,4 --sign key.pem -- train.py --steps 100
 
-  mend repro --verify train.certificate.json
+  mend repro --verify train.certificate.json --key key.pub
 """
 
 
@@ -115,7 +115,15 @@ _Output = Annotated[
     Path | None,
     typer.Option(help="With --certify: the file to write; default SCRIPT.certificate.json."),
 ]
+_Sign = Annotated[
+    Path | None,
+    typer.Option(metavar="KEY", help="With --certify: sign by this private Ed25519 key."),
+]
 _Verify = Annotated[Path | None, typer.Option(metavar="FILE", help="Check a certificate.")]
+_Key = Annotated[
+    Path | None,
+    typer.Option(metavar="PUB", help="With --verify: the public key that must have signed it."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -138,7 +146,9 @@ def repro_command(
     microbatches_option: _MicrobatchesOption = "--microbatches",
     ranks: _CutRanks = None,
     output: _Output = None,
+    sign: _Sign = None,
     verify: _Verify = None,
+    key: _Key = None,
     as_json: _Json = False,
 ) -> None:
     """`mend repro`; HELP says what it does."""
@@ -146,7 +156,7 @@ def repro_command(
     if verify is not None:
         from mend.tools.certify import verify as verify_file
 
-        raise typer.Exit(verify_file(verify, as_json))
+        raise typer.Exit(verify_file(verify, key, as_json))
     if certify:
         command = (*map(str, recordings or []), *(context.obj or []))
         raise typer.Exit(_certify(command, context.params))
@@ -168,13 +178,14 @@ def repro_command(
     raise typer.Exit(repro(asked))
 
 
-_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output")
+_OF_CERTIFY = ("microbatches", "microbatches_option", "ranks", "output", "sign")
 _OF_PAIRS = ("a_nproc", "b_nproc", "a_env", "b_env", "a_args", "b_args", "record", "at")
 
 
 def _refuse_options(context: typer.Context, certify: bool, verify: bool) -> None:
     """Raises UsageError for an option that the mode would not read."""
     wrong = {name: "needs --certify" for name in _OF_CERTIFY if not certify}
+    wrong |= {} if verify else {"key": "needs --verify"}
     if certify or verify:
         wrong |= dict.fromkeys(_OF_PAIRS, "is an option of two runs that are compared")
     for name, why in wrong.items():
@@ -221,6 +232,7 @@ def _certify(command: tuple[str, ...], options: Mapping[str, Any]) -> int:
             _numbers("--microbatches", microbatches or "2,4"),
             options["microbatches_option"],
             must=bool(ranks or microbatches),
+            sign=options["sign"],
             keep=options["keep"],
             as_json=options["as_json"],
         )

@@ -141,7 +141,7 @@ def test_a_wrong_option_of_the_witness_is_named_as_it_was_typed(
         (["repro"], "  mend repro -- train.py --lr 3e-4  "),
         (["repro", "--certify"], "  mend repro --certify train.py  "),
         (["repro", "--certify", "--ranks", "2,x", "setup.cfg"], "SCRIPT='setup.cfg': there is no"),
-        (["repro", "--ranks", "2", "--", "t.py"], "--ranks needs --certify"),
+        (["repro", "--sign", "key", "--", "t.py"], "--sign needs --certify"),
         (["repro", "--certify", "--a-nproc", "2", "t.py"], "--a-nproc is an option of two runs"),
         (["repro", "--verify", "no/such"], "no/such cannot be read (No such file or directory)"),
         (["repro", "--", "no/such.py"], "SCRIPT='no/such.py': there is no such file"),

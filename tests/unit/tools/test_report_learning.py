@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 from mend.tools.report.facts import RunFacts
 from mend.tools.report.learning import (
     compared,
     learning,
     mean_cosine,
+    momentum_cosine,
+    momentum_noise,
 )
+from mend_lab.reference import Anchor, Settings, outer_step
 from tests.unit.tools.test_report_facts import Run, commit, progress
 
 
@@ -95,6 +100,45 @@ def test_cosine_says_how_much_of_a_step_is_not_shared() -> None:
     assert mean_cosine(facts) == 0.25
     assert any("cosine of 0.25" in each and "60%" in each for each in learning(facts, {}, 0.0))
     assert not any("cosine" in each for each in learning(job(agreement=None), {}, 0.0))
+
+
+def test_balance_of_signs_says_how_much_of_the_momentum_is_noise() -> None:
+    """sin(pi / 6) is a half, and 1 - .25 / .3125 a fifth."""
+    facts = job(agreement=0.3125, balance=1 / 3)
+    assert momentum_cosine(facts) == pytest.approx(0.5)
+    said = " ".join(learning(facts, {}, 0.0))
+    assert "in 20 rounds: 20% of its squared length" in said
+    assert momentum_cosine(job()) is None
+    assert momentum_noise(0.5, -0.1) == 1.0, "it points against them"
+    assert momentum_noise(-0.1, 0.1) == 1.0, "they have nothing in common"
+    assert momentum_noise(0.1, 0.9) is None, "each goes on in a direction of its own"
+    assert "direction of its own" in " ".join(learning(job(agreement=0.1, balance=0.5), {}, 0.0))
+
+
+@pytest.mark.parametrize(("shared", "turn"), [(0.3, 0.0), (1.0, 0.0), (0.6, 0.2)])
+def test_noise_of_a_momentum_is_that_of_planted_offers(shared: float, turn: float) -> None:
+    """Four racks, whose deltas are a common direction, which turns from round to round, and normal
+    noise of length 1: the estimate from signs and cosines is the part of the momentum that is not
+    along the direction of the round."""
+    numel, generator = 200_000, torch.Generator().manual_seed(4)
+    settings = Settings(fragments=[[0]], period=16, overlap=0, outer_lr=1.0, momentum=0.8)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(numel, generator=generator) / math.sqrt(numel)
+
+    anchor, common = Anchor(0, torch.zeros(numel), torch.zeros(numel)), shared * normal()
+    for _ in range(20):
+        common = math.sqrt(1 - turn) * common + math.sqrt(turn) * shared * normal()
+        offers = [common + normal() for _ in range(4)]
+        before = anchor.state
+        assert before is not None
+        anchor = outer_step(anchor, sum(offers[1:], offers[0]) / 4, settings)
+    units = torch.stack([each / each.norm() for each in offers])
+    agreement = (float(units.sum(0).square().sum()) - 4) / 12
+    balance = float(torch.stack([(each.sign() * before.sign()).mean() for each in offers]).mean())
+    along = float(torch.dot(before, common)) / float(before.norm() * common.norm())
+    estimate = momentum_noise(agreement, math.sin(math.pi / 2 * balance))
+    assert estimate == pytest.approx(1 - along * along, abs=0.03)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Whether merging helped: the merged model against the racks' own and against a run without
-exchange, the agreement of the racks, and the one thing to change first. Pure;
-docs/internals/report.md derives the formulas.
+exchange, the agreement of the racks, the noise of the outer momentum, and the one thing to change
+first. Pure; docs/internals/report.md derives the formulas.
+
+Legend: M racks of a round; c mean cosine of two racks' deltas; r cosine of a delta and the outer
+momentum of its base; q balance of their signs.
 """
 
 from __future__ import annotations
@@ -127,15 +130,33 @@ def _percent(value: float, base: float) -> str:
     return f" ({100 * (value / base - 1):+.1f} %)" if base > 0 else ""
 
 
-# ------------------------------------------------------------------ agreement
+# ------------------------------------------------------------------ agreement and noise
 
 
 def mean_cosine(facts: RunFacts) -> float | None:
-    """Over the ranks that have compared deltas, weighed by their merges."""
+    """c: over the ranks that have compared deltas, weighed by their merges."""
     seen = [each.merges for each in facts.ranks.values() if each.merges.agreement is not None]
     count = sum(max(1, each.merges) for each in seen)
     total = sum(max(1, each.merges) * (each.agreement or 0.0) for each in seen)
     return total / count if count else None
+
+
+def momentum_cosine(facts: RunFacts) -> float | None:
+    """r = sin(pi q / 2), exact for normal elements (Sheppard, 1899); q is the mean of the rounds
+    that were compared."""
+    count, total = facts.balances
+    return math.sin(math.pi / 2 * total / count) if count else None
+
+
+def momentum_noise(agreement: float, along: float) -> float | None:
+    """1 - r^2 / c: the part of the momentum's squared length that is not along what the racks have
+    in common. With y_m = g + n_m, and each n_m orthogonal to g, to the others and to b:
+    c = |g|^2 / |y|^2 and r = g b / (|y| |b|), so cos(g, b) = r / sqrt(c) (the correction for
+    attenuation: Spearman, 1904). All of it where g is not seen or b points against it. None where
+    r^2 > c, as each rack's deltas then go on in a direction of its own."""
+    if agreement <= 0 or along <= 0:
+        return 1.0
+    return 1 - along * along / agreement if along * along <= agreement else None
 
 
 def _agreed(facts: RunFacts) -> Iterator[str]:
@@ -150,6 +171,21 @@ def _agreed(facts: RunFacts) -> Iterator[str]:
         f"cosine {of_step:.0%} of the squared length of the mean of {racks} racks is not shared "
         "by them"
     )
+    along = momentum_cosine(facts)
+    if along is None:
+        return
+    said = (
+        f"The deltas have a cosine of {along:.2f} with the outer momentum, by the balance of their "
+        f"signs in {facts.balances[0]} rounds"
+    )
+    part = momentum_noise(cosine, along)
+    if part is None:
+        yield f"{said}, more than two racks have in common: each goes on in a direction of its own"
+    else:
+        yield (
+            f"{said}: {part:.0%} of its squared length is not along what the racks have in common, "
+            "so noise of earlier merges or a direction that is over"
+        )
 
 
 def _racks(facts: RunFacts) -> int:

@@ -45,7 +45,7 @@ class Row:
     held_out: float
     """Merged model; for `alone` the mean over the racks."""
     own: dict[int, float]
-    """Held-out loss of each rack's own weights at the end."""
+    """Held-out loss of each rack, for `alone`."""
     bytes_sent: int
     digests: dict[int, str]
     tokens_merged_share: float
@@ -101,7 +101,7 @@ def row(run: str, ranks: Ranks) -> Row:
         stall_share=stall_ms / 1000 / wall_s,
         rounds=rounds,
         held_out=statistics.fmean(losses),
-        own={rack: result["own_loss"] for rack, result in sorted(leaders.items())},
+        own={} if merged else {rack: one["own_loss"] for rack, one in sorted(leaders.items())},
         bytes_sent=sum(status["bytes_sent"] for status in statuses),
         digests={rack: result["digest"] for rack, result in sorted(leaders.items())}
         if merged

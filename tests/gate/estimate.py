@@ -19,13 +19,13 @@ from tests.gate.plugin import slow_of
 CORES = 2
 BUSY = 0.7
 """Of the cores' time. Ranks wait for each other, and the last tests for nobody."""
-START_S = 45.0
-"""CPU time of loading and collecting the tests, in all workers."""
-CHECK_S = 75.0
+START_S = 50.0
+"""CPU time of loading and collecting the tests, in all workers, and of what they tell of each."""
+CHECK_S = 25.0
 """`make check`, on the clock."""
 SUITES = {"integrations": "tests/frameworks/"}
 """By room: tests with environments of their own, which run one after the other."""
-LIMIT_S = 14 * 60.0
+LIMIT_S = 6.5 * 60.0
 """After a change of any rooms."""
 
 

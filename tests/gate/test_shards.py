@@ -80,7 +80,7 @@ def test_changed_test_file_comes_first_then_those_that_name_what_has_changed(
     for key, text in texts.items():
         (tmp_path / names[key]).write_text(text)
     nodeids = {key: f"{file}::test_it" for key, file in names.items()}
-    shard = min({*range(16)} - {shards.shard_of(nodeid) for nodeid in nodeids.values()})
+    shard = min({*range(shards.SHARDS)} - {shards.shard_of(nodeid) for nodeid in nodeids.values()})
     table = {nodeid: Cost(0, 10.0) for nodeid in nodeids.values()}
     changed = frozenset({"consensus", names["changed"]})
     selection = shards.Selection(shard, changed, frozenset({"run", "load", "admit"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections import deque
@@ -68,6 +69,9 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch  # here, as the process that only hands tests to the workers needs none
 
+    for each in [*logging.root.manager.loggerDict.values()]:
+        if isinstance(each, logging.Logger) and not each.propagate:
+            each.propagate = True  # else pytest gives 40 of torch its handlers, 6 times per test
     if torch.cuda.is_available():  # cuBLAS reads it when CUDA starts, which an early test may do
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")

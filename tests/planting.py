@@ -64,7 +64,7 @@ def edited(edits: Sequence[Edit]) -> ast.Module:
     tree = ast.parse(text_of(edits[0].file))
     for edit in edits:
         _edit(tree, edit)
-    return ast.fix_missing_locations(tree)
+    return tree
 
 
 def changes(edit: Edit) -> bool:
@@ -91,7 +91,7 @@ def _edit(tree: ast.Module, edit: Edit) -> None:
     body = getattr(holder, field)
     body[index : index + len(old)] = new
     if not body and field == "body":
-        body.append(ast.Pass())
+        body += _statements("pass")
 
 
 def _function(tree: ast.Module, edit: Edit) -> Function:
@@ -142,13 +142,20 @@ def codes(edits: Sequence[Edit]) -> Iterator[tuple[FunctionType, CodeType]]:
     for file in dict.fromkeys(edit.file for edit in edits):
         mine = [edit for edit in edits if edit.file == file]
         module = importlib.import_module(mine[0].module)
-        made = {code.co_qualname: code for code in _codes(compile(edited(mine), file, "exec"))}
+        made = _made(tuple(mine))
         for name in dict.fromkeys(edit.name for edit in mine):
             found: Any = module
             for part in name.split("."):
                 found = inspect.getattr_static(found, part)
             found = found.fget if isinstance(found, property) else found
             yield inspect.unwrap(getattr(found, "__func__", found)), made[name]
+
+
+@functools.lru_cache(maxsize=4)
+def _made(edits: tuple[Edit, ...]) -> dict[str, CodeType]:
+    """By qualified name. A test that plants a bug has often asked for its codes before."""
+    code = compile(edited(edits), edits[0].file, "exec")
+    return {each.co_qualname: each for each in _codes(code)}
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

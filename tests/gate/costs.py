@@ -22,16 +22,16 @@ class Cost(NamedTuple):
     cpu_s: float
 
 
-UNKNOWN = Cost(3, 2.0)
+UNKNOWN = Cost(3, 1.4)
 """Two racks, and a witness or a launcher."""
 
-UNLISTED_S = {"tests/sim/": 0.5, "tests/": 0.02}
+UNLISTED_S = {"tests/sim/": 0.2, "tests/": 0.006}
 """CPU time of another test that is not in costs.txt, by the beginning of its path."""
 
 PROCESSES = ("tests/process/", "tests/storm/test_storm")
 """By the beginning of a path: tests that start processes."""
 
-CHEAP_S = 1.0
+CHEAP_S = 0.5
 """A function all of whose cases cost less needs no line, unless it starts processes or is about the
 simulator."""
 

@@ -1,7 +1,8 @@
 """How long `.ci/run` takes after a change of each room, by costs.txt.
 
 `python -m tests.gate.estimate` collects all tests and runs none. It shows the shard that takes
-longest with each room, and ends with 1 if that is longer than LIMIT_S.
+longest with each room, and ends with 1 if that is longer than LIMIT_S. The costs are those of a
+machine that makes 20 million additions in Python in 0.9 s.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tests.gate.plugin import slow_of
 CORES = 2
 BUSY = 0.7
 """Of the cores' time. Ranks wait for each other, and the last tests for nobody."""
-START_S = 45.0
-"""CPU time of loading and collecting the tests, in all workers."""
-CHECK_S = 75.0
+START_S = 50.0
+"""CPU time of loading and collecting the tests, in all workers, and of what they tell of each."""
+CHECK_S = 25.0
 """`make check`, on the clock."""
 SUITES = {"integrations": "tests/frameworks/"}
 """By room: tests with environments of their own, which run one after the other."""
-LIMIT_S = 14 * 60.0
-"""After a change of any rooms."""
+LIMIT_S = 6.5 * 60.0
+"""After a change of any rooms but those of SUITES."""
 
 
 class Collected:
@@ -96,7 +97,7 @@ def main() -> int:
         minutes, rest = divmod(round(taken_s), 60)
         left_out = f"left out: {len(choice.left_out)} tests, {left_s:.0f} s of CPU"
         print(f"{name:14} {minutes:2}:{rest:02}   {left_out}")
-        worst_s = max(worst_s, taken_s)
+        worst_s = worst_s if name in SUITES else max(worst_s, taken_s)
     return 0 if worst_s <= LIMIT_S else 1
 
 

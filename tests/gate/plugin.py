@@ -121,6 +121,13 @@ class Gate:
             self.ports = machine.take_port_range()
 
     @cached_property
+    def is_brief(self) -> bool:
+        """Whether to send the other process only what it prints: each message of a test costs both
+        more than most tests take."""
+        option = self.config.option
+        return worker() is not None and option.verbose <= 0 and option.durations is None
+
+    @cached_property
     def sentinel(self) -> machine.Sentinel:
         return machine.Sentinel()
 
@@ -170,7 +177,8 @@ class Gate:
         facts = {"processes": processes, "cpu_s": cpu_s, "delay_ms": delay_ms, "retried": again}
         reports[-1].user_properties += facts.items()
         for report in reports:
-            item.ihook.pytest_runtest_logreport(report=report)
+            if not self.is_brief or report.when != "setup" or not report.passed:
+                item.ihook.pytest_runtest_logreport(report=report)
 
     def spent(self) -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -260,7 +268,10 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        told = {} if self.gate.is_brief else {"nodeid": item.nodeid, "location": item.location}
+        if told:
+            item.ihook.pytest_runtest_logstart(**told)
         self.gate.run(item, nextitem)
-        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        if told:
+            item.ihook.pytest_runtest_logfinish(**told)
         return True

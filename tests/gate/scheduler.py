@@ -33,23 +33,25 @@ class Scheduler(LoadScopeScheduling):
         super().__init__(config, log)
         self.config.option.loadscopereorder = False
         self._costs = costs
+        self._units_s: dict[str, float] = {}
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return nodeid if path.startswith(SPREAD) and not shares_a_job(path) else path
 
-    def _cost_s(self, unit: dict[str, bool]) -> float:
-        return sum(cpu_s_of(nodeid, self._costs) for nodeid in unit)
+    def _cost_s(self, scope: str) -> float:
+        if scope not in self._units_s:
+            unit = self.workqueue[scope]
+            self._units_s[scope] = sum(cpu_s_of(nodeid, self._costs) for nodeid in unit)
+        return self._units_s[scope]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         """The most expensive unit of the kind that this worker prefers, or of the other one."""
         prefers = 2 * int(node.gateway.id.removeprefix("gw")) < self.numnodes
         chosen = max(
             self.workqueue,
-            key=lambda scope: (
-                starts_processes(scope) == prefers, self._cost_s(self.workqueue[scope])
-            ),
-        )  # fmt: skip
+            key=lambda scope: (starts_processes(scope) == prefers, self._cost_s(scope)),
+        )
         self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)
 

@@ -25,19 +25,19 @@ from tests.gate import changes
 from tests.gate.costs import Cost, cpu_s_of, function_of
 
 ROOT = Path(__file__).parents[2]
-SHARDS = 16
-SALT = zlib.crc32(b"2852")
-"""Of 3,000 numbers the one whose dearest shard costs least: 152 to 214 s of CPU, 190 on average."""
+SHARDS = 32
+SALT = zlib.crc32(b"630")
+"""Of 3,000 numbers the one whose dearest shard costs least: 24 to 75 s of CPU, 57 on average."""
 
 ALL = "all"
 WORD = re.compile(r"[A-Za-z_]\w*")
 
-BUDGET_S = 400.0
+BUDGET_S = 120.0
 """CPU seconds of the slow tests that a run has beyond its shard, for the sake of what the change
-touches. Four minutes on two cores."""
+touches. A minute and a half on two cores."""
 
-SLOW_S = 1.0
-SLOW_TOGETHER_S = 6.0
+SLOW_S = 0.5
+SLOW_TOGETHER_S = 3.0
 """CPU seconds of a test, and of all cases of a test function together."""
 
 ROOMS: dict[str, tuple[str, ...]] = {

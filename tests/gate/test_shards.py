@@ -80,7 +80,7 @@ def test_changed_test_file_comes_first_then_those_that_name_what_has_changed(
     for key, text in texts.items():
         (tmp_path / names[key]).write_text(text)
     nodeids = {key: f"{file}::test_it" for key, file in names.items()}
-    shard = min({*range(16)} - {shards.shard_of(nodeid) for nodeid in nodeids.values()})
+    shard = min({*range(shards.SHARDS)} - {shards.shard_of(nodeid) for nodeid in nodeids.values()})
     table = {nodeid: Cost(0, 10.0) for nodeid in nodeids.values()}
     changed = frozenset({"consensus", names["changed"]})
     selection = shards.Selection(shard, changed, frozenset({"run", "load", "admit"}))
@@ -100,8 +100,8 @@ def test_path_of_a_test_file_names_the_module_that_it_is_about() -> None:
 
 def test_expensive_test_is_slow_but_the_cheapest_of_its_file_is_not() -> None:
     table = {
-        "a.py::test_dear": Cost(3, 9.0), "a.py::test_many": Cost(0, 0.5),
-        "a.py::test_some": Cost(0, 0.9), "b.py::test_dear": Cost(3, 9.0),
+        "a.py::test_dear": Cost(3, 9.0), "a.py::test_many": Cost(0, 0.25),
+        "a.py::test_some": Cost(0, 0.45), "b.py::test_dear": Cost(3, 9.0),
         "b.py::test_less": Cost(3, 2.0),
     }  # fmt: skip
     many = [f"a.py::test_many[{case}]" for case in range(12)]

@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,8 +35,13 @@ from mend.types import fp32
 WEIGHTS = [float(np.float32(w)) for w in (0.5, 1 / 3, 1 / 7, 0.1)]
 
 
+@lru_cache(maxsize=16)
+def drawn(numel: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(numel).astype(np.float32)
+
+
 def noise(numel: int, seed: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
+    return torch.from_numpy(drawn(numel, seed).copy())
 
 
 def make(codec: str = "float32", lr: float = 0.7, momentum: float = 0.9) -> Numerics:

@@ -187,9 +187,7 @@ def test_wrong_frames_and_bytes_change_nothing(
         throw(context, address, [*wrong, *ignored_frames(job)])
     context.term()
     Path(job.gate("end")).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    under_fire = [job.result(rack) for rack in range(2)]
+    under_fire = job.finished()
     for result in under_fire:
         # What was sent last may still be on its way when the rack ends.
         found = result.status["frames_refused"]
@@ -211,9 +209,7 @@ def test_frames_that_come_again_and_again_change_nothing(jobs: Jobs) -> None:
         peers = f"0={address},1={job.addresses[1]}"
         job.start(0, steps=STEPS, config=CONFIG)
         job.start(1, steps=STEPS, config=CONFIG, env={"MEND_SIDEBAND_PEERS": peers})
-        for rack in range(2):
-            job.ended(rack, code=0)
-    repeated = [job.result(rack) for rack in range(2)]
+        repeated = job.finished()
     # With the first record rack 1 connects to where rack 0 listens, beside what comes again.
     reasons = {event["reason"] for event in repeated[0].kinds("frame-refused")}
     assert reasons <= {"rack 1 rank 0 speaks over two connections at once"}

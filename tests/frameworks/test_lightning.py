@@ -84,11 +84,8 @@ def test_fit_that_an_exception_ended_has_left_and_runs_again(tmp_path: Path) -> 
     rows = torch.utils.data.TensorDataset(torch.ones(32, 4))
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     options = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "max_epochs": 1,
-    }
+        "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1,
+    }  # fmt: skip
     for fault in (True, False):
         module.faulty = fault
         trainer = pl.Trainer(callbacks=[callback], default_root_dir=tmp_path, **options)

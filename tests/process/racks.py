@@ -376,12 +376,9 @@ class Job:
         log = self.folder / "witness.log"
         namespace = self._sites[self.racks][0]
         self.witness = Forked(
-            self.nursery,
-            argv,
-            environment(**self._settings, **self.keyed()),
-            log,
+            self.nursery, argv, environment(**self._settings, **self.keyed()), log,
             namespace=namespace,
-        )
+        )  # fmt: skip
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",

@@ -12,12 +12,9 @@ from tests.process.conftest import Jobs
 pytestmark = [pytest.mark.gpu]
 
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 STEPS, CUT = 21, 13
 """At the cut an offer is open, and the fragments merged before owe a residual."""
 

@@ -10,12 +10,9 @@ from tests.process.racks import until
 
 FOREVER = 1_000_000
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 16,
-    "overlap_steps": 4,
-    "grace_window_ms": 30_000,
+    "fragments": 2, "sync_period_steps": 16, "overlap_steps": 4, "grace_window_ms": 30_000,
     "expected_racks": [0, 1],
-}
+}  # fmt: skip
 
 
 def test_rounds_close_without_the_rack_that_is_not_expected(jobs: Jobs) -> None:

@@ -16,12 +16,9 @@ from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, environment, until
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "stall_max_s": 0.3,
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "stall_max_s": 0.3,
     "shutdown_timeout_s": 60,
-}
+}  # fmt: skip
 
 
 def losses(result: Result) -> list[float]:

@@ -32,13 +32,9 @@ from tests.process.conftest import Configure, Jobs
 from tests.process.racks import LIMIT_S, Forked, Job, Nursery, environment, until
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60,
+}  # fmt: skip
 STEPS, STOPS = 30, (12, 20, 28)
 KEY = bytes(range(32))
 """Of a job with a key (conftest.jobs)."""

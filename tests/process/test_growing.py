@@ -13,12 +13,9 @@ from tests.process.racks import until
 from tests.process.replayed import anchor_bits, model_bits, replayed
 
 LOCKSTEP: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -12,12 +12,9 @@ from tests.process.racks import Result
 
 STEPS = 9
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 2,
-    "sync_period_steps": 4,
-    "overlap_steps": 1,
+    "lockstep": True, "fragments": 2, "sync_period_steps": 4, "overlap_steps": 1,
     "wait_timeout_s": 90,
-}
+}  # fmt: skip
 
 CUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
     "microbatches 4 and 1": (1, [{"microbatches": 4}, {}]),

@@ -12,15 +12,9 @@ from tests.process.racks import Result
 from tests.process.replayed import anchor_bits, in_lockstep, model_bits, replayed
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-    "merge": "rda",
-    "merge_mean_names": ["2.bias"],
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60, "merge": "rda", "merge_mean_names": ["2.bias"],
+}  # fmt: skip
 STEPS = 20
 
 

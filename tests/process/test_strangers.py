@@ -24,12 +24,9 @@ from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result
 
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 2,
-    "sync_period_steps": 6,
-    "overlap_steps": 1,
+    "lockstep": True, "fragments": 2, "sync_period_steps": 6, "overlap_steps": 1,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 STEPS = 24
 LOTS = 10
 """Times that each wrong frame is sent: few enough that a rack, which reads a flood slowly, has read
@@ -41,14 +38,11 @@ def refused_frames(job: Job, rack: int) -> dict[str, bytes]:
     life = job.event(rack, "start")["member"][1]
     real = wire.encode(Envelope(job.name, rack, 0, life, report(1)))
     return {
-        "empty": b"",
-        "garbage": bytes(range(256)) * 8,
-        "truncated": real[: len(real) // 2],
-        "longer": real + b"\x00",
-        "other wire version": real[:3] + b"\x63" + real[4:],
+        "empty": b"", "garbage": bytes(range(256)) * 8, "truncated": real[: len(real) // 2],
+        "longer": real + b"\x00", "other wire version": real[:3] + b"\x63" + real[4:],
         "other job": wire.encode(Envelope("another", rack, 0, life, report(9))),
         "not a message": wire.MAGIC + bytes([wire.VERSION]) + b"\x93\x01\x02\x03",
-    }
+    }  # fmt: skip
 
 
 def ignored_frames(job: Job) -> list[bytes]:

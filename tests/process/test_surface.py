@@ -606,16 +606,11 @@ def test_orchestrator_example_of_tsugi_mend_collects_rounds_of_one_learner(
     monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{port}")
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
     config = compat.MendConfig(
-        quorum_min_learners=1,
-        grace_window_ms=20,
-        sync_period_steps=8,
-        momentum_sync_period_steps=32,
-        async_tp_enabled=False,
-        sideband_peers=(),
-        concurrent_outer_step=True,
-        simulated_merge_delay_ms=10,
+        quorum_min_learners=1, grace_window_ms=20, sync_period_steps=8,
+        momentum_sync_period_steps=32, async_tp_enabled=False, sideband_peers=(),
+        concurrent_outer_step=True, simulated_merge_delay_ms=10,
         diagnostics_dir=str(tmp_path / "diagnostics"),
-    )
+    )  # fmt: skip
     alone = pytest.warns(UserWarning, match="one rack, which exchanges with nobody")
     with alone, pytest.warns(UserWarning, match="averages none"):
         compat.mend_init(model, config, rank_id="example-orch/rank-0")

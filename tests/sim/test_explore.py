@@ -24,14 +24,9 @@ Move = tuple[str, int] | tuple[str, int, tuple[int, ...]]
 
 LATER = (RACK_1, WITNESS)
 COMMIT_OF_THE_WITNESS: tuple[Move, ...] = (
-    ("gather", WITNESS),
-    ("append", RACK_0),
-    ("append", RACK_1),
-    ("merge", RACK_0),
-    ("merge", RACK_1),
-    ("commit", WITNESS),
-    ("append", WITNESS),
-)
+    ("gather", WITNESS), ("append", RACK_0), ("append", RACK_1), ("merge", RACK_0),
+    ("merge", RACK_1), ("commit", WITNESS), ("append", WITNESS),
+)  # fmt: skip
 """Both racks hold a result; only the witness has the record that says so."""
 
 
@@ -79,32 +74,16 @@ def test_everything_that_should_be_possible_happens() -> None:
     """A commit is decided, a taken-over log is decided, a rack is back and votes."""
     world = ModelWorld(Bounds(rounds=1, ballots=1, crashes=1, rosters=2))
     moves: tuple[Move, ...] = (
-        ("crash", RACK_1),
-        ("roster", WITNESS, (RACK_1_AGAIN,)),
-        ("append", RACK_0),
-        ("append", WITNESS),
-        ("count", WITNESS),
-        ("append", RACK_1_AGAIN),
-        ("copy", RACK_1_AGAIN),
-        ("roster", WITNESS, (RACK_1_AGAIN,)),
-        ("append", RACK_0),
-        ("count", WITNESS),
-        ("append", RACK_1_AGAIN),
-        ("stand", RACK_1_AGAIN),
-        ("win", RACK_1_AGAIN, (RACK_0, RACK_1_AGAIN)),
-        ("append", RACK_0),
-        ("append", RACK_1_AGAIN),
+        ("crash", RACK_1), ("roster", WITNESS, (RACK_1_AGAIN,)), ("append", RACK_0),
+        ("append", WITNESS), ("count", WITNESS), ("append", RACK_1_AGAIN), ("copy", RACK_1_AGAIN),
+        ("roster", WITNESS, (RACK_1_AGAIN,)), ("append", RACK_0), ("count", WITNESS),
+        ("append", RACK_1_AGAIN), ("stand", RACK_1_AGAIN),
+        ("win", RACK_1_AGAIN, (RACK_0, RACK_1_AGAIN)), ("append", RACK_0), ("append", RACK_1_AGAIN),
+        ("count", RACK_1_AGAIN), ("gather", RACK_1_AGAIN), ("append", RACK_0),
+        ("append", RACK_1_AGAIN), ("merge", RACK_0), ("merge", RACK_1_AGAIN),
+        ("commit", RACK_1_AGAIN), ("append", RACK_0), ("append", RACK_1_AGAIN),
         ("count", RACK_1_AGAIN),
-        ("gather", RACK_1_AGAIN),
-        ("append", RACK_0),
-        ("append", RACK_1_AGAIN),
-        ("merge", RACK_0),
-        ("merge", RACK_1_AGAIN),
-        ("commit", RACK_1_AGAIN),
-        ("append", RACK_0),
-        ("append", RACK_1_AGAIN),
-        ("count", RACK_1_AGAIN),
-    )
+    )  # fmt: skip
     try:
         state = play(world, moves)
     except AssertionError as error:
@@ -134,11 +113,8 @@ HUNTS = {
         Bounds(rounds=0, ballots=1, crashes=1, rosters=2),
         "agreement",
         (
-            ("stand", RACK_0),
-            ("roster", WITNESS, (RACK_1,)),
-            ("append", RACK_0),
-            ("append", RACK_1),
-            ("count", WITNESS),
+            ("stand", RACK_0), ("roster", WITNESS, (RACK_1,)), ("append", RACK_0),
+            ("append", RACK_1), ("count", WITNESS),
         ),
     ),
     "6-append-behind-an-undecided-roster": Hunt(
@@ -163,7 +139,7 @@ HUNTS = {
         "agreement",
         (("stand", RACK_0), ("crash", RACK_1)),
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HUNTS)
@@ -212,31 +188,15 @@ def test_a_limit_is_told_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TWINS: tuple[Move, ...] = (
-    ("roster", WITNESS, (RACK_1_AGAIN,)),
-    ("append", RACK_0),
-    ("append", WITNESS),
-    ("count", WITNESS),
-    ("append", RACK_1_AGAIN),
-    ("copy", RACK_1_AGAIN),
-    ("roster", WITNESS, (RACK_1_AGAIN,)),
-    ("append", RACK_0),
-    ("append", WITNESS),
-    ("count", WITNESS),
-    ("append", RACK_1_AGAIN),
-    ("append", RACK_0),
-    ("stand", RACK_1),
-    ("stand", RACK_1_AGAIN),
-    ("win", RACK_1, (RACK_0, WITNESS)),
-    ("win", RACK_1_AGAIN, (RACK_0, WITNESS)),
-    ("append", RACK_0),
-    ("append", WITNESS),
-    ("count", RACK_1),
-    ("count", RACK_1_AGAIN),
-    ("roster", RACK_1, (RACK_1_AGAIN,)),
-    ("append", RACK_0),
-    ("append", WITNESS),
-    ("count", RACK_1),
-)
+    ("roster", WITNESS, (RACK_1_AGAIN,)), ("append", RACK_0), ("append", WITNESS),
+    ("count", WITNESS), ("append", RACK_1_AGAIN), ("copy", RACK_1_AGAIN),
+    ("roster", WITNESS, (RACK_1_AGAIN,)), ("append", RACK_0), ("append", WITNESS),
+    ("count", WITNESS), ("append", RACK_1_AGAIN), ("append", RACK_0), ("stand", RACK_1),
+    ("stand", RACK_1_AGAIN), ("win", RACK_1, (RACK_0, WITNESS)),
+    ("win", RACK_1_AGAIN, (RACK_0, WITNESS)), ("append", RACK_0), ("append", WITNESS),
+    ("count", RACK_1), ("count", RACK_1_AGAIN), ("roster", RACK_1, (RACK_1_AGAIN,)),
+    ("append", RACK_0), ("append", WITNESS), ("count", RACK_1),
+)  # fmt: skip
 
 
 def test_two_lives_of_a_rack_never_lead_the_same_ballot() -> None:

@@ -43,13 +43,9 @@ def test_the_defaults_are_two_racks_of_this_machine() -> None:
 
 def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
     config = MendConfig(
-        merge_min_racks=4,
-        grace_window_ms=2000,
-        token_weighted_merge=True,
-        sync_period_steps=128,
-        concurrent_outer_step=True,
-        diagnostics_dir="./results/mend_diag",
-    )
+        merge_min_racks=4, grace_window_ms=2000, token_weighted_merge=True, sync_period_steps=128,
+        concurrent_outer_step=True, diagnostics_dir="./results/mend_diag",
+    )  # fmt: skip
     assert config.racks == 4
     assert config.grace_window_ms == 2000.0
     assert config.diagnostics_dir == Path("results/mend_diag")
@@ -202,25 +198,17 @@ def test_every_field_has_a_wrong_value_in_this_test() -> None:
 
 
 RIGHT: list[tuple[str, Any, Any]] = [
-    ("racks", 64, 64),
-    ("job_id", "Run_7.b-2", "Run_7.b-2"),
-    ("overlap_steps", 0, 0),
-    ("grace_window_ms", 0, 0.0),
-    ("grace_window_ms", "adaptive", "adaptive"),
-    ("outer_lr", 1, 1.0),
-    ("stall_max_s", 0, 0.0),
-    ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
+    ("racks", 64, 64), ("job_id", "Run_7.b-2", "Run_7.b-2"), ("overlap_steps", 0, 0),
+    ("grace_window_ms", 0, 0.0), ("grace_window_ms", "adaptive", "adaptive"), ("outer_lr", 1, 1.0),
+    ("stall_max_s", 0, 0.0), ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
     ("sideband_addr", "tcp://node-7.rack_2.example:21900", "tcp://node-7.rack_2.example:21900"),
-    ("advertise_host", "10.0.0.7", "10.0.0.7"),
-    ("diagnostics_dir", "", None),
-    ("diagnostics_dir", Path("a"), Path("a")),
-    ("expected_racks", [1, 0], (0, 1)),
-    ("codec", "bf16", "bfloat16"),
-    ("codec", "powersgd", "powersgd-4"),
+    ("advertise_host", "10.0.0.7", "10.0.0.7"), ("diagnostics_dir", "", None),
+    ("diagnostics_dir", Path("a"), Path("a")), ("expected_racks", [1, 0], (0, 1)),
+    ("codec", "bf16", "bfloat16"), ("codec", "powersgd", "powersgd-4"),
     ("codec", "powersgd-8", "powersgd-8"),
     ("merge_mean_names", "*emb*, head.weight", ("*emb*", "head.weight")),
     ("merge_mean_names", [], ()),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value", "stored"), RIGHT)
@@ -362,14 +350,11 @@ TWO = {0: "tcp://a:1", 1: "tcp://b:2"}
 @pytest.mark.parametrize(
     "given",
     [
-        ("tcp://a:1", "tcp://b:2"),
-        ["1=tcp://b:2", "0=tcp://a:1"],
-        "tcp://a:1, tcp://b:2",
-        "1=tcp://b:2,0=tcp://a:1,",
-        {1: "tcp://b:2", 0: "tcp://a:1"},
+        ("tcp://a:1", "tcp://b:2"), ["1=tcp://b:2", "0=tcp://a:1"], "tcp://a:1, tcp://b:2",
+        "1=tcp://b:2,0=tcp://a:1,", {1: "tcp://b:2", 0: "tcp://a:1"},
         {"1": "tcp://b:2", "0": "tcp://a:1"},
     ],
-)
+)  # fmt: skip
 def test_peers_in_any_form_are_the_same_config(given: Any) -> None:
     config = MendConfig(rack=1, sideband_peers=given)
     assert config.peer_addresses == TWO

@@ -30,11 +30,8 @@ def test_the_first_source_that_names_a_setting_decides(
     monkeypatch.setenv("MEND_STALENESS_MAX_ROUNDS", "4")
     config = MendConfig(fragments=5)
     assert (config.fragments, config.staleness_max_rounds, config.lockstep, config.racks) == (
-        5,
-        4,
-        True,
-        2,
-    )
+        5, 4, True, 2,
+    )  # fmt: skip
 
 
 def test_an_argument_equal_to_the_default_is_still_an_argument(
@@ -63,23 +60,17 @@ def test_what_the_launcher_sets_is_a_whole_config(monkeypatch: pytest.MonkeyPatc
 
 
 TEXTS: list[tuple[str, str, Any]] = [
-    ("rack", "1", 1),
-    ("rack", "none", None),
-    ("overlap_steps", "None", None),
-    ("overlap_steps", " 3 ", 3),
-    ("grace_window_ms", "adaptive", "adaptive"),
-    ("grace_window_ms", "250", 250.0),
-    ("outer_lr", "5e-1", 0.5),
-    ("outer_ramp_rounds", "none", None),
-    ("outer_start", "warm", "warm"),
+    ("rack", "1", 1), ("rack", "none", None), ("overlap_steps", "None", None),
+    ("overlap_steps", " 3 ", 3), ("grace_window_ms", "adaptive", "adaptive"),
+    ("grace_window_ms", "250", 250.0), ("outer_lr", "5e-1", 0.5),
+    ("outer_ramp_rounds", "none", None), ("outer_start", "warm", "warm"),
     *(("lockstep", text, True) for text in ("true", "1", "yes", "on", "True", "ON")),
     *(("token_weighted_merge", text, False) for text in ("false", "0", "no", "off", "No")),
-    ("diagnostics_dir", "runs/a", Path("runs/a")),
-    ("diagnostics_dir", "none", None),
+    ("diagnostics_dir", "runs/a", Path("runs/a")), ("diagnostics_dir", "none", None),
     ("expected_racks", "1, 0", (0, 1)),
     ("sideband_peers", "tcp://a:1,tcp://b:1", ("0=tcp://a:1", "1=tcp://b:1")),
     ("data_ports", "6000-6010", "6000-6010"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "text", "value"), TEXTS)
@@ -93,17 +84,11 @@ def test_the_environment_is_read_as_people_write_it(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("racks", "two"),
-        ("racks", "2.0"),
-        ("racks", "0"),
-        ("lockstep", "maybe"),
-        ("grace_window_ms", "soon"),
-        ("blend_alpha", "nan"),
-        ("outer_lr", "-1"),
-        ("rack", "null"),
+        ("racks", "two"), ("racks", "2.0"), ("racks", "0"), ("lockstep", "maybe"),
+        ("grace_window_ms", "soon"), ("blend_alpha", "nan"), ("outer_lr", "-1"), ("rack", "null"),
         ("merge", "MEAN"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_text_names_the_variable_to_change(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,24 +22,19 @@ from tests import golden
 SETTINGS = {field.name for field in fields(MendConfig)}
 FOUND_LATER = {"ranks", "moments", "units", "epochs"}
 OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
-    "racks": ({"racks": 5}, 5),
-    "fragments": ({"fragments": 7}, 7),
+    "racks": ({"racks": 5}, 5), "fragments": ({"fragments": 7}, 7),
     "merge_min_racks": ({"merge_min_racks": 2}, 2),
-    "grace_ns": ({"grace_window_ms": 1.5}, 1_500_000),
-    "lockstep": ({"lockstep": True}, True),
+    "grace_ns": ({"grace_window_ms": 1.5}, 1_500_000), "lockstep": ({"lockstep": True}, True),
     "staleness_max_rounds": ({"staleness_max_rounds": 3}, 3),
-    "period_steps": ({"sync_period_steps": 64}, 64),
-    "overlap_steps": ({"overlap_steps": 5}, 5),
-    "overlap_ramp": ({"outer_ramp_rounds": 5}, 5),
-    "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
+    "period_steps": ({"sync_period_steps": 64}, 64), "overlap_steps": ({"overlap_steps": 5}, 5),
+    "overlap_ramp": ({"outer_ramp_rounds": 5}, 5), "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
     "evict_ns": ({"seat_timeout_s": 0}, 0),
     "restart_attests": ({"restart_attests_death": False}, False),
     "token_weighted": ({"token_weighted_merge": False}, False),
-    "expected": ({"expected_racks": (1, 0)}, (0, 1)),
-    "acts": ({"failslow_action": "act"}, True),
+    "expected": ({"expected_racks": (1, 0)}, (0, 1)), "acts": ({"failslow_action": "act"}, True),
     "evicts": ({"failslow_action": "evict"}, True),
     "sharded": ({"exchange_plan": "sharded", "racks": 3}, True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted({*Policy.__struct_fields__} - FOUND_LATER))

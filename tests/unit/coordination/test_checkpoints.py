@@ -123,16 +123,11 @@ OTHER = BarrierState(1, "other", False)
 @pytest.mark.parametrize(
     ("barriers", "said"),
     [
-        ((ASK, ASK), ASK),
-        ((DONE, DONE), DONE),
-        ((DONE, ASK), ASK),
-        ((ASK, None), None),
-        ((DONE, None), None),
-        ((ASK, OTHER), None),
-        ((None, None), None),
+        ((ASK, ASK), ASK), ((DONE, DONE), DONE), ((DONE, ASK), ASK), ((ASK, None), None),
+        ((DONE, None), None), ((ASK, OTHER), None), ((None, None), None),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_rack_writes_until_all_its_ranks_have_written(
     barriers: tuple[BarrierState | None, ...], said: BarrierState | None
 ) -> None:

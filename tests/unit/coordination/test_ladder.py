@@ -132,15 +132,8 @@ def test_nothing_moves_where_nobody_asked_for_it() -> None:
 
 def test_the_nearest_number_of_micro_batches_is_taken_and_never_none() -> None:
     assert [taken_of(4, pct) for pct in (100, 88, 87, 62, 50, 37, 12, 1)] == [
-        4,
-        4,
-        3,
-        2,
-        2,
-        1,
-        1,
-        1,
-    ]
+        4, 4, 3, 2, 2, 1, 1, 1,
+    ]  # fmt: skip
     assert taken_of(1, 10) == 1
 
 

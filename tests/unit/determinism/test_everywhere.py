@@ -56,16 +56,11 @@ def test_sum_of_a_row_is_chains_in_lanes_and_a_tree() -> None:
 
 
 ULPS: dict[str, tuple[Callable[[float], float], float]] = {
-    "exp": (math.exp, 1.0),
-    "log": (math.log, 1.0),
-    "rsqrt": (lambda x: 1 / math.sqrt(x), 1.5),
-    "root": (math.sqrt, 0.5),
-    "sigmoid": (lambda x: 1 / (1 + math.exp(-x)), 2.6),
-    "tanh": (math.tanh, 3.5),
-    "erf": (math.erf, 1.1),
-    "sin": (math.sin, 1.6),
+    "exp": (math.exp, 1.0), "log": (math.log, 1.0), "rsqrt": (lambda x: 1 / math.sqrt(x), 1.5),
+    "root": (math.sqrt, 0.5), "sigmoid": (lambda x: 1 / (1 + math.exp(-x)), 2.6),
+    "tanh": (math.tanh, 3.5), "erf": (math.erf, 1.1), "sin": (math.sin, 1.6),
     "cos": (math.cos, 1.6),
-}
+}  # fmt: skip
 """The function in float64, and how many units in the last place ours may be away."""
 
 

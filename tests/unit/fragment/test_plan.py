@@ -186,14 +186,11 @@ def test_ddp_is_unwrapped(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("model", "fragments"),
     [
-        (nn.ReLU(), 1),
-        (bag([3]), 0),
-        (nn.LazyLinear(3), 1),
-        (nn.Linear(3, 3, device="meta"), 1),
+        (nn.ReLU(), 1), (bag([3]), 0), (nn.LazyLinear(3), 1), (nn.Linear(3, 3, device="meta"), 1),
         (nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), 1),
     ],
     ids=["nothing to train", "no fragments", "no shape yet", "no data yet", "complex"],
-)
+)  # fmt: skip
 def test_a_model_that_cannot_be_exchanged_is_refused(model: nn.Module, fragments: int) -> None:
     with pytest.raises(ConfigError):
         build_plan(model, fragments)

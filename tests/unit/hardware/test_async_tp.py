@@ -96,15 +96,11 @@ def test_without_a_process_group_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("names", "sharded", "by_fsdp", "found"),
     [
-        (None, [True], False, [0]),
-        (None, [True], True, []),
-        (None, [False, True], True, []),
-        (None, [True, True], True, [1]),
-        (None, [False, True, True], True, [2]),
-        (("tp",), [True], True, [0]),
-        (("tp",), [False], False, []),
+        (None, [True], False, [0]), (None, [True], True, []), (None, [False, True], True, []),
+        (None, [True, True], True, [1]), (None, [False, True, True], True, [2]),
+        (("tp",), [True], True, [0]), (("tp",), [False], False, []),
     ],
-)
+)  # fmt: skip
 def test_the_first_sharded_dimension_is_that_of_fully_shard(
     names: tuple[str, ...] | None, sharded: list[bool], by_fsdp: bool, found: list[int]
 ) -> None:

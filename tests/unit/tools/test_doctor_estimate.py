@@ -20,13 +20,10 @@ def config(**given: Any) -> MendConfig:
 @pytest.mark.parametrize(
     ("text", "params"),
     [
-        ("1.5B", 1_500_000_000),
-        ("350m", 350_000_000),
-        ("124_000_000", 124_000_000),
-        ("124,000,000", 124_000_000),
-        ("2T", 2 * 10**12),
+        ("1.5B", 1_500_000_000), ("350m", 350_000_000), ("124_000_000", 124_000_000),
+        ("124,000,000", 124_000_000), ("2T", 2 * 10**12),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_read(text: str, params: int) -> None:
     assert est.params_of(text) == params
 

@@ -87,11 +87,8 @@ def test_switches_with_unequal_nodes() -> None:
     refused(places)
 
 
-def test_unequal_hosts() -> None:
+def test_unequal_hosts_and_a_single_one_are_refused() -> None:
     refused(on(*"AAAB"))
-
-
-def test_one_host_is_not_guessed_at() -> None:
     refused(on(*"AAAA"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
@@ -257,24 +258,15 @@ def test_orders_of_a_ballot_not_below_the_promise_end_a_candidacy() -> None:
     assert candidate.orders(ballot_of(9, 0))
 
 
-def test_orders_below_my_promise_end_nothing_and_put_nothing_off() -> None:
-    candidate = Candidate(1)
-    candidate.stands()
-    candidate.acceptor.prepare(candidate.proposer.ballot)
-    before = candidate.election.heard_ns
-    candidate.now_ns += 1
-    assert not candidate.orders(FIRST)
-    assert candidate.election.heard_ns == before
-
-
-def test_ones_own_orders_are_no_rivals() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_orders_below_my_promise_or_my_own_end_nothing_and_put_nothing_off(own: bool) -> None:
     candidate = Candidate(1)
     candidate.stands()
     ballot = candidate.proposer.ballot
     candidate.acceptor.prepare(ballot)
     before = candidate.election.heard_ns
     candidate.now_ns += 1
-    assert not candidate.orders(ballot)
+    assert not candidate.orders(ballot if own else FIRST)
     assert candidate.election.heard_ns == before
 
 

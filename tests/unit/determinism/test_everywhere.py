@@ -231,15 +231,15 @@ def test_step_is_that_of_torch_but_for_rounding_and_calls_hooks(name: str) -> No
     assert len(called) == 10
 
 
-def test_cpu_without_fma_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "has_fma", lambda: False)
-    with pytest.raises(NotDeterministic, match="fused multiply-add"):
-        enable(1, "everywhere")
-
-
-def test_without_numba_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "find_spec", lambda name: None)
-    with pytest.raises(NotDeterministic, match="numba"):
+@pytest.mark.parametrize(
+    ("name", "missing", "said"),
+    [("has_fma", lambda: False, "fused multiply-add"), ("find_spec", lambda name: None, "numba")],
+)
+def test_machine_without_fma_or_numba_is_refused(
+    name: str, missing: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everywhere, name, missing)
+    with pytest.raises(NotDeterministic, match=said):
         enable(1, "everywhere")
 
 

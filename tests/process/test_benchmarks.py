@@ -72,7 +72,9 @@ def test_every_benchmark_is_tried_somewhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(ELSEWHERE)))
-def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: Nursery) -> None:
+def test_benchmark_prints_one_json_object_with_what_a_result_needs(
+    name: str, nursery: Nursery
+) -> None:
     found = json.loads(run(nursery, f"benchmarks.{name}", *TINY[name]))
     assert found.keys() >= KEYS
     assert found["name"] == name

@@ -220,7 +220,7 @@ def trained_until(
     return runtime, before
 
 
-def test_twice_is_once(alone: Configure) -> None:
+def test_second_start_is_refused_and_second_shutdown_does_nothing(alone: Configure) -> None:
     model, optimizer = fresh()
     runtime = mend.mend_init(model, alone(), optimizer)
     with pytest.raises(UsageError, match="called twice"):

@@ -51,7 +51,7 @@ def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
     assert config.diagnostics_dir == Path("results/mend_diag")
 
 
-def test_it_is_frozen_and_takes_no_positions() -> None:
+def test_config_is_frozen_and_takes_no_positions() -> None:
     config = MendConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.racks = 3  # type: ignore[misc]
@@ -59,13 +59,13 @@ def test_it_is_frozen_and_takes_no_positions() -> None:
         MendConfig(0, 2)  # type: ignore[misc]
 
 
-def test_its_signature_names_every_field() -> None:
+def test_signature_of_config_names_every_field() -> None:
     """People and editors see the fields, not `**given`."""
     names = list(inspect.signature(MendConfig).parameters)
     assert names == [f.name for f in dataclasses.fields(MendConfig)]
 
 
-def test_it_survives_pickle_copy_and_repr_as_the_same() -> None:
+def test_config_survives_pickle_copy_and_repr_as_the_same() -> None:
     config = MendConfig(rack=1, sideband_peers=["tcp://a:1", "tcp://b:2"], diagnostics_dir="runs")
     for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert twin == config

@@ -213,7 +213,7 @@ def test_all_voters_are_asked_and_made_reachable_but_not_itself() -> None:
     assert serials == sorted(set(serials))
 
 
-def test_it_asks_itself_when_that_is_the_last_promise_it_needs() -> None:
+def test_candidate_asks_itself_when_that_is_the_last_promise_it_needs() -> None:
     """Alone it bars nobody: cut off, it goes on following the coordinator when that is back."""
     candidate = Candidate(1)
     candidate.stands()

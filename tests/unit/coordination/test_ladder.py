@@ -100,7 +100,7 @@ def test_only_who_is_slow_is_charged_and_only_when_nobody_else_is_missing() -> N
     assert ladder.lost_ns == {}, "a verdict that is over takes its bill along"
 
 
-def test_it_is_waited_for_again_when_it_has_been_well_for_a_while() -> None:
+def test_slow_rack_is_waited_for_again_when_it_has_been_well_for_a_while() -> None:
     ladder, of = Ladder(), log()
     of.take(Mitigation(1, NOT_AWAITED, "slow"))
     calm_ns = CALM_DETECTS * DETECT_NS

@@ -41,7 +41,7 @@ def formula(vectors: list[torch.Tensor], weights: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("racks", [2, 3, 8])
-def test_it_is_the_formula(racks: int) -> None:
+def test_radial_merge_is_the_formula(racks: int) -> None:
     weights = [fp32((m + 1) / (racks * (racks + 1) / 2)) for m in range(racks)]
     vectors = [noise(3000, m) * 10.0 ** (m - 4) for m in range(racks)]
     expected = formula(vectors, weights)

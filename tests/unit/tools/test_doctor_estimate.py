@@ -133,7 +133,7 @@ def test_a_little_merging_is_timed(merge: str) -> None:
     assert est.merge_ns_per_element(merge, 3) > 0
 
 
-def test_amounts() -> None:
+def test_amounts_are_said_in_their_unit() -> None:
     assert est.amount(1.5e9) == "1.5 GB"
     assert est.amount(64e6) == "64 MB"
 

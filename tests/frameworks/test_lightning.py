@@ -28,24 +28,18 @@ def test_fit_resumed_from_a_checkpoint_ends_with_the_weights_of_one_run(tmp_path
         assert again[0][key] == whole[0][key], key
 
 
-def test_fit_of_two_ranks_in_mixed_precision_ends_with_equal_weights(tmp_path: Path) -> None:
-    mixed = ["--callback", "--folder", tmp_path, "--ranks", 2, "--precision", "bf16-mixed"]
-    whole = ends(SCRIPT, *mixed, ranks=2)
-    assert whole[0]["step"] == 24
-    assert whole[0]["tokens"] == 24 * 2 * 16
-    assert "step=8.ckpt" in whole[0]["saved"]
-    again = ends(SCRIPT, *mixed, "--resume", "checkpoints/step=8.ckpt", ranks=2)
-    for key in ("step", "tokens", "digest", "weights", "loss"):
-        assert again[0][key] == whole[0][key], key
-
-
-def test_loop_with_fabric_resumed_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
-    """Fabric has no callback of mend: its loop takes a session."""
+@pytest.mark.parametrize("fabric", [False, True])
+def test_run_of_two_ranks_in_mixed_precision_resumed_ends_with_the_weights_of_one_run(
+    fabric: bool, tmp_path: Path
+) -> None:
+    """By fit and its callback, or by Fabric, which has none: its loop takes a session."""
     options = ["--folder", tmp_path, "--ranks", 2, "--precision", "bf16-mixed"]
-    whole = ends(FABRIC, *options, ranks=2)
-    assert whole[0]["step"] == 24
-    assert whole[0]["tokens"] == 24 * 16
-    again = ends(FABRIC, *options, "--resume", ranks=2)
+    script, own = (FABRIC, []) if fabric else (SCRIPT, ["--callback"])
+    whole = ends(script, *own, *options, ranks=2)
+    assert (whole[0]["step"], whole[0]["tokens"]) == (24, 24 * 16 * (1 if fabric else 2))
+    assert fabric or "step=8.ckpt" in whole[0]["saved"]
+    resumed = ["--resume"] if fabric else ["--resume", "checkpoints/step=8.ckpt"]
+    again = ends(script, *own, *options, *resumed, ranks=2)
     for key in ("step", "tokens", "digest", "weights", "loss"):
         assert again[0][key] == whole[0][key], key
 

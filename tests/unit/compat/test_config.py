@@ -166,9 +166,12 @@ def test_value_of_the_wrong_type_is_refused_not_a_crash(given: Any) -> None:
             compat.MendConfig(racks=2, **{name: given})
 
 
-def test_both_names_of_one_setting_are_refused() -> None:
+@pytest.mark.parametrize(
+    "given", [{"quorum_min_learners": 2, "merge_min_racks": 2}, {"incremental_collect": 0}]
+)
+def test_both_names_of_one_setting_and_zero_for_false_are_refused(given: dict[str, int]) -> None:
     with golden.raises(ConfigError):
-        compat.MendConfig(quorum_min_learners=2, merge_min_racks=2)
+        compat.MendConfig(**given)
 
 
 @pytest.mark.parametrize("name", [*BECOMES, *FORMER])
@@ -189,11 +192,6 @@ def test_a_config_of_all_defaults_is_accepted_without_a_word() -> None:
     taken = compat.MendConfig(**{name: default for name, default, _ in rows})
     assert taken.merge_min_racks == taken.racks == 4
     assert taken.momentum_sync_period_steps is None
-
-
-def test_zero_is_not_false() -> None:
-    with golden.raises(ConfigError):
-        compat.MendConfig(incremental_collect=0)
 
 
 @pytest.mark.parametrize("name", FOREIGN)

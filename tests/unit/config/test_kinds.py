@@ -50,12 +50,6 @@ def test_numbers_of_numpy_become_plain_ones() -> None:
     assert type(kinds.SHARE.accept(np.float32(0.5))) is float
 
 
-@pytest.mark.parametrize("value", [True, "3", 3.0, None, 2, 8])
-def test_a_whole_number_is_no_bool_no_text_no_float(value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        kinds.whole(3, 7).accept(value)
-
-
 @given(port=st.integers(-5, 70_000))
 def test_ports_have_their_range(port: int) -> None:
     assert kinds.is_address(f"tcp://a:{port}") == (1 <= port <= 65_535)

@@ -78,11 +78,6 @@ def test_a_machine_knows_its_own_name_without_a_resolver() -> None:
     assert told(placed) == (1, 2, ALL_TWO, "peer2")
 
 
-def test_an_advertised_host_that_is_listed_is_the_own_entry() -> None:
-    placed = place(config(1, 2, advertise_host="peer2"), Site("behind-nat", frozenset()))
-    assert told(placed) == (1, 2, ALL_TWO, "peer2")
-
-
 def test_racks_of_one_machine_are_told_apart_by_their_port() -> None:
     both = ("tcp://peer1:6000", "tcp://peer1:6001")
     for rack in (0, 1):

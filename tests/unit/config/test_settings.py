@@ -84,11 +84,6 @@ def test_replace_changes_what_it_names_and_reads_no_source(monkeypatch: Any) -> 
     assert dataclasses.asdict(changed) == dataclasses.asdict(config) | {"rack": 1}
 
 
-def test_replace_checks_like_a_new_one() -> None:
-    with golden.raises(ConfigError):
-        dataclasses.replace(MendConfig(), rack=2)
-
-
 def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
     with golden.raises(ConfigError):
         MendConfig(fragment=3)  # type: ignore[call-arg]
@@ -310,24 +305,6 @@ def test_given_momentum_too_long_for_the_period_warns_with_the_remedy() -> None:
     assert config.outer_momentum == 0.9  # who asks for it has it
 
 
-def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
-    assert MendConfig().ramp_rounds == 10
-    assert MendConfig(outer_start="warm").ramp_rounds == 5
-    for start in ("scratch", "warm"):
-        given = MendConfig(outer_start=start, outer_ramp_rounds=0, outer_optimizer_momentum=0.3)
-        assert given.ramp_rounds == 0
-
-
-def test_racks_follow_the_quorum_only_when_nobody_names_them(monkeypatch: Any) -> None:
-    assert MendConfig(merge_min_racks=1).racks == 2
-    assert MendConfig(merge_min_racks=5).racks == 5
-    with golden.raises(ConfigError):
-        MendConfig(merge_min_racks=5, racks=3)
-    monkeypatch.setenv("MEND_RACKS", "3")
-    with golden.raises(ConfigError):
-        MendConfig(merge_min_racks=5)
-
-
 def test_a_rack_beyond_the_racks_is_refused() -> None:
     with golden.raises(ConfigError):
         MendConfig(rack=2, racks=2)
@@ -368,16 +345,6 @@ def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
     """A list of only the others would count them as racks 0, 1, ... and find the wrong ones."""
     with golden.raises(ConfigError):
         MendConfig(sideband_peers=given)
-
-
-def test_peers_may_leave_this_rack_out_where_it_says_where_it_listens() -> None:
-    everywhere = "tcp://0.0.0.0:5"
-    others = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1", rack=0)
-    assert (others.racks, others.peer_addresses) == (2, {1: "tcp://a:1"})
-    third = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1,tcp://b:2", rack=2)
-    assert (third.racks, third.peer_addresses) == (3, TWO)
-    gap = MendConfig(sideband_addr=everywhere, sideband_peers={0: "tcp://a:1", 2: "tcp://b:2"})
-    assert (gap.racks, gap.peer_addresses) == (3, {0: "tcp://a:1", 2: "tcp://b:2"})
 
 
 @pytest.mark.parametrize(

@@ -34,31 +34,6 @@ def test_the_first_source_that_names_a_setting_decides(
     )  # fmt: skip
 
 
-def test_an_argument_equal_to_the_default_is_still_an_argument(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MEND_RACK", "1")
-    monkeypatch.setenv("MEND_FRAGMENTS", "9")
-    config = MendConfig(rack=None, fragments=4)
-    assert (config.rack, config.fragments) == (None, 4)
-
-
-def test_what_the_launcher_sets_is_a_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {
-        "MEND_RACK": "1",
-        "MEND_RACKS": "3",
-        "MEND_JOB_ID": "job-1",
-        "MEND_SIDEBAND_ADDR": "tcp://127.0.0.1:7001",
-        "MEND_SIDEBAND_PEERS": "0=tcp://127.0.0.1:7000,1=tcp://127.0.0.1:7001,2=tcp://127.0.0.1:7002",
-        "MEND_WITNESS_ADDR": "tcp://127.0.0.1:7003",
-    }.items():
-        monkeypatch.setenv(name, text)
-    config = MendConfig()
-    assert (config.rack_number, config.racks, config.job_id) == (1, 3, "job-1")
-    assert config.bind_address == config.peer_addresses[1] == "tcp://127.0.0.1:7001"
-    assert config.witness_addr == "tcp://127.0.0.1:7003"
-
-
 TEXTS: list[tuple[str, str, Any]] = [
     ("rack", "1", 1), ("rack", "none", None), ("overlap_steps", "None", None),
     ("overlap_steps", " 3 ", 3), ("grace_window_ms", "adaptive", "adaptive"),
@@ -169,13 +144,6 @@ def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -
 # ------------------------------------------------------------------ the file
 
 
-def test_a_file_may_be_ours_alone_or_have_a_table_for_us(file: Path) -> None:
-    file.write_text('racks = 3\ngrace_window_ms = "adaptive"\n')
-    assert MendConfig().racks == 3
-    file.write_text('[tool]\nracks = "others"\n[mend]\nracks = 4\n')
-    assert MendConfig().racks == 4
-
-
 def test_lists_and_tables_of_the_file_are_taken(file: Path) -> None:
     file.write_text('sideband_peers = ["tcp://a:1", "tcp://b:1"]\nexpected_racks = [1]\n')
     config = MendConfig()
@@ -198,12 +166,6 @@ def test_wrong_value_or_key_of_the_file_is_refused_by_name(file: Path, text: str
     file.write_text(text)
     with golden.raises(ConfigError):
         MendConfig()
-
-
-def test_a_key_of_the_file_that_is_overruled_is_still_checked_for_its_name(file: Path) -> None:
-    file.write_text("rakcs = 3\n")
-    with golden.raises(ConfigError):
-        MendConfig(racks=3)
 
 
 @pytest.mark.parametrize("content", [b"racks = ", b"\xff\xfe", b"racks = 2\nracks = 3"])
@@ -231,8 +193,3 @@ def test_key_file_is_found_for_tools_whatever_else_is_wrong(
     file.write_text(text)
     monkeypatch.setenv("MEND_KEY_FILE", variable)
     assert named_key_file() == found
-
-
-def test_no_key_file_is_found_where_no_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MEND_CONFIG", raising=False)
-    assert named_key_file() is None

@@ -6,16 +6,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import torch
 from msgspec import structs
-from torch import nn
 
 from mend.config import MendConfig
 from mend.config.declared import Scope
 from mend.config.wiring import policy_of, settings_of
 from mend.consensus.records import MomentFragments, Policy, filled_fields
 from mend.coordination.validation import Difference, policy_differences
-from mend.fragment.model_plan import ModelPlan
 from mend.types import SECOND
 from tests import golden
 
@@ -103,16 +100,3 @@ def test_settings_that_may_starve_a_rack_are_warned_of() -> None:
     settings_of(MendConfig(**options, racks=2, sideband_peers=addresses[:2]), None)
     settings_of(MendConfig(**options, **three, lockstep=True), None)
     settings_of(MendConfig(**{**options, "staleness_max_rounds": 1}, **three), None)
-
-
-def test_a_rank_adds_what_it_finds() -> None:
-    model = nn.Linear(2, 3)
-    optimizers, periods = [torch.optim.AdamW(model.parameters())], {1: 384, 2: 768}
-    plan = ModelPlan(model, 4, optimizers=optimizers, moment_periods=periods)
-    before = settings_of(MendConfig(rack=0), None)
-    policy = before.completed(2, plan).policy
-    groups = (MomentFragments(2, 384), MomentFragments(2, 768))
-    assert (policy.ranks, policy.fragments, policy.moments) == (2, 6, groups)
-    assert policy.of_weights == 2  # the model has no more tensors
-    for name in set(Policy.__struct_fields__) - FOUND_LATER - {"fragments"}:
-        assert getattr(policy, name) == getattr(before.policy, name)

@@ -101,18 +101,6 @@ def test_a_write_is_no_part_of_the_graph_but_a_stale_graph_notices_it(in_place: 
         loss.backward()
 
 
-def test_plain_parameters_can_be_worked_on_where_they_are() -> None:
-    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    view, before = view_of(module), flat(module)
-    pieces = view.in_place(part(view, 2, 17))
-    assert pieces is not None
-    for elements, place in pieces:
-        assert torch.equal(elements, before[2:17][place])
-        elements.add_(1.0)
-    before[2:17] += 1.0
-    assert torch.equal(flat(module), before)
-
-
 @pytest.mark.parametrize("size", [1, 4, 7, 1000])
 def test_portions_are_the_same_elements_in_the_same_order(size: int) -> None:
     """Threads share them: each element is in one portion, all portions but the last are full."""

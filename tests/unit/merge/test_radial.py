@@ -56,16 +56,6 @@ def test_orthogonal_deltas_keep_their_length_and_the_mean_would_not() -> None:
     assert math.isclose(float((vectors[0] + vectors[1]).norm() / 2), 3 / math.sqrt(2), rel_tol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [[0.5, 0.5], [fp32(1 / 3), fp32(2 / 3)]])
-def test_equal_deltas_are_left_alone(weights: list[float]) -> None:
-    vector = noise(1000, 1)
-    assert factors([vector, vector], weights) == tuple(weights)
-
-
-def test_one_delta_is_left_alone() -> None:
-    assert factors([noise(100, 1)], [1.0]) == (1.0,)
-
-
 @pytest.mark.parametrize("other", [[-2.0, -4.0], [-2.0 * (1 + 2**-23), -4.0]])
 def test_directions_that_cancel_out_give_the_plain_mean(other: list[float]) -> None:
     assert factors([torch.tensor([1.0, 2.0]), torch.tensor(other)], [0.5, 0.5]) == (0.5, 0.5)

@@ -23,6 +23,7 @@ from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, Job, Nursery, until
+from tests.process.train import fresh
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -184,11 +185,6 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
         optimizer.zero_grad()
         train.loss_of(model, 0, 0, step).backward()
         optimizer.step()
-
-
-def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = train.build("plain", 0)
-    return model, train.optimizer_of(model)
 
 
 def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:

@@ -31,19 +31,10 @@ from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, ROOT, Nursery, until
 from tests.process.replayed import in_lockstep
+from tests.process.train import backward, fresh
 
 LOCKSTEP: dict[str, Any] = {"lockstep": True, "wait_timeout_s": 60}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
-
-
-def fresh(model: str = "plain") -> tuple[nn.Module, torch.optim.Optimizer]:
-    made = train.build(model, 0)
-    return made, train.optimizer_of(made)
-
-
-def backward(model: nn.Module, step: int) -> None:
-    model.zero_grad()
-    train.loss_of(model, 0, 0, step).backward()
 
 
 def flat_bits(model: nn.Module) -> list[int]:

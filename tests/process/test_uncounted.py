@@ -20,18 +20,9 @@ from mend.engine.uncounted_writes import SIGNS_MAX
 from mend.errors import NotMerged, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
+from tests.process.train import backward, fresh
 
 STEPS = 20
-
-
-def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = train.build("plain", 0)
-    return model, train.optimizer_of(model)
-
-
-def backward(model: nn.Module, step: int) -> None:
-    model.zero_grad()
-    train.loss_of(model, 0, 0, step).backward()
 
 
 def run(model: nn.Module, optimizer: Any, first: int = 1, last: int = STEPS) -> None:

@@ -132,11 +132,8 @@ def table(results: Sequence[Shown], seeds: int, seconds: float) -> str:
     ]
     if missed:
         lines += [
-            "",
-            f"No seed of {seeds:,} shows:",
-            "",
-            "| bug | what the code does | what does |",
-        ]
+            "", f"No seed of {seeds:,} shows:", "", "| bug | what the code does | what does |",
+        ]  # fmt: skip
         lines += ["|---|---|---|", *missed]
     lines += ["", "Of the list of bugs these have no exact counterpart in what there is:", ""]
     lines += [f"- {name}: {why}" for name, why in NOT_HERE.items()]

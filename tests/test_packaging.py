@@ -183,13 +183,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("empty")
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MEND_NONSENSE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", LOOK],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", LOOK], cwd=folder, env=environ, capture_output=True, text=True,
         check=True,
-    )
+    )  # fmt: skip
     assert list(folder.iterdir()) == []
     assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)

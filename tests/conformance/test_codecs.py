@@ -113,12 +113,8 @@ def test_the_size_is_the_formula_and_any_window_decodes_to_the_bits_of_the_whole
     whole = decoded(codec, payload, numel)
     assert bool(torch.isfinite(whole).all())
     cuts = [
-        0,
-        numel // 3,
-        numel // 3 + min(numel, 5),
-        numel // 2 // 4096 * 4096,
-        numel - numel // 7,
-    ]
+        0, numel // 3, numel // 3 + min(numel, 5), numel // 2 // 4096 * 4096, numel - numel // 7,
+    ]  # fmt: skip
     cuts = sorted(min(cut, numel) for cut in [*cuts, numel, numel])
     for start, stop in pairwise(cuts):
         part = codec.decode(payload, start, stop, torch.full((stop - start,), torch.nan))
@@ -313,12 +309,9 @@ def test_a_processor_without_wide_registers_makes_the_same_bytes_and_elements() 
         "NPY_DISABLE_CPU_FEATURES": "AVX512F AVX512CD AVX512_SKX AVX2 FMA3",
     }
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ELSEWHERE],
-        env=plain,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [sys.executable, "-W", "ignore", "-c", _ELSEWHERE], env=plain, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
     assert ran.stdout == fingerprint()
 
 

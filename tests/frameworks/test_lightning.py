@@ -28,24 +28,18 @@ def test_fit_resumed_from_a_checkpoint_ends_with_the_weights_of_one_run(tmp_path
         assert again[0][key] == whole[0][key], key
 
 
-def test_fit_of_two_ranks_in_mixed_precision_ends_with_equal_weights(tmp_path: Path) -> None:
-    mixed = ["--callback", "--folder", tmp_path, "--ranks", 2, "--precision", "bf16-mixed"]
-    whole = ends(SCRIPT, *mixed, ranks=2)
-    assert whole[0]["step"] == 24
-    assert whole[0]["tokens"] == 24 * 2 * 16
-    assert "step=8.ckpt" in whole[0]["saved"]
-    again = ends(SCRIPT, *mixed, "--resume", "checkpoints/step=8.ckpt", ranks=2)
-    for key in ("step", "tokens", "digest", "weights", "loss"):
-        assert again[0][key] == whole[0][key], key
-
-
-def test_loop_with_fabric_resumed_ends_with_the_weights_of_one_run(tmp_path: Path) -> None:
-    """Fabric has no callback of mend: its loop takes a session."""
+@pytest.mark.parametrize("fabric", [False, True])
+def test_run_of_two_ranks_in_mixed_precision_resumed_ends_with_the_weights_of_one_run(
+    fabric: bool, tmp_path: Path
+) -> None:
+    """By fit and its callback, or by Fabric, which has none: its loop takes a session."""
     options = ["--folder", tmp_path, "--ranks", 2, "--precision", "bf16-mixed"]
-    whole = ends(FABRIC, *options, ranks=2)
-    assert whole[0]["step"] == 24
-    assert whole[0]["tokens"] == 24 * 16
-    again = ends(FABRIC, *options, "--resume", ranks=2)
+    script, own = (FABRIC, []) if fabric else (SCRIPT, ["--callback"])
+    whole = ends(script, *own, *options, ranks=2)
+    assert (whole[0]["step"], whole[0]["tokens"]) == (24, 24 * 16 * (1 if fabric else 2))
+    assert fabric or "step=8.ckpt" in whole[0]["saved"]
+    resumed = ["--resume"] if fabric else ["--resume", "checkpoints/step=8.ckpt"]
+    again = ends(script, *own, *options, *resumed, ranks=2)
     for key in ("step", "tokens", "digest", "weights", "loss"):
         assert again[0][key] == whole[0][key], key
 
@@ -84,11 +78,8 @@ def test_fit_that_an_exception_ended_has_left_and_runs_again(tmp_path: Path) -> 
     rows = torch.utils.data.TensorDataset(torch.ones(32, 4))
     loader = torch.utils.data.DataLoader(rows, batch_size=4)
     options = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_checkpointing": False,
-        "max_epochs": 1,
-    }
+        "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1,
+    }  # fmt: skip
     for fault in (True, False):
         module.faulty = fault
         trainer = pl.Trainer(callbacks=[callback], default_root_dir=tmp_path, **options)

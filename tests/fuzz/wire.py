@@ -44,23 +44,16 @@ PEAK_BYTES_MAX, PEAK_PER_BYTE_MAX = 1 << 20, 64
 """What decoding may take at its peak: this, and so much for every byte of the frame."""
 
 _CLASSES = (
-    ("wire version", "another version"),
-    ("do not begin", "not a frame"),
-    ("bits changed", "damaged on the way"),
-    ("the limit is", "longer than a frame"),
-    ("length", "a length beyond its limit"),
-    ("truncated", "ends too early"),
-    ("trailing", "goes on behind its end"),
-    ("utf-8", "a text that is no UTF-8"),
-    ("codec can't decode", "a text that is no UTF-8"),
-    ("recursion", "nested too deep"),
+    ("wire version", "another version"), ("do not begin", "not a frame"),
+    ("bits changed", "damaged on the way"), ("the limit is", "longer than a frame"),
+    ("length", "a length beyond its limit"), ("truncated", "ends too early"),
+    ("trailing", "goes on behind its end"), ("utf-8", "a text that is no UTF-8"),
+    ("codec can't decode", "a text that is no UTF-8"), ("recursion", "nested too deep"),
     ("matching regex", "a text of another form"),
     (r"`(int|float)` [<>]", "a number beyond its limit"),
-    ("out of range", "a number beyond its limit"),
-    ("Invalid value", "an unknown kind of message"),
-    ("Expected", "another type"),
-    ("", "malformed"),
-)
+    ("out of range", "a number beyond its limit"), ("Invalid value", "an unknown kind of message"),
+    ("Expected", "another type"), ("", "malformed"),
+)  # fmt: skip
 
 
 def class_of(error: WireError) -> str:

@@ -277,25 +277,17 @@ def late() -> tuple[list[Facts], list[Commit]]:
     on_time = Facts(
         16,
         [
-            Captured(4, 0, 1),
-            Applied(6, 0, 1),
-            Captured(8, 0, 2),
-            Applied(10, 0, 2),
-            Captured(12, 0, 3),
-            Applied(14, 0, 3),
-            Captured(16, 0, 4),
+            Captured(4, 0, 1), Applied(6, 0, 1), Captured(8, 0, 2), Applied(10, 0, 2),
+            Captured(12, 0, 3), Applied(14, 0, 3), Captured(16, 0, 4),
         ],
-    )
+    )  # fmt: skip
     slow = Facts(
         13,
         [
-            Captured(4, 0, 1),
-            Applied(6, 0, 2),
-            Captured(8, 0, 2),
-            Applied(12, 0, 3),
+            Captured(4, 0, 1), Applied(6, 0, 2), Captured(8, 0, 2), Applied(12, 0, 3),
             Captured(12, 0, 3),
         ],
-    )
+    )  # fmt: skip
     commits = [
         Commit(0, 1, [Named(0, 1, 0, 32, 4)]),
         Commit(0, 2, [Named(0, 2, 1, 32, 4), Named(1, 1, 0, 32, 4)]),

@@ -78,53 +78,36 @@ class Case:
 
 
 CASES = {
-    "one": Case("one"),
-    "one again": Case("one"),
-    "threads": Case("one", threads=2),
-    "checkpointed": Case("one", checkpointed=True),
-    "microbatches 2": Case("one", microbatches=2),
-    "microbatches 4": Case("one", microbatches=4),
-    "ddp 2": Case("ddp", 2),
-    "ddp 4": Case("ddp", 4),
-    "ddp 4, as if large": Case("ddp", 4, small=False),
-    "ddp 8": Case("ddp", 8),
-    "ddp 2, microbatches 2": Case("ddp", 2, 2),
-    "fsdp 2": Case("fsdp", 2),
-    "fsdp 4": Case("fsdp", 4),
-    "fsdp 2, microbatches 2": Case("fsdp", 2, 2, checkpointed=True),
-    "tp 2": Case("tp", 2),
-    "tp 4": Case("tp", 4),
-    "tp 4, microbatches 2": Case("tp", 4, 2, small=False),
-    "tp 8": Case("tp", 8),
-    "tp 8, checkpointed": Case("tp", 8, checkpointed=True),
-    "fused": Case("one", fused=True),
-    "fused tp 2": Case("tp", 2, fused=True),
-    "wide": Case("one", fused=True, wide=True),
-    "wide sp 8": Case("sp", 8, fused=True, wide=True),
-    "sp 2": Case("sp", 2, fused=True),
+    "one": Case("one"), "one again": Case("one"), "threads": Case("one", threads=2),
+    "checkpointed": Case("one", checkpointed=True), "microbatches 2": Case("one", microbatches=2),
+    "microbatches 4": Case("one", microbatches=4), "ddp 2": Case("ddp", 2), "ddp 4": Case("ddp", 4),
+    "ddp 4, as if large": Case("ddp", 4, small=False), "ddp 8": Case("ddp", 8),
+    "ddp 2, microbatches 2": Case("ddp", 2, 2), "fsdp 2": Case("fsdp", 2),
+    "fsdp 4": Case("fsdp", 4), "fsdp 2, microbatches 2": Case("fsdp", 2, 2, checkpointed=True),
+    "tp 2": Case("tp", 2), "tp 4": Case("tp", 4),
+    "tp 4, microbatches 2": Case("tp", 4, 2, small=False), "tp 8": Case("tp", 8),
+    "tp 8, checkpointed": Case("tp", 8, checkpointed=True), "fused": Case("one", fused=True),
+    "fused tp 2": Case("tp", 2, fused=True), "wide": Case("one", fused=True, wide=True),
+    "wide sp 8": Case("sp", 8, fused=True, wide=True), "sp 2": Case("sp", 2, fused=True),
     "sp 2, whole head": Case("sp", 2, fused=True, cut_words=False),
     "sp 4": Case("sp", 4, fused=True),
     "sp 4, microbatches 2": Case("sp", 4, 2, fused=True, checkpointed=True, small=False),
-    "sp 8": Case("sp", 8),
-    "torch's tp 2": Case("tp", 2, fixed=False),
+    "sp 8": Case("sp", 8), "torch's tp 2": Case("tp", 2, fixed=False),
     "autocast": Case("one", autocast=True),
     "autocast, microbatches 4": Case("one", microbatches=4, autocast=True),
     "autocast, ddp 2": Case("ddp", 2, autocast=True),
     "autocast, fsdp 2": Case("fsdp", 2, 2, autocast=True),
-    "autocast, tp 2": Case("tp", 2, autocast=True),
-    "padded": Case("padded"),
-    "packed": Case("packed"),
-    "everywhere": Case("one", level="everywhere"),
+    "autocast, tp 2": Case("tp", 2, autocast=True), "padded": Case("padded"),
+    "packed": Case("packed"), "everywhere": Case("one", level="everywhere"),
     "everywhere, microbatches 4": Case("one", microbatches=4, level="everywhere"),
     "everywhere, ddp 2": Case("ddp", 2, 2, level="everywhere"),
     "everywhere, checkpointed": Case("one", checkpointed=True, level="everywhere"),
     "everywhere, padded": Case("padded", level="everywhere"),
-    "everywhere, packed": Case("packed", level="everywhere"),
-    "run: one": Case("one", level="run"),
+    "everywhere, packed": Case("packed", level="everywhere"), "run: one": Case("one", level="run"),
     "run: microbatches 4": Case("one", microbatches=4, level="run"),
     "run: ddp 4": Case("ddp", 4, level="run", fixed=False),
     "unfixed ddp 4": Case("ddp", 4, fixed=False),
-}
+}  # fmt: skip
 
 
 def train(case: Case, *after: int) -> dict[int, dict[str, str]]:
@@ -135,12 +118,9 @@ def train(case: Case, *after: int) -> dict[int, dict[str, str]]:
     rank = dist.get_rank() if case.ranks > 1 else 0
     with enable(SEED, case.level):  # type: ignore[arg-type]
         inner: nn.Module = Llama(
-            layers=1,
-            dropout=0.1,
-            checkpointed=case.checkpointed,
-            fused=case.fused,
+            layers=1, dropout=0.1, checkpointed=case.checkpointed, fused=case.fused,
             hidden=2048 if case.wide else 64,
-        )
+        )  # fmt: skip
         model = wrapped(inner, case)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         trainer = DeterministicTrainer(

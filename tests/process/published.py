@@ -69,12 +69,9 @@ def main() -> None:
     assert status is not None
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     said = {
-        "rack": rack,
-        "racks": status.racks_configured,
-        "rounds_committed": status.rounds_committed,
-        "merged_share": status.tokens_merged_share,
-        "weights": weights.numpy().tobytes().hex(),
-    }
+        "rack": rack, "racks": status.racks_configured, "rounds_committed": status.rounds_committed,
+        "merged_share": status.tokens_merged_share, "weights": weights.numpy().tobytes().hex(),
+    }  # fmt: skip
     out.write_text(json.dumps(said), encoding="utf-8")
 
 

@@ -376,12 +376,9 @@ class Job:
         log = self.folder / "witness.log"
         namespace = self._sites[self.racks][0]
         self.witness = Forked(
-            self.nursery,
-            argv,
-            environment(**self._settings, **self.keyed()),
-            log,
+            self.nursery, argv, environment(**self._settings, **self.keyed()), log,
             namespace=namespace,
-        )
+        )  # fmt: skip
 
     def start(
         self, rack: int, *, script: str = "tests.process.train", name: str = "",
@@ -423,9 +420,18 @@ class Job:
         for rack in range(self.racks):
             own = (per or {}).get(rack, {})
             self.start(rack, **{**options, **own})
-        for rack in range(self.racks):
-            self.ended(rack, code=0)
+        self.finish()
         return [self.result(r, k) for r in range(self.racks) for k in range(self.sizes[r])]
+
+    def finish(self, *racks: int) -> None:
+        """Wait until these racks, or all, have ended well."""
+        for rack in racks or range(self.racks):
+            self.ended(rack, code=0)
+
+    def finished(self, *racks: int) -> list[Result]:
+        """The same; returns the results of their first ranks."""
+        self.finish(*racks)
+        return [self.result(rack) for rack in racks or range(self.racks)]
 
     def ended(self, rack: int, code: int | None = None) -> int:
         """Wait for the end of a rack; its log is the message when the code is another."""
@@ -451,8 +457,7 @@ class Job:
         version = self.events(0, kind="joined")[0]["versions"][1]
         self.event(0, "commit", fragment=1, version=version + 2)
         Path(self.gate("stop")).touch()
-        for rack in range(self.racks):
-            self.ended(rack, code=0)
+        self.finish()
 
     def witness_ended(self) -> None:
         """It sees by itself that all racks have left."""

@@ -25,20 +25,14 @@ from tests.process.train import told
 def config_of(scenario: Scenario, stall_ns: int, evict_ns: int) -> dict[str, Any]:
     """The settings of a scenario in lockstep, as a user gives them."""
     return {
-        "lockstep": scenario.lockstep,
-        "fragments": scenario.fragments,
-        "sync_period_steps": scenario.period_steps,
-        "overlap_steps": scenario.overlap_steps,
-        "merge_min_racks": scenario.k,
-        "staleness_max_rounds": scenario.staleness_max_rounds,
-        "apply_mode": scenario.apply_mode,
-        "codec": scenario.payload,
+        "lockstep": scenario.lockstep, "fragments": scenario.fragments,
+        "sync_period_steps": scenario.period_steps, "overlap_steps": scenario.overlap_steps,
+        "merge_min_racks": scenario.k, "staleness_max_rounds": scenario.staleness_max_rounds,
+        "apply_mode": scenario.apply_mode, "codec": scenario.payload,
         "outer_lr": 0.7 if scenario.momentum else 1.0,
-        "outer_optimizer_momentum": scenario.momentum,
-        "outer_ramp_rounds": scenario.ramp,
-        "stall_max_s": stall_ns / SECOND,
-        "seat_timeout_s": evict_ns / SECOND,
-    }
+        "outer_optimizer_momentum": scenario.momentum, "outer_ramp_rounds": scenario.ramp,
+        "stall_max_s": stall_ns / SECOND, "seat_timeout_s": evict_ns / SECOND,
+    }  # fmt: skip
 
 
 def train(scenario: Scenario, config: dict[str, Any]) -> None:

@@ -28,28 +28,21 @@ TINY = {name: row.quick.split() for name, row in ROWS_BY_NAME.items()}
 
 ELSEWHERE = {
     "claims": "tests/unit/benchmarks/test_claims.py",
-    "determinism_gpu": "tests/gpu/test_determinism.py",
-    "loss": "tests/process/test_loss.py",
+    "determinism_gpu": "tests/gpu/test_determinism.py", "loss": "tests/process/test_loss.py",
     "small_problems": "tests/unit/test_small_problems.py",
     "small_problems_batch": "tests/unit/test_small_problems.py",
-    "small_problems_rank": "tests/process/test_loss.py",
-    "long_run": "tests/process/test_h200.py",
-    "determinism": "tests/process/test_benchmarks.py",
-    "device_encode": "tests/gpu/test_cuda.py",
-    "encode": "tests/process/test_benchmarks.py",
-    "exchange": "tests/process/test_benchmarks.py",
-    "tape": "tests/process/test_benchmarks.py",
-    "kill": "tests/unit/test_bench_failures.py",
+    "small_problems_rank": "tests/process/test_loss.py", "long_run": "tests/process/test_h200.py",
+    "determinism": "tests/process/test_benchmarks.py", "device_encode": "tests/gpu/test_cuda.py",
+    "encode": "tests/process/test_benchmarks.py", "exchange": "tests/process/test_benchmarks.py",
+    "tape": "tests/process/test_benchmarks.py", "kill": "tests/unit/test_bench_failures.py",
     "straggler": "tests/unit/test_bench_failures.py",
     "unequal": "tests/unit/test_bench_failures.py",
-    "unequal_loss": "tests/unit/test_small_problems.py",
-    "compare": "tests/unit/test_compare.py",
+    "unequal_loss": "tests/unit/test_small_problems.py", "compare": "tests/unit/test_compare.py",
     "failslow": "tests/unit/detector/test_scores.py",
     "mitigation": "tests/unit/test_bench_mitigation.py",
-    "peers": "tests/process/test_benchmarks.py",
-    "qwen": "tests/process/test_h200.py",
+    "peers": "tests/process/test_benchmarks.py", "qwen": "tests/process/test_h200.py",
     "torchft_cell": "tests/process/test_h200.py",
-}
+}  # fmt: skip
 """Modules that are not run here, and who tries them. Kill, straggler, unequal and rejoin
 start the same racks in the same way, so one of the four is enough. Exchange needs root
 and iperf3, or a minute (`--paced`): only its help is asked for here."""
@@ -79,7 +72,9 @@ def test_every_benchmark_is_tried_somewhere() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(TINY) - set(ELSEWHERE)))
-def test_it_prints_one_json_object_with_what_a_result_needs(name: str, nursery: Nursery) -> None:
+def test_benchmark_prints_one_json_object_with_what_a_result_needs(
+    name: str, nursery: Nursery
+) -> None:
     found = json.loads(run(nursery, f"benchmarks.{name}", *TINY[name]))
     assert found.keys() >= KEYS
     assert found["name"] == name

@@ -95,14 +95,9 @@ def test_smoke_in_real_time_a_link_whose_rate_falls_is_named_and_not_waited_for(
             for rack in range(3):
                 at = {"1": [["find", 1.0, "", never, never, True]]}
                 job.start(
-                    rack,
-                    steps=FOREVER,
-                    config=CONFIG,
-                    pace_ms=40.0,
-                    model="broad",
-                    learning_rate=1e-6,
-                    at=at,
-                )
+                    rack, steps=FOREVER, config=CONFIG, pace_ms=40.0, model="broad",
+                    learning_rate=1e-6, at=at,
+                )  # fmt: skip
             known(job)
             slow_ns = time.time_ns()
             shape(net, 1, 20)

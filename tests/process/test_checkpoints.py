@@ -26,6 +26,7 @@ from mend.errors import CheckpointError, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
 from tests.process.racks import until
+from tests.process.train import fresh
 
 STEPS = 13
 """Behind a capture at step 12, so that an offer may be open."""
@@ -37,15 +38,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> Non
     optimizer.step()
 
 
-def script() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = train.build("plain", 0)
-    return model, train.optimizer_of(model)
-
-
 @pytest.fixture
 def saved(alone: Configure, tmp_path: Path) -> Path:
     """A complete checkpoint; the job has ended."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     folder = tmp_path / "cuts" / "first"
     with mend.session(model, alone(), optimizer) as runtime:
         for number in range(1, STEPS + 1):
@@ -67,7 +63,7 @@ def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> No
 
 def begin(saved: Path, config: mend.MendConfig, path: Path | None = None) -> mend.Status:
     """Load, resume, leave; the status at the begin."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     load(saved, model, optimizer)
     with mend.session(model, config, optimizer, resume=path or saved) as runtime:
         return runtime.status()
@@ -113,7 +109,7 @@ def test_damage_is_refused_with_the_name_of_the_file(
     alone: Configure, tmp_path: Path, harm: Callable[[Path, int], None], name: str, place: int,
     said: str,
 ) -> None:  # fmt: skip
-    model, optimizer = script()
+    model, optimizer = fresh()
     folder = tmp_path / "cut"
 
     def notes(path: Path) -> None:
@@ -134,7 +130,7 @@ def test_a_file_of_the_script_may_have_two_dots_in_its_name(
     alone: Configure, tmp_path: Path
 ) -> None:
     """Such a checkpoint was complete, and refused as damaged where it was to be resumed."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     with mend.session(model, alone(), optimizer) as runtime:
         step(model, optimizer, 1)
         runtime.checkpoint(tmp_path / "cut", lambda path: (path / "part..0.bin").touch())
@@ -152,7 +148,7 @@ def test_a_file_of_the_script_under_a_name_of_mend_s_is_refused(
     alone: Configure, tmp_path: Path, name: str
 ) -> None:
     """The script's file was overwritten without a word, or the complete checkpoint was damaged."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     folder = tmp_path / "cut"
 
     def save(path: Path) -> None:
@@ -190,20 +186,20 @@ def test_another_model_is_refused(saved: Path, alone: Configure) -> None:
 
 def test_a_model_that_was_not_loaded_is_refused(saved: Path, alone: Configure) -> None:
     """Its distance from the anchor would be merged as if it were training."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     with pytest.raises(CheckpointError, match=r"do not hold what .* has of step 13"):
         mend.mend_init(model, alone(), optimizer, resume=saved)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(alone: Configure, tmp_path: Path) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     assert newest_checkpoint(tmp_path) is None
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         mend.mend_init(model, alone(), optimizer, resume=tmp_path)
 
 
 def test_a_complete_checkpoint_is_never_overwritten(saved: Path, alone: Configure) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     load(saved, model, optimizer)
     before = (saved / "rack-0" / "manifest.json").read_bytes()
     with mend.session(model, alone(), optimizer, resume=saved) as runtime:
@@ -218,7 +214,7 @@ def test_a_complete_checkpoint_is_never_overwritten(saved: Path, alone: Configur
 def test_what_the_script_raises_leaves_no_checkpoint_and_training_goes_on(
     alone: Configure, tmp_path: Path
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
 
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device", "model.pt")
@@ -236,7 +232,7 @@ def test_what_the_script_raises_leaves_no_checkpoint_and_training_goes_on(
 def test_weights_that_are_not_the_rack_s_own_are_not_saved(
     alone: Configure, tmp_path: Path
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     with mend.session(model, alone(), optimizer) as runtime:
         step(model, optimizer, 1)
         with (
@@ -250,7 +246,7 @@ def test_a_step_that_waits_to_be_counted_is_in_the_checkpoint(
     alone: Configure, tmp_path: Path
 ) -> None:
     """Without an optimizer the first step counts when a second one shows that mend may count."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     runtime = mend.mend_init(model, alone())
     step(model, optimizer, 1)
     assert runtime.status().step == 0
@@ -260,7 +256,7 @@ def test_a_step_that_waits_to_be_counted_is_in_the_checkpoint(
 
 
 def test_a_job_without_exchange_has_no_checkpoints(alone: Configure, tmp_path: Path) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     with (
         mend.session(model, alone(exchange=False), optimizer) as runtime,
         pytest.raises(UsageError, match="exchange=False"),
@@ -273,7 +269,7 @@ def test_a_job_without_exchange_has_no_checkpoints(alone: Configure, tmp_path: P
 
 def test_training_goes_on_while_a_checkpoint_is_written(alone: Configure, tmp_path: Path) -> None:
     """What is written is of the step of the call, whatever is merged meanwhile."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     folder, gate = tmp_path / "cuts" / "first", threading.Event()
 
     def later(path: Path) -> Callable[[], object]:
@@ -313,7 +309,7 @@ def test_a_failure_in_the_background_comes_out_once_and_typed(
     alone: Configure, tmp_path: Path
 ) -> None:
     """At the next call, which makes the next one all the same; or where the script asks."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     said = r"model\.pt: No space left on device"
     with mend.session(model, alone(), optimizer) as runtime:
         step(model, optimizer, 1)
@@ -335,7 +331,7 @@ def test_a_failure_in_the_background_comes_out_once_and_typed(
 def test_the_end_waits_for_what_is_written_and_says_when_it_failed(
     alone: Configure, tmp_path: Path
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     ending = contextlib.ExitStack()
     runtime = ending.enter_context(mend.session(model, alone(), optimizer))
     step(model, optimizer, 1)
@@ -361,7 +357,7 @@ def test_the_end_waits_for_what_is_written_and_says_when_it_failed(
 def test_a_rack_that_is_aborted_leaves_no_complete_checkpoint(
     alone: Configure, tmp_path: Path
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     written: Future[None] = Future()
     runtime = mend.mend_init(model, alone(), optimizer)
     step(model, optimizer, 1)
@@ -401,7 +397,7 @@ class Place:
 @pytest.fixture
 def saved_by_torch(alone: Configure, tmp_path: Path) -> Path:
     """At STEPS."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     folder = tmp_path / "torch"
     with mend.session(model, alone(), optimizer) as runtime:
         runtime.register_state("place", Place(7), scope="rack")
@@ -428,7 +424,7 @@ def load_by_torch(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 def test_a_job_goes_on_from_a_checkpoint_that_torch_has_written(
     saved_by_torch: Path, alone: Configure
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     saved = load_by_torch(saved_by_torch, model, optimizer)
     with mend.session(model, alone(), optimizer, resume=saved) as runtime:
         status = runtime.status()
@@ -444,7 +440,7 @@ def test_a_job_goes_on_from_a_checkpoint_that_torch_has_written(
 def test_what_torch_has_not_loaded_or_of_another_is_refused(
     saved_by_torch: Path, alone: Configure, tmp_path: Path
 ) -> None:
-    model, optimizer = script()
+    model, optimizer = fresh()
     with pytest.raises(CheckpointError, match="was not loaded"):
         mend.mend_init(model, alone(), optimizer, resume=mend.SavedState(saved_by_torch))
     with pytest.raises(CheckpointError, match="is not of rank 1 of one rack"):
@@ -466,7 +462,7 @@ def test_one_wrong_bit_in_what_torch_has_loaded_is_refused(
     saved_by_torch: Path, alone: Configure
 ) -> None:
     """An anchor by its digest, the rest by its checksum."""
-    model, optimizer = script()
+    model, optimizer = fresh()
     saved = load_by_torch(saved_by_torch, model, optimizer)
     ((who, loaded),) = saved.state_dict().items()
     loaded["registered"][-1] ^= 1

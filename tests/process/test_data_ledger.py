@@ -126,8 +126,7 @@ def test_in_lockstep_each_run_gives_each_rack_the_same_rows(jobs: Jobs, ranks: i
         job = jobs(ranks=ranks)
         for rack in range(2):
             begin(job, rack, **options, pace_ms=2.0 * (rack == slow))
-        for rack in range(2):
-            job.ended(rack, code=0)
+        job.finish()
         each = [trained(job, f"rack{rack}", rank) for rack in range(2) for rank in range(ranks)]
         rows = Counter(row for steps in each for taken in steps.values() for row in taken)
         assert rows == Counter(dict.fromkeys(range(total), epochs))
@@ -143,14 +142,12 @@ def test_resumed_job_trains_the_rows_that_are_left(jobs: Jobs, tmp_path: Path) -
     cut = jobs()
     for rack in range(2):
         begin(cut, rack, **options, cut=13, cuts=str(cuts))
-    for rack in range(2):
-        cut.ended(rack, code=0)
+    cut.finish()
     assert cut.told(0)["cut"]["open"] > 0
     job = jobs()
     for rack in range(2):
         begin(job, rack, **options, resume=str(cuts))
-    for rack in range(2):
-        job.ended(rack, code=0)
+    job.finish()
     before = [trained(cut, f"rack{rack}") for rack in range(2)]
     behind = [trained(job, f"rack{rack}") for rack in range(2)]
     rows = Counter(r for steps in (*before, *behind) for taken in steps.values() for r in taken)

@@ -11,11 +11,8 @@ from tests.process.conftest import Jobs
 from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+}  # fmt: skip
 STEPS = 20
 WHOLE_ENDS = True
 

@@ -12,12 +12,9 @@ from tests.process.conftest import Jobs
 pytestmark = [pytest.mark.gpu]
 
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 STEPS, CUT = 21, 13
 """At the cut an offer is open, and the fragments merged before owe a residual."""
 
@@ -29,7 +26,9 @@ def of(codec: str, encode_on: str = "device") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("codec", "parallel"), [("int4", "ddp"), ("e3m0", "fsdp2"), ("topk", "ddp"), ("topk", "fsdp2")]
 )
-def test_it_makes_no_difference_where_a_rack_encodes(jobs: Jobs, codec: str, parallel: str) -> None:
+def test_racks_that_encode_elsewhere_end_with_the_same_bits(
+    jobs: Jobs, codec: str, parallel: str
+) -> None:
     options: dict[str, Any] = {"steps": STEPS, "parallel": parallel, "device": "cuda"}
     plain = jobs().run(config=of(codec, "host"), **options)
     mixed = jobs().run(config=of(codec), per={1: {"config": of(codec, "host")}}, **options)

@@ -30,7 +30,7 @@ def run(nursery: Nursery, tmp_path: Path) -> Run:
     return started
 
 
-def test_plain() -> None:
+def test_doctor_without_options_prints_its_findings() -> None:
     command = [sys.executable, "-m", "mend.tools", "doctor"]
     env = environment(MEND_JOB_ID="run7", COLUMNS="160")
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)

@@ -23,6 +23,7 @@ from mend.errors import UsageError
 from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, Job, Nursery, until
+from tests.process.train import fresh
 
 CONFIG: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
 WHOLE_ENDS = True
@@ -97,9 +98,7 @@ def test_tail_that_is_dropped_while_the_others_train_on_is_captured_again(jobs: 
     job.event(2, "discarded", fragment=tail["fragment"], seq=tail["seq"])
     Path(release).touch()
     Path(stop).touch()
-    for rack in range(3):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(3)]
+    results = job.finished()
     assert len({result.digest for result in results}) == 1
     for result in results:
         assert (result.status["outcome"], result.status["ledger"]["open"]) == ("merged", 0)
@@ -188,11 +187,6 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
         optimizer.step()
 
 
-def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = train.build("plain", 0)
-    return model, train.optimizer_of(model)
-
-
 def test_ports_are_free_as_soon_as_a_session_ends(alone: Configure) -> None:
     """Well, by an exception, by Ctrl-C: the next session on the same ports starts at once."""
     for error in (None, RuntimeError("the loss exploded"), KeyboardInterrupt("Ctrl-C")):
@@ -222,7 +216,7 @@ def trained_until(
     return runtime, before
 
 
-def test_twice_is_once(alone: Configure) -> None:
+def test_second_start_is_refused_and_second_shutdown_does_nothing(alone: Configure) -> None:
     model, optimizer = fresh()
     runtime = mend.mend_init(model, alone(), optimizer)
     with pytest.raises(UsageError, match="called twice"):

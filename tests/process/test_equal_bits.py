@@ -24,16 +24,13 @@ CUTS = {
     "ddp": ("one", ["ddp 2", "ddp 2, microbatches 2", "ddp 4", "ddp 4, as if large", "ddp 8"]),
     "fsdp": ("one", ["fsdp 2", "fsdp 4", "fsdp 2, microbatches 2"]),
     "tp": ("one", ["tp 2", "tp 4", "tp 4, microbatches 2"]),
-    "tp 8": ("one", ["tp 8", "tp 8, checkpointed"]),
-    "fused": ("fused", ["fused tp 2"]),
+    "tp 8": ("one", ["tp 8", "tp 8, checkpointed"]), "fused": ("fused", ["fused tp 2"]),
     "sp": ("fused", ["sp 2", "sp 2, whole head", "sp 4", "sp 4, microbatches 2"]),
-    "sp 8": ("one", ["sp 8"]),
-    "wide sp 8": ("wide", ["wide sp 8"]),
-    "autocast": ("autocast", AUTOCAST),
-    "packed": ("padded", ["packed"]),
+    "sp 8": ("one", ["sp 8"]), "wide sp 8": ("wide", ["wide sp 8"]),
+    "autocast": ("autocast", AUTOCAST), "packed": ("padded", ["packed"]),
     "everywhere": ("everywhere", [f"everywhere, {how}" for how in EVERYWHERE]),
     "everywhere, packed": ("everywhere, padded", ["everywhere, packed"]),
-}
+}  # fmt: skip
 """One process, and what must come to the same bits: DDP, FSDP2, tensor and sequence parallelism."""
 
 STEPS, FEW_STEPS = 10, 2

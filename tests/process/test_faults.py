@@ -16,12 +16,9 @@ from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result, environment, until
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "stall_max_s": 0.3,
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "stall_max_s": 0.3,
     "shutdown_timeout_s": 60,
-}
+}  # fmt: skip
 
 
 def losses(result: Result) -> list[float]:
@@ -47,9 +44,7 @@ def test_a_delta_that_is_not_finite_stays_at_its_rack(jobs: Jobs, lockstep: bool
         Path(behind).touch()
     job.event(1, "commit", fragment=1)  # or a fast rack 0 could offer again in the same round
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    ill, well = job.result(0), job.result(1)
+    ill, well = job.finished()
     declined = ill.kinds("declined")
     assert [(event["fragment"], event["seq"]) for event in declined] == [(1, 1)]
     assert "of the delta is nan" in declined[0]["reason"]
@@ -114,8 +109,7 @@ def test_a_rack_that_diverges_ends_with_that_and_the_others_without_it(
     job.start(2, steps=108, config=config, at={str(step): [*waits, *acts]})
     assert job.ended(2) != 0
     Path(gate).touch()
-    for rack in (0, 1):
-        job.ended(rack, code=0)
+    job.finish(0, 1)
     kind, text = job.told(2)["error"]
     assert kind == "Diverged"
     assert text.startswith("rack 2, fragment ")

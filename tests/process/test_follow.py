@@ -32,13 +32,9 @@ from tests.process.conftest import Configure, Jobs
 from tests.process.racks import LIMIT_S, Forked, Job, Nursery, environment, until
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60,
+}  # fmt: skip
 STEPS, STOPS = 30, (12, 20, 28)
 KEY = bytes(range(32))
 """Of a job with a key (conftest.jobs)."""
@@ -99,8 +95,7 @@ def follow_to_the_end(
     versions = held[0]["versions"]
     until(lambda: following.has(versions), lambda: f"{versions} {following}")
     Path(end).touch()
-    for rack in range(job.racks):
-        job.ended(rack, code=0)
+    job.finish()
     following.ended()
     return next(v for v in following.versions if [*v.versions] == versions), held
 
@@ -153,8 +148,7 @@ def test_every_committed_version_has_the_bits_of_the_racks(
     told = merged(job)
     until(lambda: following.has(told["versions"]), lambda: f"{told['versions']} {following}")
     Path(job.gate()).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
+    job.finish()
     following.ended()
     found = next(each for each in following.versions if [*each.versions] == told["versions"])
     assert_is(found, told)

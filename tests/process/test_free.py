@@ -13,14 +13,10 @@ from tests.process.replayed import anchor_bits, model_bits, replayed
 from tests.process.train import bits
 
 CONFIG: dict[str, Any] = {
-    "fragments": 3,
-    "sync_period_steps": 12,
-    "overlap_steps": 3,
-    "staleness_max_rounds": 8,
-    "simulated_merge_delay_ms": 20,
-    "simulated_merge_delay_distribution": "long_tail",
+    "fragments": 3, "sync_period_steps": 12, "overlap_steps": 3, "staleness_max_rounds": 8,
+    "simulated_merge_delay_ms": 20, "simulated_merge_delay_distribution": "long_tail",
     "simulated_merge_delay_seed": 5,
-}
+}  # fmt: skip
 SLOW_MS, FAST_MS = 7.0, 4.0
 
 

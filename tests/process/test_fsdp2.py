@@ -10,13 +10,9 @@ from tests.process.conftest import Jobs
 from tests.process.racks import Result
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60,
+}  # fmt: skip
 STEPS = 20
 
 

@@ -15,12 +15,9 @@ pytestmark = [
 ]
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "lockstep": True,
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "lockstep": True,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2", "fsdp2-keep"])

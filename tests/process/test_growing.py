@@ -13,12 +13,9 @@ from tests.process.racks import until
 from tests.process.replayed import anchor_bits, model_bits, replayed
 
 LOCKSTEP: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -56,9 +53,7 @@ def test_rack_that_dies_before_it_announces_what_others_have_pulled_is_not_merge
     until(Path(came).exists, lambda: f"the bytes come\n{job.stacks()}")
     job.processes[1].signal(signal.SIGKILL)
     assert job.ended(1) == -signal.SIGKILL
-    for rack in (0, 2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in (0, 2)]
+    results = job.finished(0, 2)
     assert len({result.digest for result in results}) == 1
     for result in results:
         named = [member["rack"] for commit in result.commits for member in commit["members"]]

@@ -12,12 +12,9 @@ from tests.process.racks import Result
 
 STEPS = 9
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 2,
-    "sync_period_steps": 4,
-    "overlap_steps": 1,
+    "lockstep": True, "fragments": 2, "sync_period_steps": 4, "overlap_steps": 1,
     "wait_timeout_s": 90,
-}
+}  # fmt: skip
 
 CUTS: dict[str, tuple[int, list[dict[str, Any]]]] = {
     "microbatches 4 and 1": (1, [{"microbatches": 4}, {}]),
@@ -61,12 +58,10 @@ def test_with_int4_microbatches_change_no_bits(jobs: Jobs) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_racks_at_level_everywhere_end_with_equal_bits(jobs: Jobs) -> None:
-    whole = trained(jobs, "float32", 1, [{}, {}], level="everywhere")
-    assert trained(jobs, "float32", 1, [{"microbatches": 4}, {}], level="everywhere") == whole
-
-
-@pytest.mark.timeout(600)
-def test_without_level_shape_they_end_with_others(jobs: Jobs) -> None:
-    whole = trained(jobs, "float32", 1, [{}, {}], level="run")
-    assert trained(jobs, "float32", 1, [{"microbatches": 4}, {}], level="run") != whole
+@pytest.mark.parametrize(("level", "equal"), [("everywhere", True), ("run", False)])
+def test_racks_end_with_equal_bits_at_level_everywhere_alone(
+    level: str, equal: bool, jobs: Jobs
+) -> None:
+    whole = trained(jobs, "float32", 1, [{}, {}], level=level)
+    cut = trained(jobs, "float32", 1, [{"microbatches": 4}, {}], level=level)
+    assert (cut == whole) is equal

@@ -27,8 +27,7 @@ def test_merged_model_short_period_is_better_than_a_rack_alone(jobs: Jobs) -> No
         config = {"lockstep": True, "sync_period_steps": 4}
         job.start(rack, script="tests.process.regression", steps=STEPS, config=config)
     alone = min(regression.learn_alone(rack, STEPS) for rack in range(2))
-    for rack in range(2):
-        job.ended(rack, code=0)
+    job.finish()
     told = [job.told(rack) for rack in range(2)]
     assert {each["outcome"] for each in told} == {"merged"}
     assert max(each["error"] for each in told) < alone
@@ -56,8 +55,7 @@ def test_report_planted_fault_is_named(config: dict[str, Any], first: str, jobs:
             steps=SHORT,
             config={"lockstep": True, **config},
         )
-    for rack in range(2):
-        job.ended(rack, code=0)
+    job.finish()
     facts = read_run(job.events_folder)
     rounds = rounds_of(job.events_folder, facts.newest, facts.end_ns)
     (held_out,) = compared(facts, None)
@@ -76,8 +74,7 @@ def test_report_run_without_exchange_answers_whether_merging_helped(jobs: Jobs) 
         config = {"lockstep": exchange, "sync_period_steps": 4, "exchange": exchange}
         for rack in range(2):
             job.start(rack, script="tests.process.regression", steps=STEPS, config=config)
-        for rack in range(2):
-            job.ended(rack, code=0)
+        job.finish()
         found.append(read_run(job.events_folder))
     alone, merged = found
     said = learning(merged, {}, 0.0, alone)

@@ -14,14 +14,9 @@ from tests.process.replayed import anchor_bits, in_lockstep, model_bits, replaye
 
 STEPS = 21
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "outer_lr": 0.7,
-    "outer_optimizer_momentum": 0.3,
-    "wait_timeout_s": 60,
-}
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.3, "wait_timeout_s": 60,
+}  # fmt: skip
 """Captures after 2, 5, 8, 10, 13, 16, 18, 21; the last is applied by the shutdown, like its
 tail."""
 

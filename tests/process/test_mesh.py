@@ -14,13 +14,9 @@ from tests.process.racks import Nursery, Siblings, Torchrun, environment
 
 RANKS = 4
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60,
+}  # fmt: skip
 STEPS = 20
 
 

@@ -94,7 +94,7 @@ def test_a_rack_that_returns_has_its_place_of_the_newest_merged_capture(
 
 
 @pytest.mark.slow
-def test_one_whose_holder_died_with_it_begins_fresh_and_says_so(jobs: Jobs) -> None:
+def test_rack_whose_holder_died_with_it_begins_fresh_and_says_so(jobs: Jobs) -> None:
     """Rack 2 keeps that of rack 1, rack 0 that of rack 2."""
     story = Story(jobs, 3)
     job = story.job

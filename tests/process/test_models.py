@@ -13,15 +13,9 @@ from tests.process.replayed import model_bits, replayed
 
 STEPS = 25
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "outer_lr": 0.8,
-    "outer_optimizer_momentum": 0.2,
-    "codec": "bfloat16",
-    "wait_timeout_s": 60,
-}
+    "lockstep": True, "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "outer_lr": 0.8,
+    "outer_optimizer_momentum": 0.2, "codec": "bfloat16", "wait_timeout_s": 60,
+}  # fmt: skip
 
 
 def test_bfloat16_weights_keep_an_fp32_anchor(job: Job) -> None:

@@ -18,14 +18,9 @@ from tests.process.test_replay import Replay
 STEPS = 10
 K_U, K_V = 4, 8
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 1,
-    "sync_period_steps": 4,
-    "overlap_steps": 0,
-    "momentum_sync_period_steps": K_U,
-    "second_moment_sync_period_steps": K_V,
-    "wait_timeout_s": 60,
-}
+    "lockstep": True, "fragments": 1, "sync_period_steps": 4, "overlap_steps": 0,
+    "momentum_sync_period_steps": K_U, "second_moment_sync_period_steps": K_V, "wait_timeout_s": 60,
+}  # fmt: skip
 NUMEL = 6 * 10 + 10 + 10 * 3 + 3
 """Of the model."""
 
@@ -87,17 +82,14 @@ def at_the_merge(
 @pytest.mark.parametrize(
     ("kind", "ranks", "parallel", "device"),
     [
-        ("AdamW", 2, "ddp", "cpu"),
-        ("AdamW", 2, "fsdp2", "cpu"),
-        ("SGD", 1, "ddp", "cpu"),
-        ("Lion", 1, "ddp", "cpu"),
-        pytest.param("AdamW", 1, "ddp", "cuda", marks=pytest.mark.gpu),
+        ("AdamW", 2, "ddp", "cpu"), ("AdamW", 2, "fsdp2", "cpu"), ("SGD", 1, "ddp", "cpu"),
+        ("Lion", 1, "ddp", "cpu"), pytest.param("AdamW", 1, "ddp", "cuda", marks=pytest.mark.gpu),
         pytest.param("AdamW, fused", 1, "ddp", "cuda", marks=pytest.mark.gpu),
         pytest.param("AdamW, fused", 2, "fsdp2", "cuda", marks=pytest.mark.gpu),
         pytest.param("SGD", 2, "ddp", "cuda", marks=pytest.mark.gpu),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_behind_a_merge_the_moments_of_all_racks_are_the_mean_to_the_bit(
     jobs: Jobs, kind: str, ranks: int, parallel: str, device: str
 ) -> None:
@@ -149,15 +141,10 @@ def books_are_kept(results: list[Result], ranks: int, merges: list[int]) -> None
 
 
 LATE: dict[str, Any] = {
-    **CONFIG,
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "outer_ramp_rounds": 0,
-    "outer_optimizer_momentum": 0.3,
-    "momentum_sync_period_steps": 6,
+    **CONFIG, "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "outer_ramp_rounds": 0,
+    "outer_optimizer_momentum": 0.3, "momentum_sync_period_steps": 6,
     "second_moment_sync_period_steps": 8,
-}
+}  # fmt: skip
 """First moments are captured behind 3, 6, 9, 12, second ones behind 4, 8, 12."""
 
 

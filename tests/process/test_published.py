@@ -236,11 +236,8 @@ def test_the_quick_start_without_a_key_is_refused_with_both_remedies(
 ) -> None:
     log = tmp_path / "rack.log"
     argv = [
-        *SCRIPT,
-        str(tmp_path / "rack.json"),
-        "tcp://0.0.0.0:51900",
-        "tcp://a:51900,tcp://b:51900",
-    ]
+        *SCRIPT, str(tmp_path / "rack.json"), "tcp://0.0.0.0:51900", "tcp://a:51900,tcp://b:51900",
+    ]  # fmt: skip
     rack = Forked(nursery, argv, environment(MEND_RACK="0", MEND_RACKS="2"), log)
     assert rack.wait() == 1
     (said,) = [line for line in log.read_text().splitlines() if "errors.ConfigError: " in line]

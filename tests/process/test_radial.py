@@ -12,15 +12,9 @@ from tests.process.racks import Result
 from tests.process.replayed import anchor_bits, in_lockstep, model_bits, replayed
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-    "merge": "rda",
-    "merge_mean_names": ["2.bias"],
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60, "merge": "rda", "merge_mean_names": ["2.bias"],
+}  # fmt: skip
 STEPS = 20
 
 
@@ -72,7 +66,7 @@ def test_the_reference_finds_the_same_bits(jobs: Jobs, alone: list[list[Result]]
         assert model_bits(result, "plain", CONFIG) == anchor_bits(outcome)
 
 
-def test_it_is_not_the_mean(jobs: Jobs, alone: list[list[Result]]) -> None:
+def test_radial_merge_has_other_bits_than_the_mean(jobs: Jobs, alone: list[list[Result]]) -> None:
     """Racks with data of their own move apart, and the radial mean is longer than the mean."""
     radial = in_lockstep(2, "plain", CONFIG, STEPS)
     mean = in_lockstep(2, "plain", {**CONFIG, "merge": "mean"}, STEPS)

@@ -88,9 +88,8 @@ def test_payloads_are_encrypted_unless_the_setting_says_so(
     with pytest.raises(PeerUnreachable):
         asyncio.run(lane_of(job, address, conceal=not conceal))
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    assert job.result(0).digest == job.result(1).digest
+    one, other = job.finished()
+    assert one.digest == other.digest
 
 
 def test_holder_that_sends_nothing_is_given_up_after_transfer_stall_s(job: Job) -> None:
@@ -99,9 +98,8 @@ def test_holder_that_sends_nothing_is_given_up_after_transfer_stall_s(job: Job) 
     job.start(1, steps=24, config=config, at={"1": [["mute", gate]]})
     assert "no verified byte for 0.5 s" in job.event(0, "fetch-failed")["error"]
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    assert job.result(0).digest == job.result(1).digest
+    one, other = job.finished()
+    assert one.digest == other.digest
 
 
 def test_rack_with_tape_mb_max_0_writes_events_and_no_tape(job: Job, nursery: Nursery) -> None:
@@ -151,9 +149,7 @@ def test_rack_that_listens_everywhere_is_reached_at_the_host_that_it_advertises(
         job.start(rack, steps=24, config=CONFIG, env=everywhere)
         hello = job.event(0, "hello", rack=rack)
         assert hello["address"] == f"tcp://{host}:{port}"
-    for rack in range(2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(2)]
+    results = job.finished()
     assert results[0].digest == results[1].digest
     assert [m["rack"] for m in results[0].commits[-1]["members"]] != []
     assert not results[0].kinds("pulls-fail", "rack-silent")
@@ -180,6 +176,5 @@ def test_job_lost_is_what_mend_init_raises_when_no_life_is_left(jobs: Jobs) -> N
     assert kind == "JobLost"
     assert "rack 0" in text
     job.start(1, **options)
-    for rack in range(2):
-        job.ended(rack, code=0)
-    assert job.result(0).digest == job.result(1).digest
+    one, other = job.finished()
+    assert one.digest == other.digest

@@ -23,14 +23,9 @@ CUT = 13
 """Fragment 1 is captured behind this step and applied behind a later one: its offers are open."""
 
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "outer_lr": 0.7,
-    "outer_optimizer_momentum": 0.6,
-    "wait_timeout_s": 60,
-}
+    "lockstep": True, "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.6, "wait_timeout_s": 60,
+}  # fmt: skip
 
 
 LOW_RANK = {"codec": "powersgd-1"}
@@ -52,14 +47,9 @@ def merges_behind(result: Result, versions: list[int]) -> list[dict[str, Any]]:
         pytest.param(2, LOW_RANK, marks=pytest.mark.slow),
     ],
     ids=[
-        "1 rank",
-        "ddp, residuals, background",
-        "fsdp2, low rank",
-        "topk",
-        "fsdp2",
-        "ddp, low rank",
+        "1 rank", "ddp, residuals, background", "fsdp2, low rank", "topk", "fsdp2", "ddp, low rank",
     ],
-)
+)  # fmt: skip
 def test_in_lockstep_a_resumed_job_has_the_bits_of_one_that_was_not_interrupted(
     jobs: Jobs, tmp_path: Path, ranks: int, more: dict[str, Any]
 ) -> None:
@@ -250,14 +240,9 @@ def test_a_rack_that_cannot_write_makes_it_incomplete_for_all_at_once(
 # ------------------------------------------------------------------ not in lockstep
 
 FREE: dict[str, Any] = {
-    "fragments": 3,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "outer_lr": 0.7,
-    "outer_optimizer_momentum": 0.6,
-    "wait_timeout_s": 60,
-    "shutdown_timeout_s": 60,
-}
+    "fragments": 3, "sync_period_steps": 8, "overlap_steps": 2, "outer_lr": 0.7,
+    "outer_optimizer_momentum": 0.6, "wait_timeout_s": 60, "shutdown_timeout_s": 60,
+}  # fmt: skip
 
 
 def test_in_a_free_job_every_token_is_merged_once_over_both_lives(

@@ -55,6 +55,6 @@ def test_ctrl_c_stops_all_processes_and_sums_up(running: subprocess.Popen[str]) 
     assert re.search(r"interrupted after \d+ seeds from 0: 0 broke", out)
 
 
-def test_its_processes_end_with_one_that_is_killed(running: subprocess.Popen[str]) -> None:
+def test_processes_of_simulate_end_with_one_that_is_killed(running: subprocess.Popen[str]) -> None:
     running.kill()
     running.communicate(timeout=LIMIT_S)  # until the last of those that hold the pipes is gone

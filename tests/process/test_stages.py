@@ -13,13 +13,9 @@ from tests.process.test_follow import assert_is, follow_to_the_end
 
 SCRIPT = "tests.process.staged"
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60,
+}  # fmt: skip
 STEPS = 20
 
 

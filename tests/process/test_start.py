@@ -132,8 +132,7 @@ def test_a_rack_of_another_wire_format_does_not_move_a_running_job(job: Job) -> 
     assert late.wait() == 1
     refused(job, 1, "Refused", f"rack 0 speaks wire version {VERSION}", name="late")
     Path(job.gate()).touch()
-    for rack in (0, 1):
-        job.ended(rack, code=0)
+    job.finish(0, 1)
 
 
 def test_a_rack_that_waits_for_a_refused_one_hears_why(job: Job) -> None:
@@ -163,8 +162,7 @@ def test_a_second_rack_of_the_same_number_is_refused(job: Job) -> None:
     assert late.wait() == 1
     refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
     Path(job.gate()).touch()
-    for rack in (0, 1):
-        job.ended(rack, code=0)
+    job.finish(0, 1)
 
 
 def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: Jobs) -> None:
@@ -178,8 +176,7 @@ def test_a_live_rack_of_the_same_number_keeps_its_place_before_the_start(jobs: J
     assert other.wait() == 1
     refused(job, 1, "Refused", "another live process says it is rack 1", name="double")
     job.start(0, config=config)
-    for rack in (0, 1):
-        job.ended(rack, code=0)
+    job.finish(0, 1)
 
 
 def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
@@ -203,8 +200,7 @@ def test_another_job_on_the_same_port_is_not_heard(job: Job) -> None:
     )
     job.start(1, config=CONFIG)
     Path(gate).touch()
-    for rack in (0, 1):
-        job.ended(rack, code=0)
+    job.finish(0, 1)
     assert job.result(0).status["frames_refused"] > 0
     assert job.result(1).status["frames_refused"] == 0
     (said,) = job.result(0).kinds("other-job")

@@ -24,12 +24,9 @@ from tests.process.conftest import Jobs
 from tests.process.racks import Job, Result
 
 CONFIG: dict[str, Any] = {
-    "lockstep": True,
-    "fragments": 2,
-    "sync_period_steps": 6,
-    "overlap_steps": 1,
+    "lockstep": True, "fragments": 2, "sync_period_steps": 6, "overlap_steps": 1,
     "wait_timeout_s": 60,
-}
+}  # fmt: skip
 STEPS = 24
 LOTS = 10
 """Times that each wrong frame is sent: few enough that a rack, which reads a flood slowly, has read
@@ -41,14 +38,11 @@ def refused_frames(job: Job, rack: int) -> dict[str, bytes]:
     life = job.event(rack, "start")["member"][1]
     real = wire.encode(Envelope(job.name, rack, 0, life, report(1)))
     return {
-        "empty": b"",
-        "garbage": bytes(range(256)) * 8,
-        "truncated": real[: len(real) // 2],
-        "longer": real + b"\x00",
-        "other wire version": real[:3] + b"\x63" + real[4:],
+        "empty": b"", "garbage": bytes(range(256)) * 8, "truncated": real[: len(real) // 2],
+        "longer": real + b"\x00", "other wire version": real[:3] + b"\x63" + real[4:],
         "other job": wire.encode(Envelope("another", rack, 0, life, report(9))),
         "not a message": wire.MAGIC + bytes([wire.VERSION]) + b"\x93\x01\x02\x03",
-    }
+    }  # fmt: skip
 
 
 def ignored_frames(job: Job) -> list[bytes]:
@@ -187,9 +181,7 @@ def test_wrong_frames_and_bytes_change_nothing(
         throw(context, address, [*wrong, *ignored_frames(job)])
     context.term()
     Path(job.gate("end")).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    under_fire = [job.result(rack) for rack in range(2)]
+    under_fire = job.finished()
     for result in under_fire:
         # What was sent last may still be on its way when the rack ends.
         found = result.status["frames_refused"]
@@ -211,9 +203,7 @@ def test_frames_that_come_again_and_again_change_nothing(jobs: Jobs) -> None:
         peers = f"0={address},1={job.addresses[1]}"
         job.start(0, steps=STEPS, config=CONFIG)
         job.start(1, steps=STEPS, config=CONFIG, env={"MEND_SIDEBAND_PEERS": peers})
-        for rack in range(2):
-            job.ended(rack, code=0)
-    repeated = [job.result(rack) for rack in range(2)]
+        repeated = job.finished()
     # With the first record rack 1 connects to where rack 0 listens, beside what comes again.
     reasons = {event["reason"] for event in repeated[0].kinds("frame-refused")}
     assert reasons <= {"rack 1 rank 0 speaks over two connections at once"}

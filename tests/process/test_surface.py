@@ -31,19 +31,10 @@ from tests.process import train
 from tests.process.conftest import Configure, Jobs, mend_threads
 from tests.process.racks import LIMIT_S, ROOT, Nursery, until
 from tests.process.replayed import in_lockstep
+from tests.process.train import backward, fresh
 
 LOCKSTEP: dict[str, Any] = {"lockstep": True, "wait_timeout_s": 60}
 REFERENCE: dict[str, Any] = {"fragments": 2, "sync_period_steps": 8, "overlap_steps": 2}
-
-
-def fresh(model: str = "plain") -> tuple[nn.Module, torch.optim.Optimizer]:
-    made = train.build(model, 0)
-    return made, train.optimizer_of(made)
-
-
-def backward(model: nn.Module, step: int) -> None:
-    model.zero_grad()
-    train.loss_of(model, 0, 0, step).backward()
 
 
 def flat_bits(model: nn.Module) -> list[int]:
@@ -555,8 +546,7 @@ def test_the_quick_start_of_tsugi_mend_runs_as_it_is(jobs: Jobs) -> None:
     job = jobs(4)
     for rack in range(4):
         job.start(rack, script="tests.process.quickstart")
-    for rack in range(4):
-        job.ended(rack, code=0)
+    job.finish()
     told = [job.told(rack) for rack in range(4)]
     for each in told:
         assert each["status"]["step"] == 140
@@ -607,16 +597,11 @@ def test_orchestrator_example_of_tsugi_mend_collects_rounds_of_one_learner(
     monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://127.0.0.1:{port}")
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 16))
     config = compat.MendConfig(
-        quorum_min_learners=1,
-        grace_window_ms=20,
-        sync_period_steps=8,
-        momentum_sync_period_steps=32,
-        async_tp_enabled=False,
-        sideband_peers=(),
-        concurrent_outer_step=True,
-        simulated_merge_delay_ms=10,
+        quorum_min_learners=1, grace_window_ms=20, sync_period_steps=8,
+        momentum_sync_period_steps=32, async_tp_enabled=False, sideband_peers=(),
+        concurrent_outer_step=True, simulated_merge_delay_ms=10,
         diagnostics_dir=str(tmp_path / "diagnostics"),
-    )
+    )  # fmt: skip
     alone = pytest.warns(UserWarning, match="one rack, which exchanges with nobody")
     with alone, pytest.warns(UserWarning, match="averages none"):
         compat.mend_init(model, config, rank_id="example-orch/rank-0")

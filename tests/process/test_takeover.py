@@ -53,9 +53,7 @@ def test_without_its_witness_a_job_goes_on_under_a_rack(jobs: Jobs) -> None:
     assert stands["silent_ms"] >= 1900, "a coordinator that only pauses stays the coordinator"
     assert job.event(0, "takes-over")["ballot"] == 2
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(2)]
+    results = job.finished()
     merged_everything(results)
     assert results[0].status["step"] == 48
     assert {c["version"] for c in results[0].commits} >= {5, 6}, "rounds went on after it"
@@ -84,9 +82,7 @@ def test_two_of_three_racks_go_on_without_the_rack_that_coordinated(
         put_out = job.event(1, "roster", racks=[1, 2])
         assert put_out["reason"] == "rack 0 was absent for too long"
     Path(gate).touch()
-    for rack in (1, 2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in (1, 2)]
+    results = job.finished(1, 2)
     merged_everything(results)
     rosters = [event["racks"] for event in results[0].kinds("roster")]
     assert ([1, 2] in rosters) == bool(seat_timeout_s)
@@ -110,9 +106,7 @@ def test_a_killed_rack_is_started_again_and_takes_part(jobs: Jobs) -> None:
     job.start(1, **options)
     until(lambda: bool(joined(job, 1)), f"rack 1 joins\n{job.logs()}")
     Path(gates[0]).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(2)]
+    results = job.finished()
     assert results[0].digest == results[1].digest
     assert results[0].weights == results[1].weights
     assert min(joined(job, 1)[0]["versions"]) >= 1
@@ -139,9 +133,7 @@ def test_a_rack_that_lost_its_quorum_goes_on_when_the_dead_one_is_started_again(
     assert anew["without"] == [0]
     until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(2)]
+    results = job.finished()
     assert results[0].digest == results[1].digest
     assert results[0].weights == results[1].weights
     assert all(result.status["ledger"]["open"] == 0 for result in results)
@@ -186,9 +178,7 @@ def test_two_of_three_racks_die_together_and_are_started_again(jobs: Jobs, witne
     for rack in lost:
         until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
     Path(gate).touch()
-    for rack in range(3):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(3)]
+    results = job.finished()
     assert len({result.digest for result in results}) == 1
     named = [(m["rack"], m["seq"]) for c in results[left].commits[before:] for m in c["members"]]
     for rack in lost:
@@ -242,9 +232,7 @@ def test_second_death_before_racks_have_copied_undoes_a_version_by_name(jobs: Jo
         until(lambda rack=rack: bool(joined(job, rack)), lambda: f"all join\n{job.stacks()}")
     Path(late).touch()
     Path(stop).touch()
-    for rack in range(4):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(4)]
+    results = job.finished()
     assert len({result.digest for result in results}) == 1
     assert all(result.weights == results[0].weights for result in results)
     assert {commit["fragment"] for commit in results[2].commits[decided:]} == {0, 1}
@@ -279,9 +267,8 @@ def test_a_witness_that_is_started_again_begins_no_second_job_and_votes(jobs: Jo
     assert len(begun) == 1, "the first witness's"
     assert not [e for e in job.events(1) if e["kind"] == "genesis"]
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    assert job.result(0).digest == job.result(1).digest
+    one, other = job.finished()
+    assert one.digest == other.digest
     job.witness_ended()
 
 
@@ -303,9 +290,8 @@ def test_rack_0_and_the_witness_die_together_and_are_started_again(jobs: Jobs) -
     assert job.event(1, "lineage")["without"] == [0, WITNESS]
     until(lambda: bool(joined(job, 0)), f"rack 0 joins\n{job.logs()}")
     Path(gate).touch()
-    for rack in range(2):
-        job.ended(rack, code=0)
-    assert job.result(0).digest == job.result(1).digest
+    one, other = job.finished()
+    assert one.digest == other.digest
     begun = [event for event in job.events(WITNESS) if event["kind"] == "genesis"]
     assert len(begun) == 1, "the first witness's"
     job.witness_ended()
@@ -329,8 +315,7 @@ def test_a_rack_0_that_is_started_again_begins_no_second_job(jobs: Jobs) -> None
     for rack in (0, 2):
         until(lambda rack=rack: bool(joined(job, rack)), f"rack {rack} joins\n{job.logs()}")
     Path(gate).touch()
-    for rack in range(3):
-        job.ended(rack, code=0)
+    job.finish()
     assert len({job.result(rack).digest for rack in range(3)}) == 1
     assert len([e for e in job.events(0) if e["kind"] == "genesis"]) == 1, "of its first life"
 
@@ -353,8 +338,6 @@ def test_racks_begin_again_when_rack_0_died_before_its_weights_were_copied(
     job.start(0, seed=77, **options)
     for rack in (1, 2):
         assert "rack 0 died with them" in job.event(rack, "job-lost")["detail"]
-    for rack in range(3):
-        job.ended(rack, code=0)
-    results = [job.result(rack) for rack in range(3)]
+    results = job.finished()
     merged_everything(results)
     assert all(result.status["step"] == 24 for result in results)

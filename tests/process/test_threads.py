@@ -110,14 +110,10 @@ def on_log(last: Last) -> None:
 @pytest.mark.parametrize(
     ("on", "name"),
     [
-        (on_worker, "mend-worker_0"),
-        (on_pool, "mend-pool_"),
-        (on_loop, "mend-loop"),
-        (on_recorder, "mend-recorder"),
-        (on_tape, "mend-tape"),
-        (on_log, "mend-log"),
+        (on_worker, "mend-worker_0"), (on_pool, "mend-pool_"), (on_loop, "mend-loop"),
+        (on_recorder, "mend-recorder"), (on_tape, "mend-tape"), (on_log, "mend-log"),
     ],
-)
+)  # fmt: skip
 def test_a_model_may_be_freed_on_any_of_mends_threads(
     alone: Configure,
     tmp_path: Path,

@@ -15,13 +15,9 @@ from tests.process.replayed import anchor_bits, model_bits, replayed
 
 PERIOD, GAP, STEPS = 16, 8, 48
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": PERIOD,
-    "overlap_steps": 4,
-    "grace_window_ms": 60_000,
-    "stall_max_s": 5,
-    "staleness_max_rounds": 8,
-}
+    "fragments": 2, "sync_period_steps": PERIOD, "overlap_steps": 4, "grace_window_ms": 60_000,
+    "stall_max_s": 5, "staleness_max_rounds": 8,
+}  # fmt: skip
 JOINS = 5
 """Rack 1 pauses before this step until it has heard of the first round, which rack 0 opens."""
 

@@ -227,7 +227,7 @@ def test_a_job_is_watched_to_its_end_and_does_not_notice(
     assert Forked(nursery, argv, environment(), log).wait() == 0, log.read_text()
 
 
-def test_nobody_is_there(once: Once, free_port: int) -> None:
+def test_top_without_an_answer_says_that_nobody_is_there(once: Once, free_port: int) -> None:
     address = f"tcp://127.0.0.1:{free_port}"
     status, text = once("--wait", "0.2", address)
     assert status == 1

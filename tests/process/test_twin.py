@@ -113,7 +113,7 @@ def test_a_rack_that_comes_back_is_a_twin(
     is_twin(*story.end())
 
 
-def test_one_that_would_train_otherwise_is_refused_by_name(jobs: Jobs) -> None:
+def test_rack_that_would_train_otherwise_is_refused_by_name(jobs: Jobs) -> None:
     """Another optimizer; a scheduler that begins anew. Without the copy it is said."""
     story = Story(jobs)
     kind, said = story.refused(optimizer="sgd")

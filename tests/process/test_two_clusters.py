@@ -100,8 +100,7 @@ def test_racks_of_two_clusters_meet_through_a_socks_proxy(
                 "MEND_DATA_PORTS": f"{DATA_PORT}-{DATA_PORT}",
             }
             job.start(rack, config=CONFIG, steps=16, env=env)
-        for rack in range(2):
-            job.ended(rack, code=0)
+        job.finish()
         results = [job.result(rack, rank) for rack in range(2) for rank in range(ranks)]
         assert len({result.digest for result in results}) == 1
         for result in results:
@@ -219,8 +218,7 @@ def test_rack_of_two_hosts_is_reached_through_one_port_of_its_leader(
             stack.callback(sock.close)
             sock.sendall(HELLO.pack(SEALED_MAGIC, WIRE_VERSION, lane_token("clusters", 1)))
         Path(job.gate()).touch()
-        for rack in range(2):
-            job.ended(rack, code=0)
+        job.finish()
         results = [job.result(rack, rank) for rack in range(2) for rank in range(2)]
         assert len({result.digest for result in results}) == 1
         for result in results:
@@ -309,8 +307,7 @@ def test_witness_and_top_reach_the_other_cluster_through_the_proxy(
         picture = json.loads((tmp_path / "top.txt").read_text())
         assert [line["source"] for line in picture["racks"]] == ["itself", "itself"]
         Path(job.gate()).touch()
-        for rack in range(2):
-            job.ended(rack, code=0)
+        job.finish()
         job.witness_ended()
         assert job.result(0).digest == job.result(1).digest
 

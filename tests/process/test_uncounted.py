@@ -20,18 +20,9 @@ from mend.engine.uncounted_writes import SIGNS_MAX
 from mend.errors import NotMerged, UsageError
 from tests.process import train
 from tests.process.conftest import Configure
+from tests.process.train import backward, fresh
 
 STEPS = 20
-
-
-def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = train.build("plain", 0)
-    return model, train.optimizer_of(model)
-
-
-def backward(model: nn.Module, step: int) -> None:
-    model.zero_grad()
-    train.loss_of(model, 0, 0, step).backward()
 
 
 def run(model: nn.Module, optimizer: Any, first: int = 1, last: int = STEPS) -> None:
@@ -47,6 +38,12 @@ def bits(model: nn.Module) -> dict[str, list[int]]:
 def alike(model: nn.Module, other: nn.Module) -> bool:
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     return all(torch.allclose(a, b, atol=1e-5) for a, b in pairs)
+
+
+def ended(model: nn.Module) -> mend.Status:
+    status = mend.mend_shutdown(model)
+    assert status is not None
+    return status
 
 
 def trained_without_mend() -> nn.Module:
@@ -72,8 +69,7 @@ def test_without_an_optimizer_the_one_that_trains_the_model_is_counted(alone: Co
     model, optimizer = fresh()
     runtime = mend.mend_init(model, alone())
     run(model, optimizer)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.outcome) == (STEPS, "merged")
     assert status.ledger.open == 0
     assert runtime.status().tokens_merged_share == 1.0
@@ -87,8 +83,7 @@ def test_the_one_step_of_a_run_is_counted_though_no_second_one_followed(alone: C
     run(model, optimizer, 1, 1)
     assert runtime.status().step == 0, "runtime.step() may still be called"
     moved = bits(model)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.tokens, status.outcome) == (1, 7, "merged")
     assert alike_bits(bits(model), moved)
 
@@ -100,7 +95,7 @@ def test_a_loop_that_counts_itself_is_not_counted_twice(alone: Configure) -> Non
         run(model, optimizer, step, step)
         runtime.step(tokens=3)
         assert (runtime.status().step, runtime.status().tokens) == (step, 3 * step)
-    assert mend.mend_shutdown(model).outcome == "merged"  # type: ignore[union-attr]
+    assert ended(model).outcome == "merged"
 
 
 def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
@@ -111,8 +106,7 @@ def test_an_optimizer_that_takes_over_is_counted(alone: Configure) -> None:
     again = train.optimizer_of(model)
     again.load_state_dict(optimizer.state_dict())
     run(model, again, 8, STEPS)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.outcome) == (STEPS, "merged")
     assert alike(model, trained_without_mend())
 
@@ -123,8 +117,7 @@ def test_what_a_drain_applies_is_no_uncounted_training(alone: Configure) -> None
     runtime = mend.mend_init(model, config, optimizer)
     run(model, optimizer)
     runtime.drain(20)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.outcome) == (STEPS, "merged"), status.outcome_detail
 
 
@@ -162,8 +155,7 @@ def test_a_step_inside_a_wrapper_counts_once(
     wrapper = wrap(optimizer)
     mend.mend_init(model, alone(), wrapper if give else None)
     run(model, wrapper)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.outcome) == (STEPS, "merged")
 
 
@@ -177,7 +169,7 @@ def test_a_step_that_raised_does_not_hide_the_next_ones(alone: Configure) -> Non
     with pytest.raises(RuntimeError, match="out of memory"):
         optimizer.step(fail)
     run(model, optimizer)
-    assert mend.mend_shutdown(model).step == STEPS  # type: ignore[union-attr]
+    assert ended(model).step == STEPS
 
 
 def test_other_models_train_beside_it_unseen(alone: Configure) -> None:
@@ -187,8 +179,7 @@ def test_other_models_train_beside_it_unseen(alone: Configure) -> None:
     for step in range(1, STEPS + 1):
         run(other, its_own, step, step)
         run(model, optimizer, step, step)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.step == STEPS
 
 
@@ -247,8 +238,7 @@ def test_what_other_optimizers_move_after_the_last_counted_step_is_merged(
             often.step()
             if step % 3 == 1 and give:
                 rarely.step()
-        status = mend.mend_shutdown(model)
-        assert status is not None
+        status = ended(model)
         ends.append((status, model))
     (status, merged), (_, alone_trained) = ends
     assert (status.outcome, status.tokens) == ("merged", STEPS * 8)
@@ -355,8 +345,7 @@ def test_shutdown_itself_returns_so_that_the_script_can_save(alone: Configure) -
         for parameter in model.parameters():
             write_in_place(parameter)
     moved = bits(model)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.outcome == "uncounted"
     assert bits(model) == moved
 
@@ -374,8 +363,7 @@ def test_steps_that_are_no_longer_counted_are_kept(alone: Configure, apply_mode:
         for parameter in model.parameters():
             write_in_place(parameter)
     moved = bits(model)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.step, status.outcome) == (5, "uncounted")
     assert bits(model) == moved
 
@@ -390,8 +378,7 @@ def test_steps_that_count_no_token_are_kept(alone: Configure, first: int) -> Non
         runtime.count_tokens(0)
         run(model, optimizer, step, step)
     moved = bits(model)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.outcome, status.tokens) == ("kept-local", first - 1)
     assert "steps count no token" in status.outcome_detail
     assert alike_bits(bits(model), moved)
@@ -403,8 +390,7 @@ def test_a_step_without_a_token_goes_with_the_next_one_that_has_some(alone: Conf
     for step in range(1, STEPS + 1):
         runtime.count_tokens(step // STEPS)
         run(model, optimizer, step, step)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert (status.outcome, status.tokens_merged_share) == ("merged", 1.0)
     assert alike(model, trained_without_mend())
 
@@ -424,15 +410,14 @@ def test_weights_that_are_clamped_after_each_step_are_no_training(alone: Configu
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.clamp_(-2, 2)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.outcome == "merged"
 
 
 def test_a_model_that_never_moved_is_merged(alone: Configure) -> None:
     model, optimizer = fresh()
     mend.mend_init(model, alone(), optimizer)
-    assert mend.mend_shutdown(model).outcome == "merged"  # type: ignore[union-attr]
+    assert ended(model).outcome == "merged"
 
 
 # -------------------------------------------------------------- state dicts
@@ -448,8 +433,7 @@ def test_a_state_dict_loaded_behind_mend_init_is_refused_at_the_next_step(
     backward(model, 1)
     with pytest.raises(UsageError, match="Load it before mend_init"):
         optimizer.step()
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.outcome == "uncounted"
     assert bits(model) == bits(other), "what was loaded is still there"
 
@@ -524,8 +508,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused_at_the_next_capture(
     with pytest.raises(UsageError, match=r"frozen\.weight and 1 more became trainable"):
         run(model, optimizer, 4, STEPS)
     moved = bits(model)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.outcome == "not-exchanged"
     assert alike_bits(bits(model), moved)
 
@@ -538,8 +521,7 @@ def test_exchange_frozen_takes_them_along(alone: Configure) -> None:
     model.frozen.requires_grad_(True)  # type: ignore[union-attr, operator]
     optimizer.add_param_group({"params": list(model.frozen.parameters())})  # type: ignore[union-attr]
     run(model, optimizer, 4, STEPS)
-    status = mend.mend_shutdown(model)
-    assert status is not None
+    status = ended(model)
     assert status.outcome == "merged"
 
 

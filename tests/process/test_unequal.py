@@ -14,14 +14,9 @@ from tests.process.test_follow import assert_is, follow_to_the_end
 from tests.process.train import tokens_of
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "shutdown_timeout_s": 60,
-    "lockstep": True,
-    "wait_timeout_s": 60,
-    "token_weighted_merge": False,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "shutdown_timeout_s": 60,
+    "lockstep": True, "wait_timeout_s": 60, "token_weighted_merge": False,
+}  # fmt: skip
 STEPS = 20
 
 

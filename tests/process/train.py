@@ -243,6 +243,18 @@ def loss_of(model: nn.Module, rack: int, rank: int, step: int) -> Tensor:
     return mse_loss(model(x.to(like.device, like.dtype)), target)
 
 
+def fresh(model: str = "plain") -> tuple[nn.Module, torch.optim.Optimizer]:
+    """As rack 0 begins with it, and what trains it."""
+    made = build(model, 0)
+    return made, optimizer_of(made)
+
+
+def backward(model: nn.Module, step: int) -> None:
+    """Of the step of rank 0 of rack 0, on new gradients."""
+    model.zero_grad()
+    loss_of(model, 0, 0, step).backward()
+
+
 def multiply(products: int) -> None:
     """Arithmetic that no bit of training depends on."""
     if products:

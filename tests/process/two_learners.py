@@ -53,18 +53,12 @@ def main() -> None:
     model = DDP(model) if spread else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     config = MendConfig(
-        quorum_min_learners=world_size,
-        grace_window_ms=20,
-        sync_period_steps=4,
-        momentum_sync_period_steps=8,
-        async_tp_enabled=False,
-        concurrent_outer_step=True,
+        quorum_min_learners=world_size, grace_window_ms=20, sync_period_steps=4,
+        momentum_sync_period_steps=8, async_tp_enabled=False, concurrent_outer_step=True,
         sideband_addr=f"tcp://127.0.0.1:{port + rank}",
-        sideband_peers=(f"tcp://127.0.0.1:{port + 1 - rank}",),
-        sideband_heartbeat_ms=50,
-        sideband_connect_timeout_s=0.1,
-        diagnostics_dir=f"{os.environ['OUT']}/rank{rank}",
-    )
+        sideband_peers=(f"tcp://127.0.0.1:{port + 1 - rank}",), sideband_heartbeat_ms=50,
+        sideband_connect_timeout_s=0.1, diagnostics_dir=f"{os.environ['OUT']}/rank{rank}",
+    )  # fmt: skip
     mend_init(model, config, rank_id=f"local-node/rank-{rank}")
     runtime = get_runtime(model)
     dist.barrier()

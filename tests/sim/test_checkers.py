@@ -68,14 +68,16 @@ def test_a_decision_that_is_undone_is_seen() -> None:
     assert "undid decisions" in problems(world)
 
 
-def test_a_decision_without_the_votes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Agreement, "_votes", lambda *_: {1})
-    assert "with the votes [1] of [0, 1, 65535]" in problems(World())
-
-
-def test_a_version_that_too_few_hold_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Agreement, "_holders", lambda *_, **__: {1})
-    assert "held by [1] of [0, 1, 65535] only" in problems(World())
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("_votes", "with the votes [1] of [0, 1, 65535]"),
+     ("_holders", "held by [1] of [0, 1, 65535] only")],
+)  # fmt: skip
+def test_decision_without_votes_or_holders_is_seen(
+    asked: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Agreement, asked, lambda *_, **__: {1})
+    assert said in problems(World())
 
 
 def test_the_loss_of_all_copies_is_seen() -> None:

@@ -73,7 +73,7 @@ def test_who_votes_alone_dies_and_all_that_are_left_begin_anew() -> None:
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(rack, marks=pytest.mark.slow) for rack in (1, 2))]
 )
-def test_one_after_the_other(first: int) -> None:
+def test_racks_that_die_one_after_the_other_leave_one_that_goes_on(first: int) -> None:
     """Three racks that vote, then two and the witness, then one; and they come back."""
     second, left = (first + 1) % 3, (first + 2) % 3
     world = World(seed=3, racks=3, witness=True, **{**JOB, "steps": 240})

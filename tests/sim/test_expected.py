@@ -17,15 +17,10 @@ def reasons(expected: tuple[int, ...]) -> list[str]:
     """Of the rounds of three racks, the last of which is five times slower."""
     world = World(
         calm(
-            racks=3,
-            steps=(96, 96, 20),
-            step_ns=(50 * MS, 50 * MS, 250 * MS),
-            grace_ns=GRACE_NS,
-            period_steps=12,
-            overlap_steps=3,
-            expected=expected,
+            racks=3, steps=(96, 96, 20), step_ns=(50 * MS, 50 * MS, 250 * MS), grace_ns=GRACE_NS,
+            period_steps=12, overlap_steps=3, expected=expected,
         )
-    )
+    )  # fmt: skip
     world.run()
     found = list(world.checkers.commits.values())
     assert found

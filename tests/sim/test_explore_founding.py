@@ -10,16 +10,11 @@ from mend_lab.sim.model_check.founding import Bounds, ModelWorld, explore, play
 from tests.sim.planted import Plant, replaced, rewritten
 
 BEGUN = (
-    "rack 0 gets orders 1",
-    "rack 1 gets orders 1",
-    "rack 2 gets orders 1",
-    "rack 0 appends Genesis",
-    "rack 0 gets orders 2",
-    "rack 1 gets orders 2",
-    "rack 2 gets orders 2",
-    *(f"rack 0 hears what rack {rack} has accepted" for rack in range(3)),
+    "rack 0 gets orders 1", "rack 1 gets orders 1", "rack 2 gets orders 1",
+    "rack 0 appends Genesis", "rack 0 gets orders 2", "rack 1 gets orders 2",
+    "rack 2 gets orders 2", *(f"rack 0 hears what rack {rack} has accepted" for rack in range(3)),
     "rack 1 gets orders 3",
-)
+)  # fmt: skip
 """Of three racks, two know that the job has begun, and rack 2 has accepted it."""
 
 

@@ -44,32 +44,20 @@ def test_no_lineage_forgets_who_lives_whatever_happens_to_who_votes_alone(
 
 
 HALVES = (
-    "rack 0 appends roster(0.1 1.1-learner 2.1)",
-    "rack 0 gets orders",
-    "rack 2 gets orders",
-    "rack 0 hears what rack 0 has accepted",
-    "rack 0 hears what rack 2 has accepted",
-    "rack 0 appends version 1 of fragment 0 by 0,1",
-    "rack 0 gets orders",
-    "rack 0 hears what rack 0 has accepted",
-    "rack 0 appends version 1 of fragment 1 by 0,2",
-    "rack 0 gets orders",
-    "rack 0 hears what rack 0 has accepted",
-    "rack 0 gets orders",
-    "rack 1 gets orders",
-    "rack 2 gets orders",
-    "rack 0 dies",
-)
+    "rack 0 appends roster(0.1 1.1-learner 2.1)", "rack 0 gets orders", "rack 2 gets orders",
+    "rack 0 hears what rack 0 has accepted", "rack 0 hears what rack 2 has accepted",
+    "rack 0 appends version 1 of fragment 0 by 0,1", "rack 0 gets orders",
+    "rack 0 hears what rack 0 has accepted", "rack 0 appends version 1 of fragment 1 by 0,2",
+    "rack 0 gets orders", "rack 0 hears what rack 0 has accepted", "rack 0 gets orders",
+    "rack 1 gets orders", "rack 2 gets orders", "rack 0 dies",
+)  # fmt: skip
 """Of two fragments rack 1 lacks one's newest version and rack 2 the other's."""
 
 WRITTEN = (
-    *HALVES,
-    "rack 2 stands",
-    "rack 1 is asked for ballot 3.2 by rack 2 behind a silence",
+    *HALVES, "rack 2 stands", "rack 1 is asked for ballot 3.2 by rack 2 behind a silence",
     "rack 2 is asked for ballot 3.2 by rack 2 behind a silence",
-    "rack 2 hears what rack 1 has accepted",
-    "rack 2 hears what rack 2 has accepted",
-)
+    "rack 2 hears what rack 1 has accepted", "rack 2 hears what rack 2 has accepted",
+)  # fmt: skip
 """Rack 2 has appended the lineage of the two."""
 
 
@@ -98,14 +86,11 @@ def test_second_death_undoes_the_version_that_only_the_dead_rack_held() -> None:
     """What the bounds above are for does happen: rack 1 goes on, with fragment 1 from version 0."""
     world = ModelWorld(two_fragments())
     begun = (
-        "rack 1 gets orders",
-        "rack 2 dies",
-        "rack 1 stands",
+        "rack 1 gets orders", "rack 2 dies", "rack 1 stands",
         "rack 1 is asked for ballot 4.1 by rack 1 behind a silence",
+        "rack 1 hears what rack 1 has accepted", "rack 1 gets orders",
         "rack 1 hears what rack 1 has accepted",
-        "rack 1 gets orders",
-        "rack 1 hears what rack 1 has accepted",
-    )
+    )  # fmt: skip
     state = play(world, [*WRITTEN, *begun])
     log = world.log(state.nodes[1].right.log)
     assert log.decided == log.last
@@ -134,15 +119,11 @@ def test_a_rack_whose_vote_was_taken_goes_on_when_the_only_voter_is_started_agai
     world = ModelWorld(Bounds(witness=True))
     rack_1 = "rack 1 is asked for ballot 2.1 by rack 1 behind a silence"
     begun = (
-        "rack 1 gets orders",
-        "rack 1 stands",
-        rack_1,
+        "rack 1 gets orders", "rack 1 stands", rack_1,
         "the witness is asked for ballot 2.1 by rack 1 behind a silence",
-        "rack 1 hears what the witness has accepted",
-        "rack 1 hears what rack 1 has accepted",
-        "rack 1 gets orders",
-        "rack 1 hears what rack 1 has accepted",
-    )
+        "rack 1 hears what the witness has accepted", "rack 1 hears what rack 1 has accepted",
+        "rack 1 gets orders", "rack 1 hears what rack 1 has accepted",
+    )  # fmt: skip
     state = play(world, [*DEMOTED, "rack 0 dies", *begun])
     log = world.log(state.nodes[1].right.log).committed
     assert sorted(member.rack for member in log.members) == [1, 0xFFFF]

@@ -276,7 +276,7 @@ def test_evictions_are_drawn_with_all_that_they_may_meet() -> None:
         assert sum(met) >= 4, f"of {len(evicting)}"
 
 
-def test_some_seeds_are_such_a_story() -> None:
+def test_some_seeds_have_a_slow_rack_that_is_evicted() -> None:
     stories = ((seed, scripted(seed)) for seed in range(400))
     slow = [seed for seed, story in stories if story is not None and story.acts]
     assert 1 <= len(slow) <= 12

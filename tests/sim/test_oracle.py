@@ -132,7 +132,7 @@ def digest_in(
     return digest_of(data, stop - start, version, rounds, bases.numel())
 
 
-def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None:
+def test_some_seed_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> None:
     assert PARTIAL in CHOSEN
     world = World(PARTIAL)
     assert world.scenario.momentum
@@ -143,7 +143,7 @@ def test_one_of_them_has_rounds_that_miss_a_rack_and_momentum_that_rises() -> No
     assert len({fields["momentum"] for fields in logged(world)}) > 1
 
 
-def test_one_of_them_has_merges_of_cut_racks_without_momentum() -> None:
+def test_some_seed_merges_cut_racks_without_momentum() -> None:
     world = World(TURNED)
     assert world.scenario.ranks > 1
     assert world.scenario.momentum
@@ -159,7 +159,7 @@ def test_one_of_them_has_merges_of_cut_racks_without_momentum() -> None:
     )
 
 
-def test_one_of_them_goes_on_from_a_checkpoint() -> None:
+def test_some_seed_goes_on_from_a_checkpoint() -> None:
     scenario = draw(RESUMED)
     assert fits(scenario)
     assert scenario.first

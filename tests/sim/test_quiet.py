@@ -116,14 +116,10 @@ def calls_of(world: World) -> Counter[str]:
 
 
 PINNED = {
-    "all": (3_650, 12_550),
-    "RankMachine.handle": (8, 20),
-    "RankMachine._settle": (0, 9),
-    "RankMachine._report": (0, 16),
-    "Leader.handle": (12, 18),
-    "Leader._rank_orders": (0, 9),
+    "all": (3_650, 12_550), "RankMachine.handle": (8, 20), "RankMachine._settle": (0, 9),
+    "RankMachine._report": (0, 16), "Leader.handle": (12, 18), "Leader._rank_orders": (0, 9),
     "Coordinator.handle": (14, 30),
-}
+}  # fmt: skip
 """Most calls of an idle second and of a round, per rack; a witness is counted with them. When every
 event settled every fragment and made every message again, these were 5,296 and 14,089 of all, 32
 and 79 of `_settle`, 8 and 20 of `_report`, 12 and 18 of `_rank_orders`."""

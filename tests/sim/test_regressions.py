@@ -18,7 +18,7 @@ def test_every_line_says_why_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(("case", "why"), [(case, why) for case, _, why in CASES], ids=str)
-def test_it_does_not_break_again(case: str, why: str) -> None:
+def test_seed_that_broke_once_does_not_break_again(case: str, why: str) -> None:
     scenario = (
         draw(int(case)) if case.isdigit() else eval(case, {"Scenario": Scenario, "Fault": Fault})
     )

@@ -158,13 +158,10 @@ def test_stale_offers_end_though_k_is_never_reached() -> None:
     """Found by seeds 20 and 182: with nothing fresh to commit they stayed open for ever."""
     world, report = run(
         calm(
-            racks=3,
-            steps=(22, 26, 24),
-            step_ns=(60 * MS, 20 * MS, 90 * MS),
-            staleness_max_rounds=0,
-            k=1,
+            racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS),
+            staleness_max_rounds=0, k=1,
         )
-    )
+    )  # fmt: skip
     ended = [t.trainer.ledger.missed for t in world.trainings.values()]
     assert any("offer dropped: too old" in m or "declined or too old" in m for m in ended), ended
     assert report.finished
@@ -229,13 +226,10 @@ def test_when_everything_is_too_old_k_does_not_keep_it_open() -> None:
     """All three must be in, and no offer may be one version old: the slow one always is late."""
     world, report = run(
         calm(
-            racks=3,
-            steps=(22, 26, 24),
-            step_ns=(60 * MS, 20 * MS, 90 * MS),
-            staleness_max_rounds=0,
-            k=3,
+            racks=3, steps=(22, 26, 24), step_ns=(60 * MS, 20 * MS, 90 * MS),
+            staleness_max_rounds=0, k=3,
         )
-    )
+    )  # fmt: skip
     assert report.finished
     assert all(training.failure is None for training in world.trainings.values())
     assert not any(track.offer for t in world.trainings.values() for track in t.trainer.tracks)

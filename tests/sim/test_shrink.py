@@ -49,7 +49,7 @@ def test_what_holds_stays_as_it_is() -> None:
     assert shrink(BIG, run=lambda scenario: []) == BIG
 
 
-def test_it_gives_up_in_time() -> None:
+def test_shrinking_gives_up_in_time() -> None:
     runs: list[Scenario] = []
 
     def run(scenario: Scenario) -> list[str]:

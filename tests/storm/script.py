@@ -63,12 +63,9 @@ def seen(status: Any) -> dict[str, Any]:
     """What mend says of itself, to be compared with what the script has counted."""
     ledger = status.ledger
     return {
-        "versions": list(status.versions),
-        "digest": status.anchor_digest,
-        "told_step": status.step,
-        "told_tokens": status.tokens,
-        "ledger": [ledger.merged, ledger.open, ledger.discarded],
-    }
+        "versions": list(status.versions), "digest": status.anchor_digest, "told_step": status.step,
+        "told_tokens": status.tokens, "ledger": [ledger.merged, ledger.open, ledger.discarded],
+    }  # fmt: skip
 
 
 class Training:

@@ -28,15 +28,9 @@ if TYPE_CHECKING:
     from tests.storm.kinds import Kind
 
 CONFIG: dict[str, Any] = {
-    "fragments": 2,
-    "sync_period_steps": 8,
-    "overlap_steps": 2,
-    "stall_max_s": 0.1,
-    "seat_timeout_s": 20,
-    "outer_ramp_rounds": 200,
-    "start_timeout_s": 60,
-    "shutdown_timeout_s": 30,
-}
+    "fragments": 2, "sync_period_steps": 8, "overlap_steps": 2, "stall_max_s": 0.1,
+    "seat_timeout_s": 20, "outer_ramp_rounds": 200, "start_timeout_s": 60, "shutdown_timeout_s": 30,
+}  # fmt: skip
 """`seat_timeout_s` is longer than TCP waits before it sends again behind a cut of HOLD_MS_MAX: a
 rack that lost its seat meanwhile could only be started again. Momentum rises slowly, as the racks
 merge every few steps and would diverge."""

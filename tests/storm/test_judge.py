@@ -18,19 +18,11 @@ def line(kind: str, step: int, version: int, **more: Any) -> dict[str, Any]:
     tokens = 10 * step
     merged = tokens if kind == "end" else 10 * min(step, 2 * version)
     return {
-        "kind": kind,
-        "step": step,
-        "tokens": tokens,
-        "told_step": step,
-        "told_tokens": tokens,
-        "ledger": [float(merged), float(tokens - merged), 0.0],
-        "versions": [version, version],
-        "digest": f"digest {version}",
-        "at_ns": step * STEP_NS,
-        "inside_ms": 0.2,
-        "late_ms": 0.1,
+        "kind": kind, "step": step, "tokens": tokens, "told_step": step, "told_tokens": tokens,
+        "ledger": [float(merged), float(tokens - merged), 0.0], "versions": [version, version],
+        "digest": f"digest {version}", "at_ns": step * STEP_NS, "inside_ms": 0.2, "late_ms": 0.1,
         **more,
-    }
+    }  # fmt: skip
 
 
 def diary(end: int = 3) -> list[dict[str, Any]]:

@@ -87,11 +87,8 @@ def test_switches_with_unequal_nodes() -> None:
     refused(places)
 
 
-def test_unequal_hosts() -> None:
+def test_unequal_hosts_and_a_single_one_are_refused() -> None:
     refused(on(*"AAAB"))
-
-
-def test_one_host_is_not_guessed_at() -> None:
     refused(on(*"AAAA"))
 
 
@@ -110,14 +107,11 @@ def test_a_dump_divides_a_single_machine_and_never_joins_two() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"ranks_per_rack": 4},
-        {"ranks_per_rack": None},
-        {"shape": (("dp", 2),)},
-        {"device_type": "cuda"},
-        {"racks": 3},
+        {"ranks_per_rack": 4}, {"ranks_per_rack": None}, {"shape": (("dp", 2),)},
+        {"device_type": "cuda"}, {"racks": 3},
         {"fault": ("LOCAL_RANK", "x", "needs a number", "Change it.")},
     ],
-)
+)  # fmt: skip
 def test_ranks_that_contradict_each_other(changed: dict[str, object]) -> None:
     places = on(*"AAAA", ranks_per_rack=2, said_by="ranks_per_rack", device_type="cpu")
     refused([*places[:3], replace(places[3], **changed)])  # type: ignore[arg-type]

@@ -16,34 +16,21 @@ STEP_MS, TOKENS = 20.0, 100
 
 def settings(**more: Any) -> Sweep:
     usual: dict[str, Any] = {
-        "command": ("train.py", "--seed", "{seed}"),
-        "delays_ms": (0.0, 100.0),
-        "distributions": ("constant",),
-        "seeds": 2,
-        "racks": 2,
-        "nproc_per_rack": 1,
-        "period_steps": 20,
-        "fragments": 2,
-        "overlap_steps": 8,
-        "warm_up_steps": 4,
-        "on_cpu": True,
+        "command": ("train.py", "--seed", "{seed}"), "delays_ms": (0.0, 100.0),
+        "distributions": ("constant",), "seeds": 2, "racks": 2, "nproc_per_rack": 1,
+        "period_steps": 20, "fragments": 2, "overlap_steps": 8, "warm_up_steps": 4, "on_cpu": True,
         "machine": {"cpu": "abacus"},
-    }
+    }  # fmt: skip
     return Sweep(**{**usual, **more})
 
 
 def measured(step_ms: float, stall_ms: float = 0.0, **more: Any) -> Measured:
     usual: dict[str, Any] = {
-        "tokens_per_s": 2 * TOKENS / step_ms * 1e3,
-        "step_ms": step_ms,
-        "stall_ms_per_round": stall_ms,
-        "stall_share": 0.0,
-        "rounds": 4.0,
-        "steps": 48,
-        "bytes_sent": 1000,
-        "losses": {"rack 0 rank 0": [0.1, 0.2]},
+        "tokens_per_s": 2 * TOKENS / step_ms * 1e3, "step_ms": step_ms,
+        "stall_ms_per_round": stall_ms, "stall_share": 0.0, "rounds": 4.0, "steps": 48,
+        "bytes_sent": 1000, "losses": {"rack 0 rank 0": [0.1, 0.2]},
         "commits": {"0": [[0, 1, ["aa"]], [1, 1, ["bb"]]]},
-    }
+    }  # fmt: skip
     return Measured(**{**usual, **more})
 
 

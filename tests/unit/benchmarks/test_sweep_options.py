@@ -22,13 +22,8 @@ def asked(**more: Any) -> Sweep:
          "step_ms", "size", "script")
     )  # fmt: skip
     usual = {
-        "quick": False,
-        "racks": 2,
-        "nproc_per_rack": 1,
-        "device": "cpu",
-        "link": "",
-        "env": (),
-    }
+        "quick": False, "racks": 2, "nproc_per_rack": 1, "device": "cpu", "link": "", "env": (),
+    }  # fmt: skip
     arguments = {**nothing, **usual, **more}
     return settings_of(arguments, arguments.pop("script"))
 
@@ -66,14 +61,11 @@ def test_a_script_of_ones_own_takes_its_own_arguments() -> None:
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"delays": "0,soon"}, "delays"),
-        ({"tau": "some"}, "tau"),
-        ({"tau": "-3"}, "tau"),
-        ({"env": ("A",)}, "env"),
-        ({"env": ("MEND_FRAGMENTS=7",)}, "env"),
+        ({"delays": "0,soon"}, "delays"), ({"tau": "some"}, "tau"), ({"tau": "-3"}, "tau"),
+        ({"env": ("A",)}, "env"), ({"env": ("MEND_FRAGMENTS=7",)}, "env"),
         ({"distributions": "normal"}, "distributions"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_named(more: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         asked(**more)

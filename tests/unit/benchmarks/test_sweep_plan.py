@@ -111,23 +111,17 @@ def test_settings_survive_a_file_and_every_one_of_them_counts() -> None:
 @pytest.mark.parametrize(
     ("more", "field"),
     [
-        ({"racks": 1}, "racks"),
-        ({"seeds": 0}, "seeds"),
-        ({"fragments": 0}, "fragments"),
-        ({"period_steps": 1, "overlap_steps": None}, "period"),
-        ({"overlap_steps": 20}, "tau"),
-        ({"overlap_steps": 0}, "tau"),
-        ({"delays_ms": ()}, "delays"),
-        ({"delays_ms": (1.0, 1.0)}, "delays"),
-        ({"delays_ms": (-1.0,)}, "delays"),
+        ({"racks": 1}, "racks"), ({"seeds": 0}, "seeds"), ({"fragments": 0}, "fragments"),
+        ({"period_steps": 1, "overlap_steps": None}, "period"), ({"overlap_steps": 20}, "tau"),
+        ({"overlap_steps": 0}, "tau"), ({"delays_ms": ()}, "delays"),
+        ({"delays_ms": (1.0, 1.0)}, "delays"), ({"delays_ms": (-1.0,)}, "delays"),
         ({"delays_ms": (float("nan"),)}, "delays"),
         ({"distributions": ("gaussian",)}, "distributions"),
         ({"distributions": ()}, "distributions"),
-        ({"distributions": ("bimodal", "bimodal")}, "distributions"),
-        ({"link": "fast"}, "link"),
+        ({"distributions": ("bimodal", "bimodal")}, "distributions"), ({"link": "fast"}, "link"),
         ({"env": {"MEND_LOCKSTEP": "false"}}, "env"),
     ],
-)
+)  # fmt: skip
 def test_what_no_run_could_be_made_of_is_refused(more: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         settings(**more)

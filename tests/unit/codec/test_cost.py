@@ -29,7 +29,7 @@ def test_the_figures_are_those_of_the_runs(codec: str, in_weights: bool) -> None
         assert all(f"{wanted} %" in cost_of(codec, each) for each in modes)
 
 
-def test_it_is_said_of_all_that_leave_most_out_and_of_no_other() -> None:
+def test_cost_is_said_of_all_codecs_that_leave_most_out_and_of_no_other() -> None:
     warned = {name for name in CODECS if cost_of(name)}
     assert warned == {name for name, make in CODECS.items() if make().feedback == "weights"}
     assert all(cost_of(name) for name in LAYOUT_CODECS)

@@ -57,7 +57,7 @@ def test_a_model_that_is_not_on_one_gpu_is_refused(device: torch.device | None, 
         encoder_on(device, codec_named("int8"), False)
 
 
-def test_without_triton_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoder_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "mend.kernels.triton_offers", raising=False)
     with pytest.raises(ConfigError, match="needs Triton"):

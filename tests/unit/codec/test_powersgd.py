@@ -62,13 +62,10 @@ def after(part: LowRank, state: Tensor, version: int, payloads: list[Tensor]) ->
 @pytest.mark.parametrize(
     ("shape", "rows", "cols"),
     [
-        ((8, 6), 8, 6),
-        ((4, 3, 5), 12, 5),
-        ((8, 64, 32), 512, 32),
-        ((64, 3, 3, 3), 64, 27),
+        ((8, 6), 8, 6), ((4, 3, 5), 12, 5), ((8, 64, 32), 512, 32), ((64, 3, 3, 3), 64, 27),
         ((7,), 1, 7),
     ],
-)
+)  # fmt: skip
 def test_a_tensor_is_folded_where_its_sides_are_most_alike(
     shape: tuple[int, ...], rows: int, cols: int
 ) -> None:
@@ -183,12 +180,9 @@ def merged(numerics: Numerics, part: Owned, rounds: int) -> tuple[Anchor, str]:
 
 def numerics_of(threads: int = 1, staleness_max_rounds: int = 1) -> Numerics:
     return Numerics(
-        PowerSGD(RANK),
-        Average(),
-        Nesterov(0.7, 0.5),
-        threads,
+        PowerSGD(RANK), Average(), Nesterov(0.7, 0.5), threads,
         staleness_max_rounds=staleness_max_rounds,
-    )
+    )  # fmt: skip
 
 
 _ELSEWHERE = """

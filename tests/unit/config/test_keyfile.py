@@ -105,16 +105,11 @@ def test_no_file_is_said_with_how_to_make_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bind", "loops"),
     [
-        ("tcp://127.0.0.1:1", True),
-        ("tcp://127.8.9.1:1", True),
-        ("tcp://[::1]:1", True),
-        ("tcp://localhost:1", True),
-        ("tcp://0.0.0.0:1", False),
-        ("tcp://[::]:1", False),
-        ("tcp://10.0.0.1:1", False),
-        ("tcp://no.such.host.invalid:1", False),
+        ("tcp://127.0.0.1:1", True), ("tcp://127.8.9.1:1", True), ("tcp://[::1]:1", True),
+        ("tcp://localhost:1", True), ("tcp://0.0.0.0:1", False), ("tcp://[::]:1", False),
+        ("tcp://10.0.0.1:1", False), ("tcp://no.such.host.invalid:1", False),
     ],
-)
+)  # fmt: skip
 def test_loopback_is_what_only_this_machine_reaches(bind: str, loops: bool) -> None:
     assert is_loopback(bind) == loops
 
@@ -162,15 +157,10 @@ def test_who_only_looks_needs_the_key_and_no_other_setting(
 @pytest.mark.parametrize(
     ("owner", "mode", "open_"),
     [
-        (0, 0o440, False),
-        (0, 0o640, False),
-        (0, 0o444, True),
-        (0, 0o460, True),
-        (0, 0o404, True),
-        (1000, 0o440, True),
-        (1000, 0o400, False),
+        (0, 0o440, False), (0, 0o640, False), (0, 0o444, True), (0, 0o460, True), (0, 0o404, True),
+        (1000, 0o440, True), (1000, 0o400, False),
     ],
-)
+)  # fmt: skip
 def test_file_of_root_that_the_group_may_read_is_right_for_another_user(
     owner: int, mode: int, open_: bool
 ) -> None:

@@ -43,19 +43,15 @@ def test_the_defaults_are_two_racks_of_this_machine() -> None:
 
 def test_the_quick_start_of_the_older_library_builds_a_job_of_four() -> None:
     config = MendConfig(
-        merge_min_racks=4,
-        grace_window_ms=2000,
-        token_weighted_merge=True,
-        sync_period_steps=128,
-        concurrent_outer_step=True,
-        diagnostics_dir="./results/mend_diag",
-    )
+        merge_min_racks=4, grace_window_ms=2000, token_weighted_merge=True, sync_period_steps=128,
+        concurrent_outer_step=True, diagnostics_dir="./results/mend_diag",
+    )  # fmt: skip
     assert config.racks == 4
     assert config.grace_window_ms == 2000.0
     assert config.diagnostics_dir == Path("results/mend_diag")
 
 
-def test_it_is_frozen_and_takes_no_positions() -> None:
+def test_config_is_frozen_and_takes_no_positions() -> None:
     config = MendConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.racks = 3  # type: ignore[misc]
@@ -63,13 +59,13 @@ def test_it_is_frozen_and_takes_no_positions() -> None:
         MendConfig(0, 2)  # type: ignore[misc]
 
 
-def test_its_signature_names_every_field() -> None:
+def test_signature_of_config_names_every_field() -> None:
     """People and editors see the fields, not `**given`."""
     names = list(inspect.signature(MendConfig).parameters)
     assert names == [f.name for f in dataclasses.fields(MendConfig)]
 
 
-def test_it_survives_pickle_copy_and_repr_as_the_same() -> None:
+def test_config_survives_pickle_copy_and_repr_as_the_same() -> None:
     config = MendConfig(rack=1, sideband_peers=["tcp://a:1", "tcp://b:2"], diagnostics_dir="runs")
     for twin in (pickle.loads(pickle.dumps(config)), copy.deepcopy(config)):
         assert twin == config
@@ -86,11 +82,6 @@ def test_replace_changes_what_it_names_and_reads_no_source(monkeypatch: Any) -> 
     monkeypatch.setenv("MEND_CONFIG", "/no/such/file.toml")
     changed = dataclasses.replace(config, rack=1)
     assert dataclasses.asdict(changed) == dataclasses.asdict(config) | {"rack": 1}
-
-
-def test_replace_checks_like_a_new_one() -> None:
-    with golden.raises(ConfigError):
-        dataclasses.replace(MendConfig(), rack=2)
 
 
 def test_an_argument_that_no_setting_has_is_named_with_the_closest() -> None:
@@ -202,25 +193,17 @@ def test_every_field_has_a_wrong_value_in_this_test() -> None:
 
 
 RIGHT: list[tuple[str, Any, Any]] = [
-    ("racks", 64, 64),
-    ("job_id", "Run_7.b-2", "Run_7.b-2"),
-    ("overlap_steps", 0, 0),
-    ("grace_window_ms", 0, 0.0),
-    ("grace_window_ms", "adaptive", "adaptive"),
-    ("outer_lr", 1, 1.0),
-    ("stall_max_s", 0, 0.0),
-    ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
+    ("racks", 64, 64), ("job_id", "Run_7.b-2", "Run_7.b-2"), ("overlap_steps", 0, 0),
+    ("grace_window_ms", 0, 0.0), ("grace_window_ms", "adaptive", "adaptive"), ("outer_lr", 1, 1.0),
+    ("stall_max_s", 0, 0.0), ("sideband_addr", "tcp://[::1]:0", "tcp://[::1]:0"),
     ("sideband_addr", "tcp://node-7.rack_2.example:21900", "tcp://node-7.rack_2.example:21900"),
-    ("advertise_host", "10.0.0.7", "10.0.0.7"),
-    ("diagnostics_dir", "", None),
-    ("diagnostics_dir", Path("a"), Path("a")),
-    ("expected_racks", [1, 0], (0, 1)),
-    ("codec", "bf16", "bfloat16"),
-    ("codec", "powersgd", "powersgd-4"),
+    ("advertise_host", "10.0.0.7", "10.0.0.7"), ("diagnostics_dir", "", None),
+    ("diagnostics_dir", Path("a"), Path("a")), ("expected_racks", [1, 0], (0, 1)),
+    ("codec", "bf16", "bfloat16"), ("codec", "powersgd", "powersgd-4"),
     ("codec", "powersgd-8", "powersgd-8"),
     ("merge_mean_names", "*emb*, head.weight", ("*emb*", "head.weight")),
     ("merge_mean_names", [], ()),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "value", "stored"), RIGHT)
@@ -322,24 +305,6 @@ def test_given_momentum_too_long_for_the_period_warns_with_the_remedy() -> None:
     assert config.outer_momentum == 0.9  # who asks for it has it
 
 
-def test_the_start_chooses_the_ramp_unless_it_is_given() -> None:
-    assert MendConfig().ramp_rounds == 10
-    assert MendConfig(outer_start="warm").ramp_rounds == 5
-    for start in ("scratch", "warm"):
-        given = MendConfig(outer_start=start, outer_ramp_rounds=0, outer_optimizer_momentum=0.3)
-        assert given.ramp_rounds == 0
-
-
-def test_racks_follow_the_quorum_only_when_nobody_names_them(monkeypatch: Any) -> None:
-    assert MendConfig(merge_min_racks=1).racks == 2
-    assert MendConfig(merge_min_racks=5).racks == 5
-    with golden.raises(ConfigError):
-        MendConfig(merge_min_racks=5, racks=3)
-    monkeypatch.setenv("MEND_RACKS", "3")
-    with golden.raises(ConfigError):
-        MendConfig(merge_min_racks=5)
-
-
 def test_a_rack_beyond_the_racks_is_refused() -> None:
     with golden.raises(ConfigError):
         MendConfig(rack=2, racks=2)
@@ -362,14 +327,11 @@ TWO = {0: "tcp://a:1", 1: "tcp://b:2"}
 @pytest.mark.parametrize(
     "given",
     [
-        ("tcp://a:1", "tcp://b:2"),
-        ["1=tcp://b:2", "0=tcp://a:1"],
-        "tcp://a:1, tcp://b:2",
-        "1=tcp://b:2,0=tcp://a:1,",
-        {1: "tcp://b:2", 0: "tcp://a:1"},
+        ("tcp://a:1", "tcp://b:2"), ["1=tcp://b:2", "0=tcp://a:1"], "tcp://a:1, tcp://b:2",
+        "1=tcp://b:2,0=tcp://a:1,", {1: "tcp://b:2", 0: "tcp://a:1"},
         {"1": "tcp://b:2", "0": "tcp://a:1"},
     ],
-)
+)  # fmt: skip
 def test_peers_in_any_form_are_the_same_config(given: Any) -> None:
     config = MendConfig(rack=1, sideband_peers=given)
     assert config.peer_addresses == TWO
@@ -383,16 +345,6 @@ def test_peers_that_leave_a_rack_out_are_refused(given: str) -> None:
     """A list of only the others would count them as racks 0, 1, ... and find the wrong ones."""
     with golden.raises(ConfigError):
         MendConfig(sideband_peers=given)
-
-
-def test_peers_may_leave_this_rack_out_where_it_says_where_it_listens() -> None:
-    everywhere = "tcp://0.0.0.0:5"
-    others = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1", rack=0)
-    assert (others.racks, others.peer_addresses) == (2, {1: "tcp://a:1"})
-    third = MendConfig(sideband_addr=everywhere, sideband_peers="tcp://a:1,tcp://b:2", rack=2)
-    assert (third.racks, third.peer_addresses) == (3, TWO)
-    gap = MendConfig(sideband_addr=everywhere, sideband_peers={0: "tcp://a:1", 2: "tcp://b:2"})
-    assert (gap.racks, gap.peer_addresses) == (3, {0: "tcp://a:1", 2: "tcp://b:2"})
 
 
 @pytest.mark.parametrize(

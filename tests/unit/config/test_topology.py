@@ -67,14 +67,11 @@ def test_a_number_counts_nodes_of_the_step_before_those_of_the_job(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("MEND_RANKS_PER_RACK", "0"),
-        ("MEND_RANKS_PER_RACK", "-4"),
-        ("MEND_RANKS_PER_RACK", "four"),
-        ("MEND_RACKS", "2.0"),
-        ("SLURM_NODEID", "²"),
+        ("MEND_RANKS_PER_RACK", "0"), ("MEND_RANKS_PER_RACK", "-4"),
+        ("MEND_RANKS_PER_RACK", "four"), ("MEND_RACKS", "2.0"), ("SLURM_NODEID", "²"),
         ("LOCAL_RANK", "1" * 10),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_is_no_number_is_named(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,16 +88,13 @@ def test_a_node_outside_of_its_own_list_is_a_contradiction(monkeypatch: pytest.M
     ("address", "pattern", "levels"),
     [
         ("rack1.sw3.node7", "switch.switch.node", ("rack1", "sw3")),
-        ("b8.tux1", "block.node", ("b8",)),
-        ("tux1", "node", ()),
-        ("", "", ()),
-        ("s0", "", ()),
+        ("b8.tux1", "block.node", ("b8",)), ("tux1", "node", ()), ("", "", ()), ("s0", "", ()),
         ("s0.s[4-5].tux1", "switch.switch.node", ("s0", "s[4-5]")),
         ("s0.node7.example.org", "switch.node", ("s0",)),
         ("cube:0:1:2.n7", "torus:x:y:z.node", ("cube:0:1:2",)),
         (".leaf.n7", "switch.switch.node", ("", "leaf")),
     ],
-)
+)  # fmt: skip
 def test_the_switches_above_a_node(address: str, pattern: str, levels: tuple[str, ...]) -> None:
     assert slurm_levels(address, pattern) == levels
 

@@ -6,40 +6,32 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import torch
 from msgspec import structs
-from torch import nn
 
 from mend.config import MendConfig
 from mend.config.declared import Scope
 from mend.config.wiring import policy_of, settings_of
 from mend.consensus.records import MomentFragments, Policy, filled_fields
 from mend.coordination.validation import Difference, policy_differences
-from mend.fragment.model_plan import ModelPlan
 from mend.types import SECOND
 from tests import golden
 
 SETTINGS = {field.name for field in fields(MendConfig)}
 FOUND_LATER = {"ranks", "moments", "units", "epochs"}
 OF_SETTINGS: dict[str, tuple[dict[str, Any], object]] = {
-    "racks": ({"racks": 5}, 5),
-    "fragments": ({"fragments": 7}, 7),
+    "racks": ({"racks": 5}, 5), "fragments": ({"fragments": 7}, 7),
     "merge_min_racks": ({"merge_min_racks": 2}, 2),
-    "grace_ns": ({"grace_window_ms": 1.5}, 1_500_000),
-    "lockstep": ({"lockstep": True}, True),
+    "grace_ns": ({"grace_window_ms": 1.5}, 1_500_000), "lockstep": ({"lockstep": True}, True),
     "staleness_max_rounds": ({"staleness_max_rounds": 3}, 3),
-    "period_steps": ({"sync_period_steps": 64}, 64),
-    "overlap_steps": ({"overlap_steps": 5}, 5),
-    "overlap_ramp": ({"outer_ramp_rounds": 5}, 5),
-    "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
+    "period_steps": ({"sync_period_steps": 64}, 64), "overlap_steps": ({"overlap_steps": 5}, 5),
+    "overlap_ramp": ({"outer_ramp_rounds": 5}, 5), "stall_max_ns": ({"stall_max_s": 3}, 3 * SECOND),
     "evict_ns": ({"seat_timeout_s": 0}, 0),
     "restart_attests": ({"restart_attests_death": False}, False),
     "token_weighted": ({"token_weighted_merge": False}, False),
-    "expected": ({"expected_racks": (1, 0)}, (0, 1)),
-    "acts": ({"failslow_action": "act"}, True),
+    "expected": ({"expected_racks": (1, 0)}, (0, 1)), "acts": ({"failslow_action": "act"}, True),
     "evicts": ({"failslow_action": "evict"}, True),
     "sharded": ({"exchange_plan": "sharded", "racks": 3}, True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted({*Policy.__struct_fields__} - FOUND_LATER))
@@ -108,16 +100,3 @@ def test_settings_that_may_starve_a_rack_are_warned_of() -> None:
     settings_of(MendConfig(**options, racks=2, sideband_peers=addresses[:2]), None)
     settings_of(MendConfig(**options, **three, lockstep=True), None)
     settings_of(MendConfig(**{**options, "staleness_max_rounds": 1}, **three), None)
-
-
-def test_a_rank_adds_what_it_finds() -> None:
-    model = nn.Linear(2, 3)
-    optimizers, periods = [torch.optim.AdamW(model.parameters())], {1: 384, 2: 768}
-    plan = ModelPlan(model, 4, optimizers=optimizers, moment_periods=periods)
-    before = settings_of(MendConfig(rack=0), None)
-    policy = before.completed(2, plan).policy
-    groups = (MomentFragments(2, 384), MomentFragments(2, 768))
-    assert (policy.ranks, policy.fragments, policy.moments) == (2, 6, groups)
-    assert policy.of_weights == 2  # the model has no more tensors
-    for name in set(Policy.__struct_fields__) - FOUND_LATER - {"fragments"}:
-        assert getattr(policy, name) == getattr(before.policy, name)

@@ -90,16 +90,12 @@ def cast_of(*racks: int, me: int = 1, records: Sequence[Record] = (BEGIN,)) -> C
 @pytest.mark.parametrize(
     ("racks", "promised", "leads"),
     [
-        ((0, 1), (1,), False),
-        ((0, 1), (0,), True),
-        ((0, 1, 2), (1,), False),
-        ((0, 1, 2), (1, 2), True),
-        ((0, 1, WITNESS), (1, WITNESS), True),
-        ((0, 1, WITNESS), (WITNESS,), False),
-        ((0, 1, 2, 3), (1, 3), False),
+        ((0, 1), (1,), False), ((0, 1), (0,), True), ((0, 1, 2), (1,), False),
+        ((0, 1, 2), (1, 2), True), ((0, 1, WITNESS), (1, WITNESS), True),
+        ((0, 1, WITNESS), (WITNESS,), False), ((0, 1, 2, 3), (1, 3), False),
         ((0, 1, 2, 3), (0, 3), True),
     ],
-)
+)  # fmt: skip
 def test_a_take_over_needs_a_quorum_of_promises(
     racks: tuple[int, ...], promised: tuple[int, ...], leads: bool
 ) -> None:

@@ -116,11 +116,8 @@ def test_commit_of_impossible_units_is_refused(units: int) -> None:
 
 def test_lineage_opens_the_units_of_undone_versions_again() -> None:
     records = [
-        begun(),
-        grant((A, 0, 10), (B, 10, 10)),
-        merged(1, (0, 4)),
-        merged(2, (0, 6), (1, 5)),
-    ]
+        begun(), grant((A, 0, 10), (B, 10, 10)), merged(1, (0, 4)), merged(2, (0, 6), (1, 5)),
+    ]  # fmt: skip
     assert units_of(*records).done == 11
     undone = units_of(*records, lineage(1 << 20, [0], [1], (1,)))
     assert undone.done == 4

@@ -74,15 +74,12 @@ def more(serial: int, **changes: Any) -> Orders:
 @pytest.mark.parametrize(
     ("peer", "changes"),
     [
-        (FOUNDER, {"to": member(1, life=1).incarnation}),
-        (FOUNDER, {"lineage": digest(5)}),
-        (FOUNDER, {"lineage": ""}),
-        (FOUNDER, {"ballot": ballot_of(2, 2)}),
-        (RIVAL, {}),
+        (FOUNDER, {"to": member(1, life=1).incarnation}), (FOUNDER, {"lineage": digest(5)}),
+        (FOUNDER, {"lineage": ""}), (FOUNDER, {"ballot": ballot_of(2, 2)}), (RIVAL, {}),
         (Peer(0, 1), {}),
     ],
     ids=["a former life", "another job", "a job not begun", "not its owner", "a rival", "a rank"],
-)
+)  # fmt: skip
 def test_orders_are_for_me_of_this_job_and_of_the_owner_of_their_ballot(
     peer: Peer, changes: dict[str, Any]
 ) -> None:
@@ -233,15 +230,12 @@ def test_the_answer_carries_the_question_and_what_the_candidate_does_not_know() 
 @pytest.mark.parametrize(
     ("ballot", "changes"),
     [
-        (ballot_of(2, 2), {"lineage": digest(5)}),
-        (ballot_of(2, 2), {"lineage": ""}),
-        (ballot_of(2, 2), {"peer": Peer(0, 0)}),
-        (ballot_of(2, 2), {"peer": Peer(2, 1)}),
-        (ballot_of(NUMBER_MAX, 2), {}),
-        (ballot_of(0, 2), {}),
+        (ballot_of(2, 2), {"lineage": digest(5)}), (ballot_of(2, 2), {"lineage": ""}),
+        (ballot_of(2, 2), {"peer": Peer(0, 0)}), (ballot_of(2, 2), {"peer": Peer(2, 1)}),
+        (ballot_of(NUMBER_MAX, 2), {}), (ballot_of(0, 2), {}),
     ],
     ids=["another job", "no job", "not its owner", "a rank", "too great", "before the first"],
-)
+)  # fmt: skip
 def test_candidates_of_another_job_or_talking_nonsense_get_no_answer(
     ballot: int, changes: dict[str, Any]
 ) -> None:

@@ -27,7 +27,7 @@ def reports(*barriers: BarrierState | None, **changes: Any) -> dict[int, Report 
     return {rack: report(1, barrier=barrier, **changes) for rack, barrier in enumerate(barriers)}
 
 
-def test_it_is_due_when_all_ask_for_it_and_then_no_more() -> None:
+def test_checkpoint_is_due_when_all_ask_for_it_and_then_no_more() -> None:
     asked = reports(ASK, ASK, ASK)
     assert next_checkpoint(log(), LINEAGE, asked, ALL) == FIRST
     assert next_checkpoint(log(FIRST), LINEAGE, asked, ALL) is None, (
@@ -40,7 +40,7 @@ def test_it_is_due_when_all_ask_for_it_and_then_no_more() -> None:
     [None, BarrierState(1, "two", False), BarrierState(2, "one", False), DONE],
     ids=["trains", "another name", "another number", "written"],
 )
-def test_it_waits_for_every_rack_that_lives(others: BarrierState | None) -> None:
+def test_checkpoint_waits_for_every_rack_that_lives(others: BarrierState | None) -> None:
     assert next_checkpoint(log(), LINEAGE, reports(ASK, others, ASK), ALL) is None
     without = next_checkpoint(log(), LINEAGE, reports(ASK, others, ASK), frozenset({0, 2}))
     assert without == CheckpointRecord(1, "one", LINEAGE, (0, 2)), "a dead one is not waited for"
@@ -80,7 +80,7 @@ def test_in_lockstep_a_silent_rack_is_waited_for() -> None:
     assert next_checkpoint(begun, LINEAGE, asked | {2: report(1)}, frozenset({0, 1})) is None
 
 
-def test_it_is_written_when_all_its_racks_say_so() -> None:
+def test_checkpoint_is_written_when_all_its_racks_say_so() -> None:
     assert next_checkpoint(log(FIRST), LINEAGE, reports(DONE, DONE, ASK), ALL) is None
     found = next_checkpoint(log(FIRST), LINEAGE, reports(DONE, DONE, DONE), ALL)
     assert found == CheckpointRecord(1, "one", LINEAGE, (0, 1, 2), written=True)
@@ -105,13 +105,13 @@ def test_a_rack_that_could_not_write_holds_nobody_up(other: BarrierState | None)
     assert found == CheckpointRecord(1, "one", LINEAGE, (0, 2), written=True)
 
 
-def test_one_that_was_given_up_does_not_stand_in_the_way_of_the_next() -> None:
+def test_checkpoint_that_was_given_up_does_not_stand_in_the_way_of_the_next() -> None:
     again = BarrierState(2, "two", False)
     found = next_checkpoint(log(FIRST), LINEAGE, reports(again, again, again), ALL)
     assert found == CheckpointRecord(2, "two", LINEAGE, (0, 1, 2))
 
 
-def test_it_says_who_waits_where() -> None:
+def test_checkpoint_that_is_not_due_says_who_waits_where() -> None:
     assert waits(log(), reports(None, None, None)) == ""
     said = waits(log(), reports(ASK, BarrierState(1, "two", False), None))
     assert said == "checkpoint: rack 0 in 'one', rack 1 in 'two'; racks 2 are in none"
@@ -123,16 +123,11 @@ OTHER = BarrierState(1, "other", False)
 @pytest.mark.parametrize(
     ("barriers", "said"),
     [
-        ((ASK, ASK), ASK),
-        ((DONE, DONE), DONE),
-        ((DONE, ASK), ASK),
-        ((ASK, None), None),
-        ((DONE, None), None),
-        ((ASK, OTHER), None),
-        ((None, None), None),
+        ((ASK, ASK), ASK), ((DONE, DONE), DONE), ((DONE, ASK), ASK), ((ASK, None), None),
+        ((DONE, None), None), ((ASK, OTHER), None), ((None, None), None),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_rack_writes_until_all_its_ranks_have_written(
     barriers: tuple[BarrierState | None, ...], said: BarrierState | None
 ) -> None:

@@ -224,17 +224,11 @@ def test_late_frames_of_a_former_life_are_not_heard() -> None:
 @pytest.mark.parametrize(
     ("racks", "witness", "accepting", "decided"),
     [
-        (2, False, [0], True),
-        (2, False, [1], False),
-        (2, True, [0], True),
-        (2, True, [1], True),
-        (2, True, [], False),
-        (3, False, [2], False),
-        (3, False, [1, 2], True),
-        (4, True, [1], False),
-        (4, True, [1, 3], True),
+        (2, False, [0], True), (2, False, [1], False), (2, True, [0], True), (2, True, [1], True),
+        (2, True, [], False), (3, False, [2], False), (3, False, [1, 2], True),
+        (4, True, [1], False), (4, True, [1, 3], True),
     ],
-)
+)  # fmt: skip
 def test_a_quorum_of_the_roster_decides(
     racks: int, witness: bool, accepting: list[int], decided: bool
 ) -> None:

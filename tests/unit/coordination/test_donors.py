@@ -55,7 +55,7 @@ def test_the_lowest_rack_that_trains_is_the_donor() -> None:
     ],
     ids=["is silent", "leaves", "joins itself", "has refused"],
 )
-def test_one_that_cannot_give_is_passed_over(changes: Any, live: frozenset[int]) -> None:
+def test_donor_that_cannot_give_is_passed_over(changes: Any, live: frozenset[int]) -> None:
     assert Donor(JOINER, member(1)) in donors_of(log(), reports(**changes), live)
 
 

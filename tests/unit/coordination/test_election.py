@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from mend.consensus.acceptor import Acceptor
@@ -212,7 +213,7 @@ def test_all_voters_are_asked_and_made_reachable_but_not_itself() -> None:
     assert serials == sorted(set(serials))
 
 
-def test_it_asks_itself_when_that_is_the_last_promise_it_needs() -> None:
+def test_candidate_asks_itself_when_that_is_the_last_promise_it_needs() -> None:
     """Alone it bars nobody: cut off, it goes on following the coordinator when that is back."""
     candidate = Candidate(1)
     candidate.stands()
@@ -257,24 +258,15 @@ def test_orders_of_a_ballot_not_below_the_promise_end_a_candidacy() -> None:
     assert candidate.orders(ballot_of(9, 0))
 
 
-def test_orders_below_my_promise_end_nothing_and_put_nothing_off() -> None:
-    candidate = Candidate(1)
-    candidate.stands()
-    candidate.acceptor.prepare(candidate.proposer.ballot)
-    before = candidate.election.heard_ns
-    candidate.now_ns += 1
-    assert not candidate.orders(FIRST)
-    assert candidate.election.heard_ns == before
-
-
-def test_ones_own_orders_are_no_rivals() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_orders_below_my_promise_or_my_own_end_nothing_and_put_nothing_off(own: bool) -> None:
     candidate = Candidate(1)
     candidate.stands()
     ballot = candidate.proposer.ballot
     candidate.acceptor.prepare(ballot)
     before = candidate.election.heard_ns
     candidate.now_ns += 1
-    assert not candidate.orders(ballot)
+    assert not candidate.orders(ballot if own else FIRST)
     assert candidate.election.heard_ns == before
 
 

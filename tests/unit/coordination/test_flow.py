@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mend.consensus.log import RECORDS_BYTES_MAX, Log
 from mend.consensus.records import Drop
 from mend.coordination.flow import (
@@ -65,10 +67,14 @@ def test_what_an_answer_lacks_is_sent_again() -> None:
     assert reader.next(1) == first
 
 
-def test_what_nobody_answers_is_sent_again_after_a_while() -> None:
-    reader = Reader(grown(3, decided=3))
+@pytest.mark.parametrize(("decided", "after_ns"), [(3, AGAIN_NS), (2, STRANGE_NS)])
+def test_what_nobody_answers_is_sent_again_after_a_while(decided: int, after_ns: int) -> None:
+    """A new lineage soon: without it a reader does not know that it is spoken to."""
+    reader = Reader(grown(3, decided=decided))
+    if decided == 2:
+        reader.log.append(lineage(1 << 33, [0]))
     first = reader.next(1)
-    reader.now_ns = AGAIN_NS - 1
+    reader.now_ns = after_ns - 1
     assert not reader.next(1)
     reader.now_ns += 1
     assert reader.next(1) == first
@@ -106,17 +112,6 @@ def test_the_undecided_end_is_whole() -> None:
     reader = Reader(log)
     assert len(reader.next(1).records) == 119
     assert log.portion(1, 1, 2) == log.after(1, 2)
-
-
-def test_a_new_lineage_is_soon_said_again() -> None:
-    """Without it a reader does not know that it is spoken to, and answers nothing."""
-    reader = Reader(grown(3, decided=2))
-    reader.log.append(lineage(1 << 33, [0]))
-    first = reader.next(1)
-    reader.now_ns = STRANGE_NS - 1
-    assert not reader.next(1)
-    reader.now_ns += 1
-    assert reader.next(1) == first
 
 
 def test_a_snapshot_is_sent_once_as_well() -> None:

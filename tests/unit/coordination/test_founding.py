@@ -238,11 +238,8 @@ def test_a_witness_gives_up_a_job_once_every_rack_has_answered_in_a_new_life() -
     assert notes(answer(job, 0), "gives-up") == []
     (told,) = notes(answer(job, 1), "gives-up")
     assert told == {
-        "records": 2,
-        "versions": [1],
-        "dead": ["rack 0", "rack 1"],
-        "lineage": lineage[:12],
-    }
+        "records": 2, "versions": [1], "dead": ["rack 0", "rack 1"], "lineage": lineage[:12],
+    }  # fmt: skip
     (record,) = job.records
     assert isinstance(record, Genesis)
     assert [seat.member for seat in record.roster] == [member(0, 1), member(1, 1)]

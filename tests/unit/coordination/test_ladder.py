@@ -100,7 +100,7 @@ def test_only_who_is_slow_is_charged_and_only_when_nobody_else_is_missing() -> N
     assert ladder.lost_ns == {}, "a verdict that is over takes its bill along"
 
 
-def test_it_is_waited_for_again_when_it_has_been_well_for_a_while() -> None:
+def test_slow_rack_is_waited_for_again_when_it_has_been_well_for_a_while() -> None:
     ladder, of = Ladder(), log()
     of.take(Mitigation(1, NOT_AWAITED, "slow"))
     calm_ns = CALM_DETECTS * DETECT_NS
@@ -132,15 +132,8 @@ def test_nothing_moves_where_nobody_asked_for_it() -> None:
 
 def test_the_nearest_number_of_micro_batches_is_taken_and_never_none() -> None:
     assert [taken_of(4, pct) for pct in (100, 88, 87, 62, 50, 37, 12, 1)] == [
-        4,
-        4,
-        3,
-        2,
-        2,
-        1,
-        1,
-        1,
-    ]
+        4, 4, 3, 2, 2, 1, 1, 1,
+    ]  # fmt: skip
     assert taken_of(1, 10) == 1
 
 

@@ -69,12 +69,9 @@ class Rack:
         self.ranks, self.fragments = ranks, fragments
         self.now_ns = 100 * SECOND
         self.machine = Leader(
-            hello(RACK, ranks=ranks, fragments=fragments),
-            COORDINATOR,
-            LeaderOptions(HEARTBEAT_NS, DETECT_NS, START_NS),
-            self.now_ns,
-            "tcp://witness:1",
-        )
+            hello(RACK, ranks=ranks, fragments=fragments), COORDINATOR,
+            LeaderOptions(HEARTBEAT_NS, DETECT_NS, START_NS), self.now_ns, "tcp://witness:1",
+        )  # fmt: skip
         self.reports = {rank: rank_report(0, fragments) for rank in range(ranks)}
         self.log = Log()
         self.orders_serial = 0

@@ -288,13 +288,9 @@ RACKS = st.integers(0, 2)
 
 
 @given(
-    st.lists(st.tuples(RACKS, st.integers(0, 1)), max_size=3),
-    st.sets(RACKS),
-    st.sets(RACKS),
-    st.sets(RACKS),
-    st.sets(RACKS, max_size=2),
-    st.booleans(),
-)
+    st.lists(st.tuples(RACKS, st.integers(0, 1)), max_size=3), st.sets(RACKS), st.sets(RACKS),
+    st.sets(RACKS), st.sets(RACKS, max_size=2), st.booleans(),
+)  # fmt: skip
 def test_any_change_moves_few_votes_and_keeps_every_decided_version_reachable(
     held: Iterable[tuple[int, int]],
     silent: set[int],

@@ -576,12 +576,15 @@ def test_a_named_payload_is_kept_until_every_live_rack_has_the_result() -> None:
     assert of(ev.Free, rack.told()) == []
 
 
-def test_a_rack_that_never_gets_it_does_not_hold_it_for_ever() -> None:
-    rack = Rack().begun()
-    rack.version(1)
-    rack.told(settled=(0,))
-    assert of(ev.Free, rack.tick(LINGER_NS)) == []
-    assert len(of(ev.Free, rack.tick(1))) == 2
+def test_payload_that_was_named_is_kept_until_all_have_it_or_for_a_while() -> None:
+    """Also of a rack that was removed; a rack that never gets it does not hold it for ever."""
+    for settle in (False, True):
+        rack = Rack().begun()
+        rack.version(1)
+        rack.told(settled=(0,))
+        kept = rack.told(roster(1, [MINE, THIRD])) if settle else rack.tick(LINGER_NS)
+        assert of(ev.Free, kept) == []
+        assert len(of(ev.Free, rack.told(settled=(1,)) if settle else rack.tick(1))) == 2
 
 
 def test_a_payload_is_kept_while_its_result_is_not_here() -> None:
@@ -613,14 +616,6 @@ def test_a_payload_of_a_removed_rack_is_freed_and_one_that_lands_later_too() -> 
     assert of(ev.Free, effects) == [ev.Free(here.member, 0, 1)]
     assert of(ev.Free, rack.fetched(flying)) == [ev.Free(flying.member, 0, 1)]
     assert rack.report.got == ()
-
-
-def test_a_removed_racks_payload_that_was_named_is_kept_like_any_other() -> None:
-    rack = Rack().begun()
-    rack.version(1)
-    rack.told(settled=(0,))
-    assert of(ev.Free, rack.told(roster(1, [MINE, THIRD]))) == []
-    assert len(of(ev.Free, rack.told(settled=(1,)))) == 2
 
 
 def test_versions_are_forgotten_but_for_the_newest_two_and_the_one_trained_on() -> None:

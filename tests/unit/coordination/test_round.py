@@ -228,7 +228,7 @@ def test_where_all_move_far_that_is_how_training_goes() -> None:
     assert round_.phase is Phase.GATHER
 
 
-def test_one_that_comes_alone_has_nobody_to_agree_with_unless_it_is_alone() -> None:
+def test_result_that_comes_alone_has_nobody_to_agree_with_unless_its_rack_is_alone() -> None:
     one = replace(inputs(moving(0, 50.0), racks=2, grace_ns=0), norm_max=1.0)
     assert isinstance(new_round().advance(one, 0), Drop)
     last, round_ = replace(one, contributors=frozenset({0})), new_round()
@@ -307,7 +307,7 @@ def test_a_commit_needs_bytes_that_meet_every_quorum() -> None:
     )
 
 
-def test_it_says_whose_result_is_waited_for_and_what_to_do_about_who_is_silent() -> None:
+def test_round_says_whose_result_it_waits_for_and_what_to_do_about_who_is_silent() -> None:
     round_, all_in = gathering(offer(0), offer(1))
     round_.advance(all_in, 0)
     assert round_.why == "no rack has the result yet: waiting for racks 0,1,2"

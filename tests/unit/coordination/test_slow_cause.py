@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mend.coordination.events import Note, Probe, Probed, Validate, Validated
 from mend.coordination.slow_cause import PROBE_NS_MAX, PROBES_NS, STEPS, CauseSearch
 from mend.detector import COMPUTE, INPUT, LINK, UNKNOWN, Cause
@@ -60,25 +62,24 @@ def test_a_wait_for_data_that_was_there_before_is_no_cause() -> None:
         assert search.cause == Cause(cause)
 
 
-def test_a_link_that_is_slow_is_named_by_its_other_end() -> None:
+@pytest.mark.parametrize(
+    ("slow", "pulls", "cause", "told"),
+    [
+        (2.0, {0: 5 * MS, 2: 50 * MS}, Cause(LINK, 2), ("link_to", 2)),
+        # A pull that waited for a processor: almost three times, but less than a scheduler takes.
+        (10.0, {0: 14 * MS, 2: 5 * MS}, Cause(UNKNOWN), ("lane_ratios", {"0": 2.8, "2": 1.0})),
+    ],
+)
+def test_slow_link_is_named_by_its_other_end_if_it_is_no_scheduler(
+    slow: float, pulls: dict[int, int], cause: Cause, told: tuple[str, object]
+) -> None:
     search = healthy()
-    (asked,) = search.begin(2.0)
+    (asked,) = search.begin(slow)
     assert isinstance(asked, Validate)
-    (note,) = measured(search, asked.number, 10 * MS, {0: 5 * MS, 2: 50 * MS})
-    assert search.cause == Cause(LINK, 2)
+    (note,) = measured(search, asked.number, 10 * MS, pulls)
+    assert search.cause == cause
     assert isinstance(note, Note)
-    assert note.event.fields()["link_to"] == 2
-
-
-def test_a_pull_that_waited_for_a_processor_makes_no_slow_link() -> None:
-    """5 ms became 14: almost three times, but less than a scheduler takes."""
-    search = healthy()
-    (asked,) = search.begin(10.0)
-    assert isinstance(asked, Validate)
-    (note,) = measured(search, asked.number, 10 * MS, {0: 14 * MS, 2: 5 * MS})
-    assert search.cause == Cause(UNKNOWN)
-    assert isinstance(note, Note)
-    assert note.event.fields()["lane_ratios"]["0"] == 2.8
+    assert note.event.fields()[told[0]] == told[1]
 
 
 def test_what_comes_late_belongs_to_no_verdict() -> None:

@@ -170,11 +170,17 @@ def test_all_of_a_gather_comes_through_a_patch() -> None:
     assert ends.right.read(wire.decode(ends.to_right(asks))) == asks
 
 
-def test_a_member_that_is_no_open_offer_of_the_state_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("gathers", [[0, 1, 1, [1], []]], "out of range"), ("offers", [-1], "Expected `int` >= 0")],
+)
+def test_place_of_no_open_offer_of_the_state_is_refused(
+    field: str, value: object, said: str
+) -> None:
     base = orders(1, (), offers=(offer(0),))
-    raw = msgspec.Raw(msgspec.msgpack.encode([[0, 1, 1, [1], []]]))
-    place = [each.name for each in msgspec.structs.fields(Orders)].index("gathers")
-    with pytest.raises(WireError, match="out of range"):
+    raw = msgspec.Raw(msgspec.msgpack.encode(value))
+    place = [each.name for each in msgspec.structs.fields(Orders)].index(field)
+    with pytest.raises(WireError, match=said):
         apply_patch(base, Patch(13, 1, {place: raw}))
 
 
@@ -287,14 +293,6 @@ def test_a_patch_that_does_not_fit_is_told(fields: dict[int, Any], why: str) -> 
     raw = {place: msgspec.Raw(msgspec.msgpack.encode(value)) for place, value in fields.items()}
     with pytest.raises(WireError, match=why):
         apply_patch(orders(1, ()), Patch(13, 1, raw))
-
-
-def test_a_negative_place_is_refused() -> None:
-    base = orders(1, (), offers=(offer(0),))
-    raw = msgspec.Raw(msgspec.msgpack.encode([-1]))
-    place = [each.name for each in msgspec.structs.fields(Orders)].index("offers")
-    with pytest.raises(WireError):
-        apply_patch(base, Patch(13, 1, {place: raw}))
 
 
 def test_a_numbered_message_that_is_no_state_is_refused() -> None:

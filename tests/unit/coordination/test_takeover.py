@@ -193,7 +193,7 @@ def test_who_is_alone_stands_and_never_leads() -> None:
     assert cabinet.machine.deadline_ns() == cabinet.machine.election.asked_ns + HEARTBEAT_NS
 
 
-def test_it_waits_for_its_turn() -> None:
+def test_candidate_waits_for_its_turn() -> None:
     cabinet = Cabinet()
     cabinet.hear(0, orders(1, [BEGIN]))
     due_ns = cabinet.machine.election.due_ns()

@@ -23,14 +23,12 @@ def test_relief_needs_more_than_the_loss_of_the_margin() -> None:
     assert peers.compare(paces(1.0, 1.0, 1.04)) == (frozenset(), frozenset({2}))
 
 
-def test_what_may_be_noise_is_no_verdict() -> None:
-    assert PeerComparison().compare(paces(1.0, 1.0, 1.3, margin=0.3))[0] == frozenset()
-    assert PeerComparison().compare(paces(1.0, 1.0, 1.3, margin=0.05))[0] == {2}
-
-
-def test_two_racks_have_no_median() -> None:
-    assert PeerComparison().compare(paces(1.0, 9.0))[0] == frozenset()
-    assert PeerComparison().compare(paces(1.0, 9.0, 0.0))[0] == frozenset(), "unknown is no peer"
+def test_noise_and_racks_without_a_median_are_no_verdict() -> None:
+    compared = PeerComparison().compare
+    assert compared(paces(1.0, 1.0, 1.3, margin=0.3))[0] == frozenset()
+    assert compared(paces(1.0, 1.0, 1.3, margin=0.05))[0] == {2}
+    assert compared(paces(1.0, 9.0))[0] == frozenset(), "two racks have none"
+    assert compared(paces(1.0, 9.0, 0.0))[0] == frozenset(), "unknown is no peer"
 
 
 def test_a_rack_that_cannot_be_compared_any_more_is_not_judged() -> None:

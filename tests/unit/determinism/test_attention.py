@@ -33,7 +33,7 @@ def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float)
     ],
     ids=["causal", "mask", "added mask", "scale"],
 )
-def test_it_is_right(how: dict[str, Any]) -> None:
+def test_attention_is_the_formula_within_rounding(how: dict[str, Any]) -> None:
     query, key, value = (noise(2, 3, 6, 4, seed=seed) for seed in (1, 2, 3))
     found = F.scaled_dot_product_attention(query, key, value, **how)
     mask = torch.ones(6, 6, dtype=torch.bool).tril()

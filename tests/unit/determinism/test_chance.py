@@ -32,7 +32,7 @@ def test_rows_layers_and_steps_differ() -> None:
     assert not same_bits(first[0], first[1])
 
 
-def test_it_goes_by_the_row_of_the_global_batch() -> None:
+def test_dropout_goes_by_the_row_of_the_global_batch() -> None:
     x = torch.ones(8, 5, 6)
     whole = kept_elements(x, 0.5, 99)
     with rows(4):

@@ -13,7 +13,7 @@ from mend.determinism.digests import same_bits
 
 
 @pytest.mark.parametrize("norm_max", [0.5, 1e6])
-def test_it_is_torchs_to_the_bit(norm_max: float) -> None:
+def test_clipping_is_torchs_to_the_bit(norm_max: float) -> None:
     with enable(1, "shape"):
         models = [nn.Linear(5, 3), nn.Linear(5, 3)]
         for model in models:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,13 +11,7 @@ from torch.distributed import fsdp
 from mend.determinism import all_gather, all_reduce, collectives, fix_fsdp, reduce_scatter
 from mend.errors import NotDeterministic, UsageError
 
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path) -> Iterator[None]:
-    meeting = f"file://{tmp_path}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 @pytest.mark.parametrize("numel", [0, 7, collectives.SMALL_BYTES])

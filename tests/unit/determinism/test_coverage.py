@@ -33,7 +33,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_by_name_or_listed(name: str) -> None:
+def test_operator_that_is_not_covered_is_refused_by_name_or_listed(name: str) -> None:
     with enable(1, "shape"), pytest.raises(NotDeterministic, match=name):
         REFUSED[name]()
     if name == "nn.MultiheadAttention":

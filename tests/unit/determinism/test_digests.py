@@ -79,14 +79,11 @@ def test_options_of_an_optimizer_count_and_its_parameters_do_not() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"a": 1}, {"a": 1.0}),
-        ({"a": [1, 2]}, {"a": [2, 1]}),
-        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
-        ([1, [2]], [[1], 2]),
-        ({"a": np.zeros(2)}, {"a": np.zeros(2, dtype=np.float32)}),
-        ({"a": None}, {"a": "None"}),
+        ({"a": 1}, {"a": 1.0}), ({"a": [1, 2]}, {"a": [2, 1]}),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}), ([1, [2]], [[1], 2]),
+        ({"a": np.zeros(2)}, {"a": np.zeros(2, dtype=np.float32)}), ({"a": None}, {"a": "None"}),
     ],
-)
+)  # fmt: skip
 def test_states_that_differ_have_digests_that_differ(one: Any, other: Any) -> None:
     assert digest(one) != digest(other)
 

@@ -25,13 +25,10 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def switches() -> tuple[object, ...]:
     return (
-        torch.get_deterministic_debug_mode(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
-        *(os.environ.get(name) for name in PINNED),
-    )
+        torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32, *(os.environ.get(name) for name in PINNED),
+    )  # fmt: skip
 
 
 def test_all_switches_are_put_back() -> None:

@@ -56,16 +56,11 @@ def test_sum_of_a_row_is_chains_in_lanes_and_a_tree() -> None:
 
 
 ULPS: dict[str, tuple[Callable[[float], float], float]] = {
-    "exp": (math.exp, 1.0),
-    "log": (math.log, 1.0),
-    "rsqrt": (lambda x: 1 / math.sqrt(x), 1.5),
-    "root": (math.sqrt, 0.5),
-    "sigmoid": (lambda x: 1 / (1 + math.exp(-x)), 2.6),
-    "tanh": (math.tanh, 3.5),
-    "erf": (math.erf, 1.1),
-    "sin": (math.sin, 1.6),
+    "exp": (math.exp, 1.0), "log": (math.log, 1.0), "rsqrt": (lambda x: 1 / math.sqrt(x), 1.5),
+    "root": (math.sqrt, 0.5), "sigmoid": (lambda x: 1 / (1 + math.exp(-x)), 2.6),
+    "tanh": (math.tanh, 3.5), "erf": (math.erf, 1.1), "sin": (math.sin, 1.6),
     "cos": (math.cos, 1.6),
-}
+}  # fmt: skip
 """The function in float64, and how many units in the last place ours may be away."""
 
 
@@ -236,15 +231,15 @@ def test_step_is_that_of_torch_but_for_rounding_and_calls_hooks(name: str) -> No
     assert len(called) == 10
 
 
-def test_cpu_without_fma_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "has_fma", lambda: False)
-    with pytest.raises(NotDeterministic, match="fused multiply-add"):
-        enable(1, "everywhere")
-
-
-def test_without_numba_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everywhere, "find_spec", lambda name: None)
-    with pytest.raises(NotDeterministic, match="numba"):
+@pytest.mark.parametrize(
+    ("name", "missing", "said"),
+    [("has_fma", lambda: False, "fused multiply-add"), ("find_spec", lambda name: None, "numba")],
+)
+def test_machine_without_fma_or_numba_is_refused(
+    name: str, missing: object, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everywhere, name, missing)
+    with pytest.raises(NotDeterministic, match=said):
         enable(1, "everywhere")
 
 

@@ -48,7 +48,7 @@ def test_a_fused_multiply_add_rounds_once() -> None:
 @pytest.mark.parametrize(
     ("numel", "leaf"), [(64, 8), (32, 4), (4096, 128), (11008, 86), (172, 43), (7, 7), (999, 128)]
 )
-def test_leaves(numel: int, leaf: int) -> None:
+def test_leaf_of_a_product_has_its_pinned_length(numel: int, leaf: int) -> None:
     assert leaf_of(numel) == leaf
 
 

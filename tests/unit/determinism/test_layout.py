@@ -29,7 +29,7 @@ def test_a_row_is_a_sequence_unless_told() -> None:
     assert by_sequence(x, Layout((2, 5))).shape == (2, 3, 4), "of other tokens"
 
 
-def test_they_nest_and_end() -> None:
+def test_layouts_nest_and_end() -> None:
     with rows(8), sequences([2, 3]):
         assert layout() == Layout((2, 3), 8)
         with rows(16):

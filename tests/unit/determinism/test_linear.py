@@ -47,7 +47,7 @@ def test_gradients_of_halves_add_up(shape: tuple[int, ...], make: type[nn.Module
         assert same_bits(all_rows, one + other)
 
 
-def test_it_is_right() -> None:
+def test_linear_is_the_formula_within_rounding() -> None:
     module, x = nn.Linear(16, 4), noise(8, 5, 16).requires_grad_()
     module(x).sum().backward()
     assert x.grad is not None

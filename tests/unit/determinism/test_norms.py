@@ -12,7 +12,7 @@ from tests.unit.determinism.numbers import noise
 pytestmark = pytest.mark.usefixtures("shape_level")
 
 
-def test_it_is_one_operator() -> None:
+def test_norm_is_one_operator() -> None:
     """As five, the gradient of an input that something else uses depended on how it was used: alone
     it was (other + first) + second, inside of another function other + (first + second)."""
     x = noise(3, 8).requires_grad_()
@@ -20,7 +20,7 @@ def test_it_is_one_operator() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_it_is_right(dtype: torch.dtype) -> None:
+def test_norm_is_the_formula_within_rounding(dtype: torch.dtype) -> None:
     x, weight = noise(3, 5, 8).to(dtype).requires_grad_(), noise(8, seed=2).to(dtype)
     weight.requires_grad_()
     out = F.rms_norm(x, (8,), weight)

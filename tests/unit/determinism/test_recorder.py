@@ -25,14 +25,11 @@ def test_a_script_without_faults_is_equal_to_itself_recorded_or_not() -> None:
 def test_every_operator_has_its_module_and_direction() -> None:
     places = {tuple(entry["at"]) for entry in recorded("none", detail=2).entries[2]}
     assert {
-        ("forward", "first", "aten.mul.Tensor"),
-        ("forward", "tokens", MODULE),
-        ("forward", "Model", "aten.relu.default"),
-        ("forward", "", "aten.sum.default"),
+        ("forward", "first", "aten.mul.Tensor"), ("forward", "tokens", MODULE),
+        ("forward", "Model", "aten.relu.default"), ("forward", "", "aten.sum.default"),
         ("backward", "Model", "aten.threshold_backward.default"),
-        ("backward", "first", "aten.mul.Tensor"),
-        ("optimizer", "AdamW", "aten.addcdiv_.default"),
-    } <= places
+        ("backward", "first", "aten.mul.Tensor"), ("optimizer", "AdamW", "aten.addcdiv_.default"),
+    } <= places  # fmt: skip
 
 
 def test_a_script_is_ended_behind_the_last_step() -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from mend.determinism import cross_entropy, enable
@@ -15,13 +11,7 @@ from mend.determinism.digests import same_bits
 from mend.errors import UsageError
 from tests.unit.determinism.numbers import noise
 
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path: Path) -> Iterator[None]:
-    meeting = f"file://{tmp_path}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("mesh")
 
 
 @pytest.mark.usefixtures("shape_level")

@@ -66,12 +66,9 @@ def test_sums_of_rows_come_back(group: dist.ProcessGroup, shape: tuple[int, ...]
 
 
 PLACES: dict[Placement, bool] = {
-    Shard(0): True,
-    Shard(1): True,
-    _StridedShard(0, split_factor=2): True,
-    _StridedShard(1, split_factor=2): False,
-    Replicate(): False,
-}
+    Shard(0): True, Shard(1): True, _StridedShard(0, split_factor=2): True,
+    _StridedShard(1, split_factor=2): False, Replicate(): False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES)

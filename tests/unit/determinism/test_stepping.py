@@ -53,7 +53,7 @@ def parameters(mesh: DeviceMesh) -> list[nn.Parameter]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_is_torchs_step_to_the_bit(mesh: DeviceMesh, name: str) -> None:
+def test_step_is_torchs_to_the_bit(mesh: DeviceMesh, name: str) -> None:
     with enable(1, "shape") as state:
         mine, theirs = parameters(mesh), parameters(mesh)
         ours, own = (OPTIMIZERS[name](each) for each in (mine, theirs))

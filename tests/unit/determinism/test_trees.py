@@ -14,7 +14,7 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(4)) * 1e3
 
 
-def test_it_is_the_tree_over_neighbours() -> None:
+def test_sum_is_the_tree_over_neighbours() -> None:
     a, b, c, d, e = noise(5)
     assert same_bits(tree_sum(torch.stack([a, b, c, d, e]), 0), ((a + b) + (c + d)) + e)
 

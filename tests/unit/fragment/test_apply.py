@@ -65,15 +65,6 @@ def test_the_block_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_one_rack_without_overlap_moves_nothing() -> None:
-    """lr 1, mu 0, R = 1: the next anchor is the snapshot, and carry returns exactly to theta."""
-    anchor, theta = noise(1000, 1), noise(1000, 1) + 1e-3 * noise(1000, 2)
-    delta = anchor - theta
-    out = torch.empty(1000)
-    realign(theta, anchor, delta, anchor - delta, "carry", 0.5, out)
-    assert torch.equal(out, theta)
-
-
 def test_an_unknown_apply_mode_and_vectors_that_do_not_fit() -> None:
     one, two = torch.zeros(1), torch.zeros(2)
     with golden.raises(ConfigError):

@@ -100,11 +100,3 @@ def test_a_tensor_of_which_something_is_missing_is_refused() -> None:
     boxes = rack([(4, 1)] * len(SHAPES))[:2]
     with golden.raises(ConfigError):
         holding(layout(), boxes, 0)
-
-
-def test_an_empty_rank_owns_nothing_and_is_nobodys_replica() -> None:
-    boxes = rack([(4, 1)] * len(SHAPES))
-    last = holding(layout(), boxes, 3)
-    assert last.replicas[1] == (3,), "three rows over four ranks"
-    assert last.owned.spans[1].numel == 0
-    assert last.replicas[2] == (0, 1, 2, 3), "what has no dimensions is held by all"

@@ -10,7 +10,6 @@ from torch import nn
 
 from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
-from mend.fragment.plan import build_plan, first_unequal_replica
 from mend.fragment.shards import NOTHING, holding
 from mend.fragment.stages import Contents, Held, Together
 from mend.types import Layout
@@ -33,11 +32,6 @@ def joined(*ranks: nn.Module, fragments: int = 2, me: int = 0) -> ModelPlan:
 
 def names_of(layouts: tuple[Layout, ...]) -> list[list[str]]:
     return [[slot.name for slot in layout.slots] for layout in layouts]
-
-
-def test_replicas_are_cut_like_one_rank() -> None:
-    model = layers("a", "b", "c")
-    assert joined(model, model, model).layouts == build_plan(model, 2)
 
 
 def test_each_fragment_has_an_equal_part_of_every_stage() -> None:
@@ -110,9 +104,3 @@ def test_replicas_that_nothing_proves_are_named() -> None:
     assert Together([held("a", "b")] * 2, [0, 1]).unproven == {"a", "b"}
     assert Together([held("a", "b", team=(0, 1))] * 2, [0, 1]).unproven == set()
     assert Together([held("a", "b")], [0]).unproven == set()
-
-
-def test_equal_names_with_different_bits_are_found_beside_other_names() -> None:
-    one, two = layers("a", "b"), layers("b", "c")
-    items = [ModelPlan(model, 1).inventory(hash_all=True) for model in (one, two)]
-    assert first_unequal_replica(items) == ("b.weight", 0, 1)

@@ -55,9 +55,12 @@ def graph(*operations: Any) -> torch.fx.Graph:
 # ---------------------------------------------------------------------- which groups
 
 
-def test_a_dimension_that_shards_parameters_is_found_by_what_it_does(world: None) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_dimension_that_shards_layers_is_found_by_what_it_does(world: None, sharded: bool) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outside", "inside"))
     model = tensor_parallel(mlp(), mesh["inside"])
+    if sharded:
+        fully_shard(model, mesh=mesh["outside"])
     assert list(tp_groups(model)) == [mesh["inside"].get_group().group_name]
 
 
@@ -69,13 +72,6 @@ def test_a_dimension_that_fully_shard_made_is_not_tensor_parallel(world: None) -
     hybrid = mlp()
     fully_shard(hybrid, mesh=mesh)
     assert tp_groups(hybrid) == {}
-
-
-def test_behind_fully_shard_the_tensor_parallel_one_is_still_found(world: None) -> None:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
-    model = tensor_parallel(mlp(), mesh["heads"])
-    fully_shard(model, mesh=mesh["data"])
-    assert list(tp_groups(model)) == [mesh["heads"].get_group().group_name]
 
 
 def test_a_mesh_that_is_given_counts_by_its_name(world: None) -> None:
@@ -96,15 +92,11 @@ def test_without_a_process_group_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("names", "sharded", "by_fsdp", "found"),
     [
-        (None, [True], False, [0]),
-        (None, [True], True, []),
-        (None, [False, True], True, []),
-        (None, [True, True], True, [1]),
-        (None, [False, True, True], True, [2]),
-        (("tp",), [True], True, [0]),
-        (("tp",), [False], False, []),
+        (None, [True], False, [0]), (None, [True], True, []), (None, [False, True], True, []),
+        (None, [True, True], True, [1]), (None, [False, True, True], True, [2]),
+        (("tp",), [True], True, [0]), (("tp",), [False], False, []),
     ],
-)
+)  # fmt: skip
 def test_the_first_sharded_dimension_is_that_of_fully_shard(
     names: tuple[str, ...] | None, sharded: list[bool], by_fsdp: bool, found: list[int]
 ) -> None:

@@ -194,15 +194,9 @@ def test_only_the_calling_thread_is_pinned() -> None:
 @pytest.mark.parametrize(
     ("text", "cores"),
     [
-        ("0-3,8", {0, 1, 2, 3, 8}),
-        ("5\n", {5}),
-        ("", None),
-        ("3-1", None),
-        ("0-99999999", None),
-        ("0-999999", None),
-        ("a", None),
-        ("1,,2", None),
+        ("0-3,8", {0, 1, 2, 3, 8}), ("5\n", {5}), ("", None), ("3-1", None), ("0-99999999", None),
+        ("0-999999", None), ("a", None), ("1,,2", None),
     ],
-)
+)  # fmt: skip
 def test_lists_are_read_as_the_kernel_writes_them(text: str, cores: set[int] | None) -> None:
     assert parse_cores(text) == cores

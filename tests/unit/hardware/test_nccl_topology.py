@@ -131,16 +131,11 @@ def test_odd_places_and_numbers_are_not_taken_for_gpus() -> None:
 @pytest.mark.parametrize(
     ("mask", "cores"),
     [
-        ("3", {0, 1}),
-        ("00000003,00000000", {32, 33}),
-        ("0003FF,f0003fff", {*range(14), *range(28, 42)}),
-        ("0", None),
-        ("", None),
-        ("0-15", None),
-        ("123456789", None),
-        ("0x3", None),
+        ("3", {0, 1}), ("00000003,00000000", {32, 33}),
+        ("0003FF,f0003fff", {*range(14), *range(28, 42)}), ("0", None), ("", None), ("0-15", None),
+        ("123456789", None), ("0x3", None),
     ],
-)
+)  # fmt: skip
 def test_masks_are_read_as_the_kernel_writes_them(mask: str, cores: set[int] | None) -> None:
     assert parse_mask(mask) == cores
 

@@ -119,16 +119,13 @@ def test_more_racks_lose_less_and_a_larger_quorum_closes_fewer_rounds() -> None:
 @pytest.mark.parametrize(
     ("pair", "why"),
     [
-        ("restart_s", "is not NAME=NUMBER"),
-        ("restart_s=much", "is not NAME=NUMBER"),
-        ("nothing=3", "assumes is called 'nothing'"),
-        ("a=b=1", "assumes is called 'a'"),
+        ("restart_s", "is not NAME=NUMBER"), ("restart_s=much", "is not NAME=NUMBER"),
+        ("nothing=3", "assumes is called 'nothing'"), ("a=b=1", "assumes is called 'a'"),
         ("mtbf_days=0", "a number, 0.001 to 1e[+]12"),
         ("mtbf_days=nan", "a number, 0.001 to 1e[+]12"),
-        ("restart_s=inf", "a number, 0 to 1e[+]12"),
-        ("repair_share=1.5", "a number, 0 to 1[.]"),
+        ("restart_s=inf", "a number, 0 to 1e[+]12"), ("repair_share=1.5", "a number, 0 to 1[.]"),
     ],
-)
+)  # fmt: skip
 def test_an_assumption_that_cannot_be_is_refused(pair: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         assumed_by([pair])

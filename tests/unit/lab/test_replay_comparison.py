@@ -28,16 +28,10 @@ from tests.unit.coordination.nouns import commit, digest, genesis, offer
 ME = Peer(0, 0)
 CAPTURE = Act("captured", 8, 0, 1, 0, 10, 2, "aa" * 16)
 SCRIPT = ReplayScript(
-    job="job",
-    facts=(),
-    genesis=genesis(),
-    records=(commit(1, [offer(1)]), commit(2, [offer(0)])),
-    rounds=2,
-    parts=(Part(rack=0, acts=((CAPTURE,),), ends=True, config={}),),
-    sums=(Sums(0, 1, 0, b"1111111122222222"),),
-    versions={},
-    omitted=(),
-)
+    job="job", facts=(), genesis=genesis(), records=(commit(1, [offer(1)]), commit(2, [offer(0)])),
+    rounds=2, parts=(Part(rack=0, acts=((CAPTURE,),), ends=True, config={}),),
+    sums=(Sums(0, 1, 0, b"1111111122222222"),), versions={}, omitted=(),
+)  # fmt: skip
 
 
 class Story:

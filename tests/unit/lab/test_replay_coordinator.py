@@ -53,7 +53,7 @@ def test_members_are_those_of_the_script_whoever_else_is_there() -> None:
     assert [share.member for share in made.members] == [member(1)], "matched by rack, of this life"
 
 
-def test_it_waits_for_what_is_named_and_for_all_results() -> None:
+def test_replayed_coordinator_waits_for_what_is_named_and_for_all_results() -> None:
     job = scripted(commit(1, [then(0), then(1)]))
     job.offered(offer(0))
     job.sleep(60 * DETECT_NS)

@@ -74,12 +74,9 @@ LOG = (
     commit(3, [offer(0, 2)]),
 )
 MINE = [
-    *captured(8, 1),
-    ev.Applied(0, 1, 1, 10),
-    *captured(16, 2),
-    ev.Applied(0, 3, 2, 18),
+    *captured(8, 1), ev.Applied(0, 1, 1, 10), *captured(16, 2), ev.Applied(0, 3, 2, 18),
     ev.Leaving(),
-]
+]  # fmt: skip
 THEIRS = [*captured(8, 1), ev.Applied(0, 2, 1, 10), ev.Applied(0, 3, 0, 18), ev.Leaving()]
 
 

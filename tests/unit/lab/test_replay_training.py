@@ -78,7 +78,7 @@ class Following(Hand):
         return found.text
 
 
-def test_it_applies_what_the_tape_says_though_more_is_there(tmp_path: Path) -> None:
+def test_replayed_rack_applies_what_the_tape_says_though_more_is_there(tmp_path: Path) -> None:
     """Version 1 comes and goes by, version 2 is decided at once: it is applied at step 10."""
     hand = Following(tmp_path, script_of(CAPTURE, APPLY, rounds=3))
     hand.step(4)
@@ -91,7 +91,7 @@ def test_it_applies_what_the_tape_says_though_more_is_there(tmp_path: Path) -> N
     assert hand.theta() == 0.5 + 10 * MOVE
 
 
-def test_it_takes_as_many_micro_batches_as_then(tmp_path: Path) -> None:
+def test_replayed_rack_takes_as_many_micro_batches_as_then(tmp_path: Path) -> None:
     """Decided by how slow the machine was, so it is read from the tape."""
     script = script_of(CAPTURE, APPLY)
     part = msgspec.structs.replace(script.parts[0], batches=((2, 50), (3, 100)))
@@ -237,7 +237,7 @@ def test_a_state_that_is_another_is_source_its_donor(tmp_path: Path) -> None:
     assert not StateFiles(tmp_path).has(given(), 0)
 
 
-def test_it_waits_for_a_version_as_long_as_rounds_are_decided(tmp_path: Path) -> None:
+def test_replayed_rack_waits_for_a_version_as_long_as_rounds_are_decided(tmp_path: Path) -> None:
     hand = Following(tmp_path, script_of(CAPTURE, APPLY))
     hand.during = lambda: hand.decide(0.5)
     hand.step(10)

@@ -74,7 +74,7 @@ def test_a_seed_that_breaks_is_told_as_a_story() -> None:
     assert "for details: python -m mend_lab simulate --seed N --trace, with N one of 7" in text
 
 
-def test_it_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_is_shrunk_first_unless_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     small = Scenario(seed=7, faults=(Fault("cut", 0, SECOND, 0, 1),))
     monkeypatch.setattr(simulate_module, "run_seed", broken)
     monkeypatch.setattr(simulate_module, "shrink", lambda scenario, problems: small)

@@ -83,7 +83,9 @@ def test_adding_is_associative_and_commutative(rows: list[list[float]]) -> None:
 
 @settings(max_examples=80)
 @given(cut_vectors())
-def test_it_is_the_definition(drawn: tuple[list[list[float]], list[int], list[int]]) -> None:
+def test_gram_matrix_is_the_definition(
+    drawn: tuple[list[list[float]], list[int], list[int]],
+) -> None:
     vectors, _, _ = drawn
     gram = of(vectors)
     for m, other in itertools.product(range(len(vectors)), repeat=2):

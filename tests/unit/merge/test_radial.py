@@ -41,7 +41,7 @@ def formula(vectors: list[torch.Tensor], weights: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("racks", [2, 3, 8])
-def test_it_is_the_formula(racks: int) -> None:
+def test_radial_merge_is_the_formula(racks: int) -> None:
     weights = [fp32((m + 1) / (racks * (racks + 1) / 2)) for m in range(racks)]
     vectors = [noise(3000, m) * 10.0 ** (m - 4) for m in range(racks)]
     expected = formula(vectors, weights)
@@ -54,16 +54,6 @@ def test_orthogonal_deltas_keep_their_length_and_the_mean_would_not() -> None:
     vectors = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 3.0])]
     assert math.isclose(float(merged(vectors, [0.5, 0.5]).norm()), 3.0, rel_tol=1e-6)
     assert math.isclose(float((vectors[0] + vectors[1]).norm() / 2), 3 / math.sqrt(2), rel_tol=1e-6)
-
-
-@pytest.mark.parametrize("weights", [[0.5, 0.5], [fp32(1 / 3), fp32(2 / 3)]])
-def test_equal_deltas_are_left_alone(weights: list[float]) -> None:
-    vector = noise(1000, 1)
-    assert factors([vector, vector], weights) == tuple(weights)
-
-
-def test_one_delta_is_left_alone() -> None:
-    assert factors([noise(100, 1)], [1.0]) == (1.0,)
 
 
 @pytest.mark.parametrize("other", [[-2.0, -4.0], [-2.0 * (1 + 2**-23), -4.0]])

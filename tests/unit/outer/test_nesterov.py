@@ -83,17 +83,10 @@ def test_the_first_round_of_a_ramp_is_a_plain_step_and_is_remembered() -> None:
 @pytest.mark.parametrize(
     ("lr", "momentum"),
     [
-        (0.0, 0.0),
-        (-1.0, 0.0),
-        (float("nan"), 0.0),
-        (1e3, 0.0),
-        (1e-60, 0.0),
-        (1.0, 1.0),
-        (1.0, -0.1),
-        (1.0, float("nan")),
-        (1.0, 1 - 1e-12),
+        (0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1e3, 0.0), (1e-60, 0.0), (1.0, 1.0),
+        (1.0, -0.1), (1.0, float("nan")), (1.0, 1 - 1e-12),
     ],
-)
+)  # fmt: skip
 def test_a_step_that_cannot_work_cannot_be_built(lr: float, momentum: float) -> None:
     with pytest.raises(ConfigError):
         OUTERS["nesterov"](lr, momentum)

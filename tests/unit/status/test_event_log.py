@@ -78,14 +78,11 @@ def test_people_read_one_line_in_a_grammar(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("event", "level"),
     [
-        (ProtocolFault("two results"), logging.ERROR),
-        (WeightsKept(12.0, "alone"), logging.ERROR),
-        (RackSilent(2, "rounds go on"), logging.WARNING),
-        (RackJoined((1,)), logging.WARNING),
-        (COMMIT, logging.DEBUG),
-        (JobFounded((0, 1)), logging.INFO),
+        (ProtocolFault("two results"), logging.ERROR), (WeightsKept(12.0, "alone"), logging.ERROR),
+        (RackSilent(2, "rounds go on"), logging.WARNING), (RackJoined((1,)), logging.WARNING),
+        (COMMIT, logging.DEBUG), (JobFounded((0, 1)), logging.INFO),
     ],
-)
+)  # fmt: skip
 def test_what_a_person_must_see_is_a_warning(
     event: LoggedEvent, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:

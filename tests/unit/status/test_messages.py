@@ -41,7 +41,7 @@ def test_a_look_and_a_view_come_back_as_they_were() -> None:
         assert decode_view(encode_view(each)) == each
 
 
-def test_they_are_no_messages_of_the_job_and_the_job_has_no_looks() -> None:
+def test_looks_are_no_messages_of_the_job_and_the_job_has_no_looks() -> None:
     for frame in (encode_look(Look("")), encode_view(view())):
         with pytest.raises(WireError, match="do not begin like a mend frame"):
             wire.decode(frame)

@@ -36,14 +36,9 @@ class Desk:
         self.noted: list[tuple[str, dict[str, object]]] = []
         self.reads = True
         self.observed = StatusServer(
-            "run7",
-            shown or self._shown,
-            followed,
-            self._reply,
-            lambda: self.now_ns,
-            self._refuse,
+            "run7", shown or self._shown, followed, self._reply, lambda: self.now_ns, self._refuse,
             self._note,
-        )
+        )  # fmt: skip
 
     def _shown(self, ended: bool) -> JobStatus:
         self.made += 1

@@ -16,15 +16,10 @@ from mend.tools.certificate import document_of, private_key, public_key, verifie
 
 CONTENT: dict[str, Any] = {
     "claim": "On one machine (ein Prüfstand), 3 steps of train.py gave equal bits in two runs.",
-    "cuts": [{"cut": "uncut", "verdict": "uncut", "weights": "ab"}],
-    "leaves": 8,
-    "level": "shape",
-    "machine": {"CPU": "Prüfstand"},
-    "script": {"command": ["train.py"], "sha256": None},
-    "seed": 7,
-    "steps": 3,
-    "versions": {"torch": "2.13.0"},
-}
+    "cuts": [{"cut": "uncut", "verdict": "uncut", "weights": "ab"}], "leaves": 8, "level": "shape",
+    "machine": {"CPU": "Prüfstand"}, "script": {"command": ["train.py"], "sha256": None}, "seed": 7,
+    "steps": 3, "versions": {"torch": "2.13.0"},
+}  # fmt: skip
 PEM, SSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 PRIVATE = serialization.PrivateFormat
 PUBLIC = serialization.PublicFormat

@@ -88,11 +88,8 @@ def test_table_says_why_a_cut_does_not_count() -> None:
     lines = lines_of({**content(("repeated", "equal"), ("2 ranks", "not cut")), "claim": "So."})
     assert lines[2:] == [
         "repeated          equal      -                 -",
-        "2 ranks           not cut    -                 -",
-        "    because",
-        "",
-        "So.",
-    ]
+        "2 ranks           not cut    -                 -", "    because", "", "So.",
+    ]  # fmt: skip
 
 
 def test_script_is_told_its_cut_by_one_option_and_by_torchrun(

@@ -35,15 +35,10 @@ def commit(fragment: int, version: int, **changes: Any) -> dict[str, Any]:
         for rack in (0, 1)
     ]  # fmt: skip
     found = {
-        "kind": "commit",
-        "time_ns": 1,
-        "fragment": fragment,
-        "version": version,
-        "members": members,
-        "dropped": [],
-        "digests": [f"{fragment}{version}"],
+        "kind": "commit", "time_ns": 1, "fragment": fragment, "version": version,
+        "members": members, "dropped": [], "digests": [f"{fragment}{version}"],
         "reason": "lockstep",
-    }
+    }  # fmt: skip
     return found | changes
 
 

@@ -20,13 +20,10 @@ def config(**given: Any) -> MendConfig:
 @pytest.mark.parametrize(
     ("text", "params"),
     [
-        ("1.5B", 1_500_000_000),
-        ("350m", 350_000_000),
-        ("124_000_000", 124_000_000),
-        ("124,000,000", 124_000_000),
-        ("2T", 2 * 10**12),
+        ("1.5B", 1_500_000_000), ("350m", 350_000_000), ("124_000_000", 124_000_000),
+        ("124,000,000", 124_000_000), ("2T", 2 * 10**12),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_read(text: str, params: int) -> None:
     assert est.params_of(text) == params
 
@@ -133,7 +130,7 @@ def test_a_little_merging_is_timed(merge: str) -> None:
     assert est.merge_ns_per_element(merge, 3) > 0
 
 
-def test_amounts() -> None:
+def test_amounts_are_said_in_their_unit() -> None:
     assert est.amount(1.5e9) == "1.5 GB"
     assert est.amount(64e6) == "64 MB"
 

@@ -153,21 +153,21 @@ def test_settings_that_should_be_equal_are_notes_and_a_missing_witness_is_a_prob
 # ------------------------------------------------------------------ how long, how much
 
 
-def test_a_round_trip_that_is_long_for_the_heartbeats_is_a_note() -> None:
-    note = the("note", of_meeting(seen_from_rack_0(replace(GOOD, p99_ms=800.0))))
-    assert "taken for silent after 2000 ms" in note.found
-    assert note.change == "Set MEND_SIDEBAND_HEARTBEAT_MS=200 on all racks."
-
-
-def test_connections_that_do_not_come_about_are_a_note() -> None:
-    note = the("note", of_meeting(seen_from_rack_0(replace(GOOD, trips=30))))
-    assert "40 % of the connections" in note.found
-
-
-def test_clocks_far_apart_are_a_note_as_nothing_is_decided_by_them() -> None:
-    note = the("note", of_meeting(seen_from_rack_0(replace(GOOD, clock_ms=-61_000.0))))
-    assert "-61.0 s off ours" in note.found
-    assert "chrony" in note.change
+@pytest.mark.parametrize(
+    ("seen", "found", "change"),
+    [
+        ({"p99_ms": 800.0}, "taken for silent after 2000 ms",
+         "Set MEND_SIDEBAND_HEARTBEAT_MS=200 on all racks."),
+        ({"trips": 30}, "40 % of the connections", ""),
+        ({"clock_ms": -61_000.0}, "-61.0 s off ours", "chrony"),
+    ],
+)  # fmt: skip
+def test_long_round_trip_lost_connections_and_clocks_far_apart_are_notes(
+    seen: dict[str, Any], found: str, change: str
+) -> None:
+    note = the("note", of_meeting(seen_from_rack_0(replace(GOOD, **seen))))
+    assert found in note.found
+    assert change in note.change
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:

@@ -97,7 +97,7 @@ async def test_nonsense_is_no_job(free_ports: Ports) -> None:
     assert found == Looks(speaking=frozenset({address}))
 
 
-def test_nobody_is_there(free_ports: Ports) -> None:
+def test_address_without_a_job_is_nobody(free_ports: Ports) -> None:
     assert look_around(config(free_ports(2))) == []
     assert list(of_jobs({}, "mine")) == []
     assert jobs_at(["tcp://127.0.0.1:x"], 0.1) == Looks()

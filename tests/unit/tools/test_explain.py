@@ -108,15 +108,10 @@ def test_a_calm_round_is_told_from_its_opening_to_the_last_apply() -> None:
     assert "closed by: all-in" in said
     assert "left out" not in said
     order = [
-        "rack 0 captures",
-        "opens: rack ",
-        "rack 0's offer is announced",
-        "closes: merge racks 0, 1",
-        "rack 0 says it holds the result",
-        "the commit is written",
-        "decided",
-        "rack 1 trains on it",
-    ]
+        "rack 0 captures", "opens: rack ", "rack 0's offer is announced",
+        "closes: merge racks 0, 1", "rack 0 says it holds the result", "the commit is written",
+        "decided", "rack 1 trains on it",
+    ]  # fmt: skip
     places = [said.index(words) for words in order]
     assert places == sorted(places)
     assert "cost: 2 MB pulled by 2 ranks" in said

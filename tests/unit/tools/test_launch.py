@@ -201,15 +201,11 @@ def test_a_rack_of_one_process_can_do_without_torchrun(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("racks", "witness", "interrupted", "status"),
     [
-        ({0: 0, 1: 0}, 0, 0, 0),
-        ({0: 0, 1: 3}, 0, 0, 3),
-        ({1: 3, 0: 4}, 0, 0, 4),
-        ({0: 0, 1: -9}, 0, 0, 137),
-        ({0: 0, 1: 0}, 2, 0, 2),
-        ({0: 1, 1: 1}, 0, 15, 143),
+        ({0: 0, 1: 0}, 0, 0, 0), ({0: 0, 1: 3}, 0, 0, 3), ({1: 3, 0: 4}, 0, 0, 4),
+        ({0: 0, 1: -9}, 0, 0, 137), ({0: 0, 1: 0}, 2, 0, 2), ({0: 1, 1: 1}, 0, 15, 143),
         ({0: 0, 1: 0}, None, 0, 0),
     ],
-)
+)  # fmt: skip
 def test_the_status_is_that_of_the_first_that_failed(
     racks: dict[int, int], witness: int | None, interrupted: int, status: int
 ) -> None:
@@ -251,14 +247,10 @@ def test_a_signal_without_a_name_is_a_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "word", "status"),
     [
-        (0, "kept-local", 3),
-        (0, "aborted", 3),
-        (1, "kept-local", 3),
-        (1, "aborted", 1),
-        (-9, "kept-local", 137),
-        (7, "uncounted", 7),
+        (0, "kept-local", 3), (0, "aborted", 3), (1, "kept-local", 3), (1, "aborted", 1),
+        (-9, "kept-local", 137), (7, "uncounted", 7),
     ],
-)
+)  # fmt: skip
 def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, status: int) -> None:
     """It crashed: that comes first. `session` raised NotMerged: that is 1, and means 3."""
     told = {1: Ended(1, 0, word)}
@@ -275,7 +267,7 @@ def test_a_rack_that_told_of_unmerged_work_is_no_success(code: int, word: str, s
         ({"ranks_by_rack": (1, 0)}, "--nproc-per-rack"),
         ({"base_port": 80}, "--base-port"),
     ],
-)
+)  # fmt: skip
 def test_a_job_that_cannot_start_cannot_be_made(wrong: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Job(**{"command": ("train.py",), **wrong})  # type: ignore[arg-type]

@@ -21,15 +21,12 @@ from mend.tools.links_check import Measured, difference, measure, verify
     ("text", "link"),
     [
         ("400mbit,20ms", Link(400_000_000, 20.0)),
-        ("400mbit,20ms,1%", Link(400_000_000, 20.0, 1.0)),
-        ("1.5gbit", Link(1_500_000_000)),
+        ("400mbit,20ms,1%", Link(400_000_000, 20.0, 1.0)), ("1.5gbit", Link(1_500_000_000)),
         ("2000kbit, 0.5ms, 0.1%", Link(2_000_000, 0.5, 0.1)),
-        ("100Mbit,10MS", Link(100_000_000, 10.0)),
-        ("400mbit,1%", Link(400_000_000, 0.0, 1.0)),
-        ("1mbit,10000ms,50%", Link(1_000_000, 10_000.0, 50.0)),
-        ("100gbit", Link(100_000_000_000)),
+        ("100Mbit,10MS", Link(100_000_000, 10.0)), ("400mbit,1%", Link(400_000_000, 0.0, 1.0)),
+        ("1mbit,10000ms,50%", Link(1_000_000, 10_000.0, 50.0)), ("100gbit", Link(100_000_000_000)),
     ],
-)
+)  # fmt: skip
 def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
     assert Link.parse(text) == link
     assert Link.parse(str(link)) == link
@@ -38,20 +35,13 @@ def test_a_link_is_read_as_it_is_written(text: str, link: Link) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("", "is not RATE"),
-        ("fast", "is not RATE"),
-        ("400,20", "is not RATE"),
-        ("400mbps", "is not RATE"),
-        ("999.999kbit", "rate must be"),
-        ("100.1gbit", "rate must be"),
-        ("1gbit,10000.5ms", "round trip must be"),
-        ("1gbit,20ms,50.1%", "loss must be"),
-        ("10kbit", "rate must be"),
-        ("400gbit", "rate must be"),
-        ("1gbit,20000ms", "round trip must be"),
-        ("1gbit,20ms,80%", "loss must be"),
+        ("", "is not RATE"), ("fast", "is not RATE"), ("400,20", "is not RATE"),
+        ("400mbps", "is not RATE"), ("999.999kbit", "rate must be"), ("100.1gbit", "rate must be"),
+        ("1gbit,10000.5ms", "round trip must be"), ("1gbit,20ms,50.1%", "loss must be"),
+        ("10kbit", "rate must be"), ("400gbit", "rate must be"),
+        ("1gbit,20000ms", "round trip must be"), ("1gbit,20ms,80%", "loss must be"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_link_is_told_with_one_that_is(text: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as caught:
         Link.parse(text)
@@ -120,12 +110,9 @@ def test_what_is_missing_is_told_before_anything_is_made(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remedy = {
-        "root": "sudo",
-        "linux": "sudo",
-        "tun": "modprobe tun",
-        "iperf3": "apt install iperf3",
+        "root": "sudo", "linux": "sudo", "tun": "modprobe tun", "iperf3": "apt install iperf3",
         "ip": "apt install iproute2",
-    }[missing]
+    }[missing]  # fmt: skip
     if missing == "root":
         monkeypatch.setattr(links_module.os, "geteuid", lambda: 1000)
     elif missing == "linux":

@@ -68,15 +68,11 @@ class RunFolder:
             self.says(rack, "captured", at_ns - S // 50, fragment=0, seq=number, step=step)
             members = [
                 {
-                    "rack": r,
-                    "seq": number,
-                    "base": 0,
-                    "capture_step": step,
-                    "tokens": 640,
+                    "rack": r, "seq": number, "base": 0, "capture_step": step, "tokens": 640,
                     "steps": 10,
                 }
                 for r in (0, 1)
-            ]
+            ]  # fmt: skip
             kept = members if number % 3 else members[:1]
             reason = "all-in" if number % 3 else "grace-over, without rack 1"
             digests = [f"{number:02x}" * 32]

@@ -43,17 +43,12 @@ def test_a_torn_last_line_is_left_out_and_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "rubbish",
     [
-        b"\0" * 5000 + b"\n",
-        b"\xff\xfe not text\n",
-        b"[1, 2]\n",
-        b'{"kind": "progress"}\n',
-        b'{"kind": "progress", "time_ns": "now"}\n',
-        b'{"kind": "progress", "time_ns": -1}\n',
-        b"[" * 100_000 + b"\n",
-        b"{" + b" " * (3 * LINE_BYTES_MAX) + b"}\n",
+        b"\0" * 5000 + b"\n", b"\xff\xfe not text\n", b"[1, 2]\n", b'{"kind": "progress"}\n',
+        b'{"kind": "progress", "time_ns": "now"}\n', b'{"kind": "progress", "time_ns": -1}\n',
+        b"[" * 100_000 + b"\n", b"{" + b" " * (3 * LINE_BYTES_MAX) + b"}\n",
     ],
     ids=["zeros", "binary", "list", "timeless", "words", "past", "deep", "endless"],
-)
+)  # fmt: skip
 def test_a_line_that_is_no_event_is_left_out(tmp_path: Path, rubbish: bytes) -> None:
     facts = read_run(write(tmp_path, line(1) + rubbish + line(2)))
     assert steps(facts) == [1, 2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled
 from mend.transport.asking import Asked, Ends, ask_around, most_telling
 from mend.types import Address
@@ -44,22 +46,12 @@ def test_holder_with_a_wrong_chunk_is_asked_once_more() -> None:
     assert order == [A, A]
 
 
-def test_others_have_another_turn_after_a_culprit_is_found() -> None:
+@pytest.mark.parametrize("first", [TransferStalled("slow"), GONE])
+def test_others_have_another_turn_after_a_culprit_is_found(first: Exception) -> None:
     """A gave its first chunk and stalled, B gave the rest, and the whole was wrong: all of it is
-    missing again, so this turn brought no verified bytes; B was not asked for A's chunk."""
-    story = {
-        1: Asked(TransferStalled("slow"), 10),
-        2: Asked(WRONG, 0, culprit=A),
-        3: Asked(None, 20),
-    }
-    order, ends = asked([A, B], lambda _, number: story[number])
-    assert order == [A, B, B]
-    assert ends == {}
-
-
-def test_culprit_that_said_gone_meanwhile_ends_no_fetch() -> None:
-    """It was removed twice, which ended the loop of the rack with a ValueError."""
-    story = {1: Asked(GONE, 10), 2: Asked(WRONG, 0, culprit=A), 3: Asked(None, 20)}
+    missing again, so this turn brought no verified bytes; B was not asked for A's chunk. A that
+    said meanwhile that it is gone was removed twice, which ended the loop of the rack."""
+    story = {1: Asked(first, 10), 2: Asked(WRONG, 0, culprit=A), 3: Asked(None, 20)}
     order, ends = asked([A, B], lambda _, number: story[number])
     assert order == [A, B, B]
     assert ends == {}

@@ -432,16 +432,9 @@ async def test_another_jobs_connection_is_closed(lane: Callable[..., BulkLane]) 
         hello_bytes(TOKEN)[:5],
     ],
     ids=[
-        "http",
-        "magic",
-        "oversize",
-        "empty",
-        "past-end",
-        "overflow",
-        "half-request",
-        "half-hello",
+        "http", "magic", "oversize", "empty", "past-end", "overflow", "half-request", "half-hello",
     ],
-)
+)  # fmt: skip
 async def test_garbage_closes_its_connection_and_no_other(
     lane: Callable[..., BulkLane], said: bytes
 ) -> None:
@@ -534,15 +527,11 @@ async def test_the_range_of_ports_is_inclusive(lane: Callable[..., BulkLane]) ->
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"host": "0.0.0.0"},
-        {"token": b"short"},
-        {"ports": (9, 3)},
-        {"stall_ns": 0},
-        {"chunk_bytes": 0},
-        {"chunk_bytes": LENGTH_MAX + 1},
+        {"host": "0.0.0.0"}, {"token": b"short"}, {"ports": (9, 3)}, {"stall_ns": 0},
+        {"chunk_bytes": 0}, {"chunk_bytes": LENGTH_MAX + 1},
     ],
     ids=str,
-)
+)  # fmt: skip
 async def test_values_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
     settings = {"host": "127.0.0.1", "ports": None, "token": TOKEN} | wrong
     with pytest.raises(ConfigError):

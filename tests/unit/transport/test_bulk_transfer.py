@@ -19,15 +19,9 @@ HOLDER, OTHER = Address("holder", 1), Address("other", 2)
 
 def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20, quick: bool = True) -> Attempt:
     return Attempt(
-        Incoming(memoryview(bytearray(1)), ""),
-        HOLDER,
-        b"",
-        chunk_bytes=chunk_bytes,
-        stall_s=stall_s,
-        clock_s=lambda: 0.0,
-        count=lambda _: None,
-        quick=quick,
-    )
+        Incoming(memoryview(bytearray(1)), ""), HOLDER, b"", chunk_bytes=chunk_bytes,
+        stall_s=stall_s, clock_s=lambda: 0.0, count=lambda _: None, quick=quick,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -25,22 +25,16 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("address", "number", "fits"),
     [
-        (ADDRESS, "10.0.0.7", True),
-        (ADDRESS, "::ffff:10.0.0.7", True),
-        (ADDRESS, "10.0.0.8", False),
-        (ADDRESS, "127.0.0.1", False),
-        ("tcp://[fd00::7]:21900", "fd00::7", True),
-        ("tcp://[fe80::7]:21900", "fe80::7%eth0", True),
-        ("tcp://[fd00::8]:21900", "fd00::7", False),
-        ("tcp://127.0.0.1:1", "127.0.0.1", True),
-        ("tcp://127.0.0.2:1", "127.0.0.1", True),
-        ("tcp://127.0.0.1:1", "10.0.0.7", False),
-        ("tcp://0.0.0.0:21900", "127.0.0.1", False),
-        ("tcp://10.0.0.7", "10.0.0.7", False),
+        (ADDRESS, "10.0.0.7", True), (ADDRESS, "::ffff:10.0.0.7", True),
+        (ADDRESS, "10.0.0.8", False), (ADDRESS, "127.0.0.1", False),
+        ("tcp://[fd00::7]:21900", "fd00::7", True), ("tcp://[fe80::7]:21900", "fe80::7%eth0", True),
+        ("tcp://[fd00::8]:21900", "fd00::7", False), ("tcp://127.0.0.1:1", "127.0.0.1", True),
+        ("tcp://127.0.0.2:1", "127.0.0.1", True), ("tcp://127.0.0.1:1", "10.0.0.7", False),
+        ("tcp://0.0.0.0:21900", "127.0.0.1", False), ("tcp://10.0.0.7", "10.0.0.7", False),
         ("tcp://*:21900", "10.0.0.7", False),
         ("tcp://10.0.0.7:\N{SUPERSCRIPT TWO}", "10.0.0.7", False),
     ],
-)
+)  # fmt: skip
 def test_an_address_is_of_the_machine_that_names_it(address: str, number: str, fits: bool) -> None:
     """Any of this machine's is as good as another for whoever is on it: a rack may reach a witness
     beside it over loopback, and be reached at the address of a card."""

@@ -44,11 +44,8 @@ def test_two_senders_share_the_rate_of_the_one_they_send_to() -> None:
         for to, data in link.pop_arrived(now_ms * MS):
             arrivals[to, data[:1]] = now_ms
     assert arrivals == {
-        (RACK_1, b"\0"): 10,
-        (RACK_0, b"e"): 10,
-        (RACK_1, b"\1"): 11,
-        (RACK_1, b"\2"): 12,
-    }
+        (RACK_1, b"\0"): 10, (RACK_0, b"e"): 10, (RACK_1, b"\1"): 11, (RACK_1, b"\2"): 12,
+    }  # fmt: skip
 
 
 def test_packets_to_one_rack_keep_their_order() -> None:

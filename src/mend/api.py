@@ -22,21 +22,22 @@ from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.topology import ranks_of_one_rack
 from mend.config.wiring import cores_near, numerics_of, settings_of
-from mend.engine import registry, signals
-from mend.engine.checkpoint_writer import PendingCheckpoint
+from mend.engine import registry
+from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
+from mend.engine.checkpoint.saved_state import SavedState, source_of
 from mend.engine.counted_steps import CountedSteps
-from mend.engine.data_ledger import DataLedger
-from mend.engine.fragment_state import Marks
+from mend.engine.features.data_ledger import DataLedger
+from mend.engine.hooks import signals
+from mend.engine.hooks.model_checks import check_optimizers, warn_of_statistics
+from mend.engine.hooks.step_hooks import HoldsParameters, optimizers_of
+from mend.engine.io.rack import RackGroup, refuse_ungrouped
+from mend.engine.joining.training_state import Stateful, TrainingState
 from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
-from mend.engine.model_checks import check_optimizers, warn_of_statistics
-from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
-from mend.engine.rack import RackGroup, refuse_ungrouped
 from mend.engine.rank_of_parts import RankOfParts
-from mend.engine.saved_state import SavedState, source_of
-from mend.engine.step_hooks import HoldsParameters, optimizers_of
-from mend.engine.trainer import Trainer
-from mend.engine.training_state import Stateful, TrainingState
+from mend.engine.state.fragment_state import Marks
+from mend.engine.state.outcome import Ended, Outcome, refuse_clean_exit
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
     ConfigError,

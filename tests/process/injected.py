@@ -17,12 +17,12 @@ from mend.coordination import coordinator, leader, slow_links
 from mend.coordination.events import Validated
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.member_view import MemberView
-from mend.engine.io_loop import IoLoop
+from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.io.io_loop import IoLoop
 from mend.engine.live_rank import LiveRank
-from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.pulls import Patience
-from mend.engine.pulls_ahead import Ahead, PullsAhead
-from mend.engine.step_clock import StepClock
+from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
+from mend.engine.state.pulls import Patience
+from mend.engine.state.step_clock import StepClock
 from mend.errors import PayloadGone
 from mend.transport.bulk_link import HolderEnd
 from mend.transport.growth import Growth

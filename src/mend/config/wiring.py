@@ -16,15 +16,15 @@ from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy, filled_fields
 from mend.detector import DetectorOptions
-from mend.engine.cuda_staging import CudaPin
-from mend.engine.data_ledger import DataLedger
-from mend.engine.fragment_state import StepOptions
-from mend.engine.io_loop import IoLoopOptions
-from mend.engine.numerics import Numerics, keeps_in_weights
+from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.compute.numerics import Numerics, keeps_in_weights
+from mend.engine.compute.worker_pool import pool_threads
+from mend.engine.features.data_ledger import DataLedger
+from mend.engine.features.served_metrics import MetricsAddress
+from mend.engine.io.io_loop import IoLoopOptions
 from mend.engine.rank_config import Settings
-from mend.engine.saved_state import SavedState
-from mend.engine.served_metrics import MetricsAddress
-from mend.engine.worker_pool import pool_threads
+from mend.engine.state.fragment_state import StepOptions
+from mend.engine.trainer.cuda_staging import CudaPin
 from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mend.coordination.ladder import taken_of
-from mend.engine import signals
-from mend.engine.outcome import Outcome
-from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
-from mend.engine.uncounted_writes import UncountedWrites
+from mend.engine.hooks import signals
+from mend.engine.hooks.step_hooks import Counting, HoldsParameters, StepHooks, held_by
+from mend.engine.hooks.uncounted_writes import UncountedWrites
+from mend.engine.state.outcome import Outcome
 from mend.errors import UsageError
 from mend.events.kinds import OptimizerFound
 from mend.fragment.model_plan import ModelPlan

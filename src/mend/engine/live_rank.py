@@ -19,20 +19,34 @@ from torch import Tensor, nn
 from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
-from mend.engine import signals
-from mend.engine.checkpoint import (
+from mend.engine.checkpoint.checkpoint import (
     Part,
     left_out,
     read_part,
     together,
 )
-from mend.engine.checkpoint_writer import PendingCheckpoint, Save
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.data_ledger import UnitFeed
-from mend.engine.eviction import startup_ns
-from mend.engine.followed import Readable
-from mend.engine.followed_log import followed_of
-from mend.engine.fragment_state import (
+from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint, Save
+from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.threads import from_outside
+from mend.engine.features.data_ledger import UnitFeed
+from mend.engine.features.eviction import startup_ns
+from mend.engine.features.followed import Readable
+from mend.engine.features.followed_log import followed_of
+from mend.engine.features.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
+from mend.engine.features.served_metrics import PUBLISH_S, ServedMetrics
+from mend.engine.hooks import signals
+from mend.engine.hooks.model_checks import Copies, Newcomers
+from mend.engine.hooks.step_hooks import FREED
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.rack import RackGroup
+from mend.engine.joining.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.one_trainer import OneTrainer
+from mend.engine.rack_model import RackModel
+from mend.engine.rank_config import Introduction, Settings, parts_of
+from mend.engine.snapshot import Training, note_of, view_of_rank
+from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentState,
     Request,
@@ -43,24 +57,10 @@ from mend.engine.fragment_state import (
     Wait,
     drive,
 )
-from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import Copies, Newcomers
-from mend.engine.numerics import Numerics
-from mend.engine.one_trainer import OneTrainer
-from mend.engine.outcome import Outcome, report_end, tell_begin
-from mend.engine.rack import RackGroup
-from mend.engine.rack_model import RackModel
-from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.saved_state import SavedState
-from mend.engine.served_metrics import PUBLISH_S, ServedMetrics
-from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.step_hooks import FREED
-from mend.engine.threads import from_outside
-from mend.engine.trainer import Trainer
-from mend.engine.trainer_end import SAY_NS
-from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
+from mend.engine.state.outcome import Outcome, report_end, tell_begin
+from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_end import SAY_NS
 from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob
 from mend.events.base import Emit
 from mend.events.kinds import (

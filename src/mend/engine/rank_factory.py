@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
-from mend.engine.checkpoint_writer import CheckpointWriter
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.published_state import PublishedState
-from mend.engine.rack_state_mirror import RackStateMirrors
-from mend.engine.trainer import Trainer
+from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.features.rack_state_mirror import RackStateMirrors
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.trace.writer import Tape
 from mend.types import Layout, Peer
 

@@ -18,8 +18,8 @@ from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Orders, RankReport, Reason, Report
 from mend.coordination.round import Phase, Round
-from mend.engine.participation import describe_rounds
-from mend.engine.training_progress import TrainingProgress
+from mend.engine.state.participation import describe_rounds
+from mend.engine.state.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
     DataSeen,
@@ -37,7 +37,7 @@ from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
-    from mend.engine.published_state import PublishedState
+    from mend.engine.state.published_state import PublishedState
 
 State = Literal["starting", "running", "leaving", "ended"]
 Phased = Literal["open", "merging", "offered"]

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
-from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Requests, Wait
-from mend.engine.outcome import Outcome
-from mend.engine.published_state import PublishedState
-from mend.engine.rack_state_mirror import RackStateMirrors
+from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.features.rack_state_mirror import RackStateMirrors
+from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.engine.rank_factory import RankFactory
-from mend.engine.trainer import Trainer
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.outcome import Outcome
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer

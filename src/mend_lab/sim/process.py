@@ -16,13 +16,13 @@ from mend.coordination.ladder import taken_of
 from mend.coordination.machines import ProcessSpec
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
-from mend.engine.checkpoint_barrier import CheckpointBarrier
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.data_ledger import UnitFeed
-from mend.engine.fragment_state import POLL_NS, AgreeMin, Requests, Share, Spread, Wait
-from mend.engine.host import Host
-from mend.engine.published_state import PublishedState
-from mend.engine.trainer import Trainer
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
+from mend.engine.features.data_ledger import UnitFeed
+from mend.engine.io.host import Host
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.state.fragment_state import POLL_NS, AgreeMin, Requests, Share, Spread, Wait
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
     Diverged,

@@ -34,19 +34,19 @@ from mend.coordination.machines import (
 )
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import (
+from mend.engine.compute.numerics import Numerics, keeps_in_weights
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.joining.training_state import StateRoutes, TrainingState
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.state.fragment_state import (
     FragmentProgress,
     FragmentState,
     Progress,
     StepOptions,
     tracks_of,
 )
-from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.numerics import Numerics, keeps_in_weights
-from mend.engine.published_state import PublishedState
-from mend.engine.training_state import StateRoutes, TrainingState
+from mend.engine.state.published_state import PublishedState
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan

@@ -15,9 +15,10 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, MergeMember
 from mend.coordination.events import Captured, Event
 from mend.coordination.schedule import Calendar, schedule_of
-from mend.engine.checkpoint_barrier import CheckpointBarrier
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import (
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentState,
     OpenOffer,
@@ -29,9 +30,8 @@ from mend.engine.fragment_state import (
     drive,
     tracks_of,
 )
-from mend.engine.fragment_state import Share as ShareSlice
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.published_state import PublishedState
+from mend.engine.state.fragment_state import Share as ShareSlice
+from mend.engine.state.published_state import PublishedState
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan

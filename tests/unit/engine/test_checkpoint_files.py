@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mend.engine.checkpoint_files import (
+from mend.engine.checkpoint.checkpoint_files import (
     File,
     Manifest,
     State,
@@ -27,7 +27,7 @@ from mend.engine.checkpoint_files import (
     summed,
     write_rank,
 )
-from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
+from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
 
 PROGRESS = Progress(

@@ -19,11 +19,10 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
 from mend.coordination.messages import MergeProposal, Message, OfferId, Pulled, RankReport, Refusal
 from mend.coordination.rank import RankMachine
-from mend.engine import buffers, state_copying
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import (
+from mend.engine.compute import buffers
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.io.host import (
     FOREIGN_FRAMES,
     FOREIGN_GAP_NS,
     FOREIGN_NS,
@@ -31,9 +30,11 @@ from mend.engine.host import (
     OtherJobs,
     VersionMismatches,
 )
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.published_state import PublishedState
-from mend.engine.training_state import LikeFirst
+from mend.engine.joining import state_copying
+from mend.engine.joining.training_state import LikeFirst
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.state.fragment_state import OpenOffer
+from mend.engine.state.published_state import PublishedState
 from mend.errors import (
     Diverged,
     JobLost,

@@ -10,7 +10,7 @@ import torch
 
 from mend.consensus.records import UnitBook, Units
 from mend.coordination.events import Event, UnitsAsked
-from mend.engine.data_ledger import ASK_MIN, DataLedger, UnitFeed, shuffled
+from mend.engine.features.data_ledger import ASK_MIN, DataLedger, UnitFeed, shuffled
 from mend.errors import GaveUp, UsageError
 from mend.types import SECOND
 from tests.unit.engine.hand import Hand

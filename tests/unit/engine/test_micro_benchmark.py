@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from mend.coordination.events import Event, Validate, Validated
-from mend.engine.micro_benchmark import (
+from mend.engine.features.micro_benchmark import (
     GEMM_NS_MAX,
     LiveBenchmark,
     MicroBenchmark,
     watch_forward,
 )
-from mend.engine.published_state import PublishedState
+from mend.engine.state.published_state import PublishedState
 from mend.types import MS, SECOND
 
 CPU = torch.device("cpu")

@@ -16,10 +16,10 @@ from torch import Tensor
 from mend.codec import CLOSING, CODECS, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
-from mend.engine.digest import digest_of_state
-from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded, _Hashing, _squares
-from mend.engine.vectors import PORTION_NUMEL
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.offers import Encoded, _Hashing, _squares
+from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
 from mend.outer import Nesterov

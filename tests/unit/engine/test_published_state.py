@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mend.consensus.records import CheckpointRecord, Drop
-from mend.engine.numerics import Anchor
-from mend.engine.participation import ROUNDS_RECENT, SHORT_NS
-from mend.engine.published_state import PublishedState
+from mend.engine.compute.numerics import Anchor
+from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
+from mend.engine.state.published_state import PublishedState
 from mend.errors import GaveUp, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 

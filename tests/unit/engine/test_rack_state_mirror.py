@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.consensus.records import Commit
-from mend.engine.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
-from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
+from mend.engine.features.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
+from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
 from mend.errors import PayloadGone, TransferStalled
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Address, mirrors_key, rack_state_key

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mend.consensus.units import all_free
-from mend.engine.checkpoint import (
+from mend.engine.checkpoint.checkpoint import (
     FROZEN_FACT,
     Cuttable,
     Facts,
@@ -21,7 +21,7 @@ from mend.engine.checkpoint import (
     as_many_ranks,
     read_part,
 )
-from mend.engine.checkpoint_files import (
+from mend.engine.checkpoint.checkpoint_files import (
     Manifest,
     State,
     begin_part,
@@ -34,10 +34,10 @@ from mend.engine.checkpoint_files import (
     write_rank,
     write_whole,
 )
-from mend.engine.digest import digest_of
-from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
-from mend.engine.rack import RackGroup
-from mend.engine.recut import Recut
+from mend.engine.checkpoint.recut import Recut
+from mend.engine.compute.digest import digest_of
+from mend.engine.io.rack import RackGroup
+from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, Progress
 from mend.errors import CheckpointError
 from mend.fragment import build_plan
 from mend.fragment.shards import replicated

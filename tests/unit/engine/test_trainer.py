@@ -34,12 +34,12 @@ from mend.coordination.events import (
     StillOpen,
     Wanting,
 )
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Requests, Wait
-from mend.engine.pulls import LOOK_NS
-from mend.engine.state_exchange import MIRROR_NS
-from mend.engine.trainer_end import LEAVE_NS, SAY_NS
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.state_exchange import MIRROR_NS
+from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.pulls import LOOK_NS
+from mend.engine.trainer.trainer_end import LEAVE_NS, SAY_NS
 from mend.errors import (
     CheckpointError,
     Diverged,

@@ -22,11 +22,11 @@ from mend.coordination.events import (
     StillOpen,
     Timed,
 )
-from mend.engine import offers
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
-from mend.engine.trainer_rounds import ASLEEP_NS
-from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.compute import offers
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.state.fragment_state import AgreeMin, OpenOffer, Share
+from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
 from mend.transport.growth import Growth

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mend.engine import trainer_rounds
-from mend.engine.trainer_rounds import TrainerRounds
-from mend.engine.vectors import PORTION_NUMEL
+from mend.engine.compute.vectors import PORTION_NUMEL
+from mend.engine.trainer.trainer import trainer_rounds
+from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.fragment import realign
 from mend.kernels import apply_kernel
 

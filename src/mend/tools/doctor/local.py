@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mend.config.settings import MendConfig
-from mend.engine.port_holders import find_holder
+from mend.engine.io.port_holders import find_holder
 from mend.hardware.cpu_affinity import read_short
 from mend.tools.doctor.estimate import Room
 from mend.tools.doctor.terms import Finding, ok, problem, remark

@@ -1,0 +1,738 @@
+"""The work of the training thread after a step: count it, apply, capture.
+
+The methods are generators that yield requests, so that the simulator can drive them under its own
+clock: `Wait` for something published, `AgreeMin` for the rack's one small collective, `Share` for
+the slices of the rack's other ranks. A rack of one rank answers the last two itself.
+
+Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
+point at most one capture of a fragment for which another rack has opened a round (overlap 0:
+capture, then apply).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from mend.consensus.records import AWAITED, EVICTED, Mitigation, Policy
+from mend.coordination.events import (
+    Applied,
+    BatchSet,
+    Captured,
+    Discarded,
+    Event,
+    Started,
+    StillOpen,
+    Timed,
+)
+from mend.coordination.events import StepReached as Stepped
+from mend.coordination.schedule import Calendar, schedule_of
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
+from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.joining.state_exchange import StateExchange
+from mend.engine.joining.training_state import (
+    StateRoutes,
+)
+from mend.engine.state.fragment_state import (
+    FragmentState,
+    Ledger,
+    Life,
+    Marks,
+    OpenOffer,
+    Progress,
+    Requests,
+    Share,
+    Standing,
+    StepOptions,
+    Wait,
+    agree,
+    unbroken_run,
+)
+from mend.engine.state.outcome import Outcome
+from mend.engine.state.published_state import OfferFate, PublishedState
+from mend.engine.state.step_clock import StepClock
+from mend.engine.trainer.cuda_staging import CudaStaging
+from mend.errors import Diverged, GaveUp, NonFinite, require
+from mend.events.base import Emit
+from mend.events.kinds import (
+    FragmentCaptured,
+    LocalBatchChanged,
+    OfferDiscarded,
+    OfferStillOpen,
+    RackDiverged,
+    StallOver,
+    StatisticsReset,
+    VersionApplied,
+)
+from mend.fragment.apply import realign
+from mend.fragment.device import Landed, Side
+from mend.fragment.moments import MomentsView
+from mend.fragment.statistics import in_few_words
+from mend.fragment.view import Pieces, between, portions
+from mend.kernels import apply_kernel
+from mend.transport.growth import Growth
+from mend.types import MS, SECOND, Member
+
+ASLEEP_NS = 250 * MS
+"""By how much a wait exceeds its limit where the process has stood still."""
+
+NO_ROUTES = StateRoutes()
+
+
+def _refuse(error: NonFinite) -> Encoded:
+    raise error
+
+
+class TrainerRounds:
+    """State of the training thread.
+
+    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
+    buffers and the worker pool.
+    """
+
+    units = 0
+    """Units of data taken, where a ledger gives them out."""
+    weighs = True
+    """Whether the tokens of this rank count here. Of the parts of one rank only the first one
+    counts them."""
+
+    def __init__(
+        self,
+        member: Member,
+        policy: Policy,
+        options: StepOptions,
+        tracks: list[FragmentState],
+        published: PublishedState,
+        *,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        own: Callable[[OpenOffer], None],
+        note: Emit,
+        numerics: Numerics,
+        side: Side | None = None,
+        routes: StateRoutes = NO_ROUTES,
+        benchmark: MicroBenchmark | None = None,
+        before_capture: Callable[[], None] = lambda: None,
+        troubles: Callable[[], list[str]] = list,
+        resumed: tuple[Progress, Sequence[OpenOffer]] | None = None,
+        compares: bool = False,
+        started_ns: int | None = None,
+        grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
+    ) -> None:
+        """`before_capture`: called before the captures of a step; may raise. `benchmark`: set where
+        slow racks are validated. `troubles`: in words, the lanes over which no pull succeeds.
+        `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
+        `compares`: whether to say how far the weights were from those that the job begins with.
+        `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
+        thread encodes it."""
+        self.member, self.policy, self.options = member, policy, options
+        self.tracks, self.published = tracks, published
+        self.weights = [track for track in tracks if track.moments is None]
+        """The fragments of weights, the first ones. Tokens are counted for them."""
+        self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
+        self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
+        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
+        self._buffers, self._pool, self._numerics = numerics.buffers, numerics.pool, numerics
+        self._in_weights, self._grows = numerics.in_weights, grows
+        self.outcome = Outcome("running")
+        """How this rank left the job."""
+        self.states = StateExchange(
+            routes, policy.ranks, published, self.clock, numerics.pool,
+            now_ns=now_ns, post=post, note=note,
+        )  # fmt: skip
+        self.benchmark, self._resumed = benchmark, resumed
+        self.batch, self.batch_pct = 0, 100
+        """Micro-batches per step that the script has announced since the last sample (0: none),
+        and the percentage of them that it takes."""
+        self.life = Life(now_ns() if started_ns is None else started_ns)
+        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
+        self._before = (0, 0, 0)
+        """Tokens, steps and units before the last step."""
+        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
+        self._marks = Marks(tuple(track.anchor.version for track in tracks))
+        self.standing: Standing = (0, 0, self._marks)
+        blend = options.apply_mode, options.blend_alpha
+        self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
+        published.on_anchor = self._prefetch
+        if resumed is not None:
+            self._go_on_after(resumed[0])
+
+    def _go_on_after(self, state: Progress) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.tokens, self.units = state.step, state.tokens, state.units
+        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
+        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
+            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
+            track.steps_mark = saved.steps_mark
+            self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
+        self.calendar.past(self.step)
+        self.clock.measured_step = self.step
+
+    @property
+    def of_model(self) -> list[tuple[int, FragmentState]]:
+        """The fragments that begin and end with the anchor, with their numbers."""
+        return [(p, track) for p, track in enumerate(self.tracks) if track.in_model]
+
+    # -------------------------------------------------------------- a step
+
+    def stepped(self, tokens: int, units: int = 0) -> bool:
+        """Count one step of the inner optimizer; returns whether `work` is due. `units`: units of
+        data that it took."""
+        self._before = (self.tokens, self.step, self.units)
+        self.step += 1
+        self.tokens += tokens if self.weighs else 0
+        self.units += units
+        self.standing = (self.step, self.tokens, self._marks)
+        begun_ns = self.clock.begun_ns
+        if not begun_ns:
+            self._post(Started(self._now_ns() - self.life.started_ns))
+        if (sample := self.clock.stepped(tokens)) is not None:
+            self._post(Timed(self.step, *sample, self.batch))
+            self.batch = 0
+        if self.benchmark is not None:
+            self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
+        return self.due(self.step)
+
+    def due(self, step: int) -> bool:
+        """Whether `work` is due after this step, the current or the next one. A poll that would
+        find nothing is not: it costs ten times as much as to see that."""
+        calendar = self.calendar
+        if step < calendar.next_step:
+            return False
+        if step < calendar.event_step and self._finds_nothing():
+            calendar.polled(step)
+            return False
+        return True
+
+    def _finds_nothing(self) -> bool:
+        """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
+        agree. The loop may write meanwhile; the next poll sees it."""
+        published, life = self.published, self.life
+        if self.policy.ranks > 1 or published.opened or published.finished or life.lost:
+            return False
+        if published.failure is not None or self.member.rack in published.mitigations:
+            return False
+        if self.batch_pct != 100 or not self.states.idle:
+            return False
+        return all(
+            panel.decided == track.anchor.version
+            and (track.offer is None or track.offer.seq not in panel.discarded)
+            for track, panel in zip(self.tracks, published.panels, strict=True)
+        )
+
+    def _prefetch(self, fragment: int) -> None:
+        """Start the upload of the newest anchor. The loop calls it at once when it publishes one:
+        at the next step it might be too late. What this reads the training thread may change at the
+        same time; then the upload is not of the move that it makes, and is dropped."""
+        track = self.tracks[fragment]
+        if self.beside is None or track.moments is not None:
+            return
+        with self.published.changed:
+            # Read under the lock: commits up to the applied version are deleted under it.
+            old, offer = track.anchor, track.offer
+            anchors = dict(self.published.panels[fragment].anchors)
+            newest, _ = unbroken_run(anchors, old.version)
+            if newest <= old.version:
+                return
+            _, delta_N = self._fate(fragment, offer, old.version, newest)
+        seq = offer.seq if delta_N is not None and offer is not None else 0
+        # Without room on the device the apply asks again, in the script's own thread.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.beside.prefetch(fragment, old, seq, delta_N, anchors[newest])
+
+    def work(self) -> Requests:
+        """Everything that is due after the current step."""
+        step, calendar = self.step, self.calendar
+        captures, begun_ns = calendar.captures(step), self._now_ns()
+        if captures or calendar.ends(step) or calendar.lasts(step):
+            self._measure()
+        yield from self._points(captures, calendar.is_poll(step))
+        calendar.past(step)
+        if self.clock.measured_step == step:  # else it was a poll without news
+            self._stand()
+        self.clock.worked(step, begun_ns)
+
+    def _points(self, captures: tuple[int, ...], polls: bool) -> Requests:
+        """The apply, capture and poll points of this step, in their order."""
+        tau, opened = self.policy.overlap_steps, list[int]()
+        if captures:
+            self.before_capture()
+        if tau == 0:
+            for fragment in captures:
+                self._reach(fragment)
+        ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
+        if ends or lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
+            # Also before a capture: a slow rack must first apply what the fast ones merged since
+            # its last overlap ended, or its offer is too old when it arrives.
+            opened = yield from self._apply_point(lasts, polls)
+        if tau > 0:
+            for fragment in captures:
+                self._reach(fragment)
+        joined = self._join(opened)
+        if tau > 0 and not self.options.overlapped and (captures or joined):
+            yield from self._await_results((*captures, *joined))
+        elif tau == 0 and joined:
+            yield from self._apply_point(joined, False)
+
+    def _reach(self, fragment: int) -> None:
+        """Pass a capture point, whether or not there is something to capture."""
+        self._capture(fragment)
+        self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
+
+    def _join(self, opened: list[int]) -> tuple[int, ...]:
+        """At a poll point: capture one fragment for which a round is open, so that the offers of
+        all racks are of one moment. An own offer that is open already counts instead."""
+        joined: tuple[int, ...] = ()
+        for fragment in self.calendar.joins(opened):
+            track = self.tracks[fragment]
+            if opened[fragment] != track.anchor.version:
+                continue
+            if track.offer is not None:
+                self._reach(fragment)
+            elif not joined and self._countable(False)[1] > track.steps_mark:
+                self.before_capture()
+                if self.clock.measured_step < self.step:
+                    self._measure()
+                self._reach(fragment)
+                joined = (fragment,)
+        return joined
+
+    def _stand(self) -> None:
+        """Publish where this rank stands, for any thread."""
+        versions, ledger = self.versions(), self.ledger
+        self._marks = Marks(
+            versions=versions,
+            digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
+            marked=sum(track.tokens_mark for track in self.weights),
+            merged=ledger.merged,
+            discarded=ledger.discarded,
+            missed=tuple(ledger.missed.items()),
+            stall_ns_total=self.stall_ns_total,
+            stall_ns_last=self.stall_ns_last,
+        )
+        self.standing = (self.step, self.tokens, self._marks)
+
+    def _measure(self) -> None:
+        """Post the step number, and the time per step without mend's own waits."""
+        self.clock.measure(self.step)
+        self._post(Stepped(self.step, self.clock.step_ns))
+
+    # -------------------------------------------------------------- capture
+
+    def _countable(self, closing: bool) -> tuple[int, int, int]:
+        """Tokens, steps and units that an offer captured now counts. With feedback in the weights a
+        part of the work stays there until the closing offer, which must have a weight: so every
+        other offer leaves the last step to the next one."""
+        whole = not self._in_weights or closing
+        return (self.tokens, self.step, self.units) if whole else self._before
+
+    def _capture(self, fragment: int, closing: bool = False) -> None:
+        track = self.tracks[fragment]
+        if track.offer is not None:
+            self._post(StillOpen(fragment, track.anchor.version))
+            self.ledger.miss("previous offer still open")
+            self._note(OfferStillOpen(self.step, fragment, track.offer.seq))
+            return
+        tokens_total, steps_total, units = self._countable(closing)
+        tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
+        if steps < 1:
+            return
+        self._repair(track)
+        landed: Landed | None = None
+        encoding: Callable[[], Encoded] | None = None
+        read: Read | None = None
+        if self.beside is not None and track.moments is None:
+            encoder = self.beside.encoder
+            if encoder is not None and not (closing and encoder.in_weights):
+                snapshot_N, encoding = self.beside.encode(encoder, fragment, track)
+            else:
+                snapshot_N, landed = self.beside.snapshot(track)
+        else:
+            snapshot_N = self._buffers.empty(track.owned.numel)
+            read = self._snapshot(track, snapshot_N)
+            if track.moments is not None:
+                track.moments.captured()
+        track.seq += 1
+        track.offer = offer = OpenOffer(
+            fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
+            snapshot_N, track.residual_N, units_total=units, closing=closing, landed=landed,
+            encoding=encoding,
+        )  # fmt: skip
+        if track.moments is None and not closing:
+            self._mirror()  # before the offer: a rack that reads its commit fetches this at once
+        self._own(offer)
+        if read is not None:
+            offer.encoding = self._encode(offer, read)
+        base = track.anchor.version
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
+        about = (self.step, fragment, offer.seq, base, tokens, steps)
+        self._note(FragmentCaptured(*about, closing))
+
+    def _repair(self, track: FragmentState) -> None:
+        if track.moments is not None and (names := track.moments.repair()):
+            self._note(StatisticsReset(self.step, in_few_words(names)))
+
+    def _mirror(self) -> None:
+        """Serve the state of scope rack, which other racks keep once this capture is merged."""
+        self.states.mirror(self.step)
+
+    def give_state(self) -> None:
+        """Between two steps: copy the training state to host memory for a joining rack, if one is
+        due."""
+        self.states.give_due(self.step)
+
+    def _snapshot(self, track: FragmentState, snapshot_N: Tensor) -> Read | None:
+        """Copy what this rank owns. Where training waits for the result anyway, give the function
+        that copies: the offer is then encoded portion by portion, right behind the copy."""
+        live = track.view.in_place(track.owned)
+        if live is None:
+            track.view.read(track.owned, snapshot_N)
+            return None
+
+        def copy(pieces: Pieces) -> None:
+            for theta_n, place in pieces:
+                snapshot_N[place].copy_(theta_n)
+
+        if track.moments is None and self._waits_for_result():
+            return lambda begin, end: copy(between(live, begin, end))
+        self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
+        return None
+
+    def _waits_for_result(self) -> bool:
+        """Whether training waits right after a capture."""
+        blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
+        return blocking and (self.policy.lockstep or self._budget_ns > 0)
+
+    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
+        """Read the model and encode the offer, on this thread and the pool."""
+        grows = partial(self._grows, offer) if self._grows is not None else None
+        try:
+            encoded = offer.encode(self._numerics, read, grows)
+        except NonFinite as error:
+            return partial(_refuse, error)
+        return lambda: encoded
+
+    # -------------------------------------------------------------- apply
+
+    def _apply_point(self, lasts: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
+        """Wait for the results of the fragments `lasts`. Then the ranks agree by one MIN on what is
+        decided, and all apply the same or nothing. At a poll point, return per fragment the version
+        whose round all ranks know to be open, or -1."""
+        yield from self._await_results(lasts)
+        eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
+        flags = self._opened() if polls else []
+        asked = self.states.asked()
+        life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
+        needs = [] if asked is None else [-asked[1]]
+        done = self._mitigation()
+        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes)
+        values = [*flags, *(-v for v in flags), *life, *needs]
+        lost = self.published.lost_seat(self.member)
+        values += [done.batch_pct, -done.batch_pct, int(evicted), int(lost)]
+        answer = yield from self.agree_and_apply(eligible, values)
+        *agreed, least_pct, minus_pct, leaves, gone = answer
+        self.life.lost = bool(gone)
+        if least_pct == -minus_pct != self.batch_pct:
+            self._set_batch(done.batch_pct, done.reason)
+        if leaves:
+            self.life.ends = done.reason
+        if asked is not None and life[0] and agreed[-3:-1] == life:
+            self.states.agreed_on(asked[0], -agreed[-1], self.step)
+        for fragment in lasts:
+            track = self.tracks[fragment]
+            offer = track.offer if track.moments is None else None
+            if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
+                self.ledger.miss("result not there at the apply point")
+        least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
+        return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    # -------------------------------------------------------------- mitigation of a slow rack
+
+    def _mitigation(self) -> Mitigation:
+        """The mitigation of this rack that the log has, as far as this rank knows."""
+        rack = self.member.rack
+        none = Mitigation(rack, AWAITED, "nothing is done about it any more")
+        return self.published.mitigations.get(rack, none)
+
+    def _set_batch(self, pct: int, reason: str) -> None:
+        """Take this share of the micro-batches from the next step on. All ranks know of it."""
+        self.batch_pct = pct
+        self._post(BatchSet(self.step, pct))
+        self._note(LocalBatchChanged(self.step, pct, reason))
+
+    def versions(self) -> tuple[int, ...]:
+        return tuple(track.anchor.version for track in self.tracks)
+
+    def _opened(self) -> list[int]:
+        """Per fragment the version whose round is open, as far as this rank knows; else -1."""
+        published = self.published
+        with published.changed:
+            known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
+            return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
+
+    def _await_results(self, fragments: tuple[int, ...]) -> Requests:
+        """Wait for the outcome of open offers, within the stall budget of this outage."""
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
+        waiting = [p for p in fragments if self._is_awaited(p)]
+        if not waiting or limit_ns <= 0:
+            return
+        over = self.published  # once it is finished, nothing more is merged
+        wait = Wait(lambda: over.finished or all(map(self._resolved, waiting)), limit_ns)
+        started_ns = begun_ns = self._now_ns()
+        ready = yield wait
+        late_ns = self._now_ns() - begun_ns - limit_ns
+        if not ready and late_ns > ASLEEP_NS and not self.policy.lockstep:
+            # This process stood still meanwhile, and has had no time to pull what others decided.
+            begun_ns = self._now_ns()
+            ready = yield replace(wait)
+        now_ns = self._now_ns()
+        self.stall_ns_last = now_ns - started_ns
+        self.stall_ns_total += self.stall_ns_last
+        if self.policy.lockstep and not ready:
+            raise self.published.failure or GaveUp(
+                f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
+            )
+        if not self.policy.lockstep:
+            self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
+        if not ready:
+            why, ms = tuple(self._why_not(waiting)), self.stall_ns_last // MS
+            self._note(StallOver(self.step, tuple(waiting), ms, why))
+
+    def _is_awaited(self, fragment: int) -> bool:
+        """Whether to wait for the result. Moments only in lockstep: a late mean of them counts
+        less, and does no harm."""
+        track = self.tracks[fragment]
+        if track.offer is None or self._resolved(fragment):
+            return False
+        return self.policy.lockstep or track.moments is None
+
+    def _why_not(self, fragments: Sequence[int]) -> list[str]:
+        """Why their results are not here. Of a round that is decided the coordinator says nothing
+        any more, and of one that it has not heard of nothing yet."""
+        why = list(self.published.why)
+        for fragment in fragments:
+            version = self.tracks[fragment].anchor.version
+            decided = self.published.panels[fragment].decided
+            if decided > version:
+                why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
+        return why or ["the coordinator has not answered the offers yet"]
+
+    def why(self) -> str:
+        why = [*self.published.why, *self.published.transfers.sentences()]
+        return "; ".join(why) or "no reason known"
+
+    def _resolved(self, fragment: int) -> bool:
+        track, panel = self.tracks[fragment], self.published.panels[fragment]
+        with self.published.changed:
+            if max(panel.anchors, default=-1) > track.anchor.version:
+                return True
+            # An offer that was too old tells that this rack is behind: what it trained before the
+            # newest version is here would be too old as well, and nothing would correct its length.
+            behind = not self.policy.lockstep and panel.decided > track.anchor.version
+            return not behind and track.offer is not None and track.offer.seq in panel.discarded
+
+    def agree_and_apply(
+        self,
+        fragments: list[int],
+        flags: list[int] | None = None,
+        caps: Sequence[int] | None = None,
+    ) -> Generator[Any, Any, list[int]]:
+        """Apply what every rank can apply; return the minimum of the flags over the ranks. `caps`:
+        per fragment the newest version that may be applied; None: any."""
+        with self.published.changed:
+            if self.published.failure is not None:
+                raise self.published.failure
+            anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
+            dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+        if caps is not None:
+            anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
+        values = list(flags or [])
+        for fragment in fragments:
+            track = self.tracks[fragment]
+            newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
+            discarded = track.offer is not None and track.offer.seq in dead[fragment]
+            values += [newest, -oldest, int(discarded)]
+        agreed = yield from agree(self.policy.ranks, values)
+        count = len(flags or [])
+        for position, fragment in enumerate(fragments):
+            version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
+            track = self.tracks[fragment]
+            if discarded_everywhere and track.offer is not None:
+                yield from self._discard(fragment, dead[fragment][track.offer.seq])
+            if version > track.anchor.version and version >= -minus_oldest:
+                yield from self._apply(fragment, anchors[fragment][version])
+                self._budget_ns = self.policy.stall_max_ns
+        return agreed[:count]
+
+    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
+        return agree(self.policy.ranks, values)
+
+    def _discard(self, fragment: int, bad: str) -> Requests:
+        """End an own offer that was not merged. Raises Diverged where the weights contain NaN or
+        Inf: the rack would train on and never be merged again."""
+        track = self.tracks[fragment]
+        seq = require(track.offer, "no offer is open", fragment=fragment).seq
+        self._post(Discarded(fragment, seq, self.step))
+        self._note(OfferDiscarded(self.step, fragment, seq))
+        self.ledger.miss("declined or too old")
+        self.published.panels[fragment].discarded.clear()
+        track.offer = None
+        wrong = self._unsound(track)
+        (sound,) = yield from self._all_ranks([int(not wrong)])
+        if bad or not sound:
+            raise self._diverged(fragment, bad or wrong)
+
+    def _unsound(self, track: FragmentState) -> str:
+        """The first of this rank's weights that is no usable number, in words; empty: none."""
+        theta_N = self._buffers.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
+        first = first_unsound(theta_N)
+        if first is None:
+            return ""
+        cuts, slots = track.owned.cuts, track.view.layout.slots
+        slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
+        return f"{slot.name} holds {theta_N[first].item()}"
+
+    def _diverged(self, fragment: int, why: str) -> Diverged:
+        """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
+        why = why or "the weights of another rank of this rack contain NaN or Inf"
+        error = Diverged(
+            f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
+            "racks go on without this one. Start it again, and it joins with the merged weights "
+            "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
+            "or load a checkpoint into all racks."
+        )
+        self._note(RackDiverged(self.step, fragment, why))
+        self.published.last_error = str(error)
+        self.outcome = Outcome("diverged", why)
+        return error
+
+    def _apply(self, fragment: int, anchor: Anchor) -> Requests:
+        """Protocol section 7: read the fate of the own offer in the commits, realign, set the
+        marks."""
+        track, offer = self.tracks[fragment], self.tracks[fragment].offer
+        fate, delta_N = self._outcome(fragment, anchor.version)
+        if track.moments is None:
+            yield from self._realign(track, fragment, delta_N, anchor)
+        elif delta_N is not None and offer is not None:
+            yield from self._average(track, track.moments, fragment, offer, anchor)
+        ended = 0
+        if (
+            fate != "named"
+            and anchor.version - track.anchor.version > self.policy.staleness_max_rounds
+        ):
+            track.behind_until = self.step
+        if offer is not None and fate:
+            ended, track.offer = offer.seq, None
+            if fate == "named":
+                self._settle(track, offer)
+            else:
+                self.ledger.miss("offer dropped: too old")
+        track.anchor = anchor
+        self.published.applied(fragment, anchor.version)
+        self._stand()
+        self._post(Applied(fragment, anchor.version, ended, self.step))
+        self._note(VersionApplied(self.step, fragment, anchor.version, fate or "none", ended))
+        if offer is not None and not fate:
+            self.ledger.miss("offer was late")
+
+    def _realign(
+        self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
+    ) -> Requests:
+        """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
+        if self.beside is not None:
+            device = self.beside.side.device
+            numel = track.owned.numel if track.shared else 0
+            room_N = torch.empty(numel, dtype=torch.float32, device=device)
+            out_N = room_N if track.shared else None
+            seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
+            self.beside.realign(fragment, track, seq, delta_N, anchor, out_N)
+            if out_N is not None:
+                yield from self._write(track, fragment, out_N)
+            return
+        live = None if track.shared else track.view.in_place(track.owned)
+        theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
+        if live is None:
+            theta_N = self._buffers.empty(track.owned.numel)
+            track.view.read(track.owned, theta_N)
+        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
+        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
+        self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
+        if live is None:
+            yield from self._write(track, fragment, theta_N)
+
+    def _average(
+        self,
+        track: FragmentState,
+        view: MomentsView,
+        fragment: int,
+        offer: OpenOffer,
+        anchor: Anchor,
+    ) -> Requests:
+        """Continue from the mean, which has this rack's moments, with the steps made since."""
+        self._repair(track)
+        live_N = self._buffers.empty(track.owned.numel)
+        view.read(track.owned, live_N)
+        steps = self.step - offer.capture_step
+        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
+        yield from self._write(track, fragment, live_N)
+
+    def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
+        apply_mode, alpha = self.options.apply_mode, self.options.blend_alpha
+        kernel = apply_kernel() if new_N.numel() >= PORTION_NUMEL else None
+        if delta_N is not None and apply_mode == "overwrite":
+            kernel = None  # a copy
+        for theta_n, place in pieces:
+            delta_n = delta_N[place] if delta_N is not None else None
+            if kernel is not None:
+                given = (theta_n, old_N[place], new_N[:0] if delta_n is None else delta_n)
+                theta, old, delta = (each.numpy() for each in given)
+                kernel(theta, old, delta, new_N[place].numpy(), apply_mode == "blend", alpha)
+                increment_version(theta_n)  # autograd and UncountedWrites look at it
+                continue
+            realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
+
+    def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
+        if track.shared:
+            held_N = yield Share(fragment, slice_N, track.holding)
+            track.view.write(track.holding.everything, held_N)
+        else:
+            track.view.write(track.owned, slice_N)
+
+    def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
+        """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
+        without an offer). For a named offer also its merged part, for `realign`."""
+        track = self.tracks[fragment]
+        return self._fate(fragment, track.offer, track.anchor.version, version)
+
+    def _fate(
+        self, fragment: int, offer: OpenOffer | None, base: int, version: int
+    ) -> tuple[OfferFate, Tensor | None]:
+        """`_outcome` of this offer, from this applied version on."""
+        if offer is None:
+            return "", None
+        with self.published.changed:
+            fate = self.published.panels[fragment].fate((self.member, offer.seq), base, version)
+        return fate, offer.merged_N if fate == "named" else None
+
+    def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
+        """The offer is merged: owe its residual, and count its tokens as merged."""
+        track.residual_N = offer.pend_N
+        weights = track.moments is None
+        if weights:
+            self.ledger.merged += offer.tokens
+        if weights and self.options.apply_mode == "overwrite":
+            self.ledger.discarded += self.tokens - offer.tokens_total
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        else:
+            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total

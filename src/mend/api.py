@@ -26,11 +26,12 @@ from mend.engine import registry
 from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
 from mend.engine.checkpoint.saved_state import SavedState, source_of
 from mend.engine.counted_steps import CountedSteps
-from mend.engine.features.data_ledger import DataLedger
+from mend.engine.features.data_ledger import DataLedger, DataUnits
 from mend.engine.hooks import signals
 from mend.engine.hooks.model_checks import check_optimizers, warn_of_statistics
 from mend.engine.hooks.step_hooks import HoldsParameters, optimizers_of
 from mend.engine.io.rack import RackGroup, refuse_ungrouped
+from mend.engine.joining.inbox import MirrorInbox
 from mend.engine.joining.training_state import Stateful, TrainingState
 from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
@@ -494,7 +495,7 @@ class Runtime:
         rank, trainer = self._rank, self._trainer
         step, tokens, marks = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
-        units = published.units
+        units = rank.published.of(DataUnits).units
         sent = [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
@@ -542,7 +543,7 @@ class Runtime:
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
             joined_state=trainer.states.state.account if trainer.states.state else "",
-            mirror_bytes=rank.published.mirror_bytes,
+            mirror_bytes=rank.published.of(MirrorInbox).kept_bytes,
             bytes_relayed=sum(part.io_loop.bytes_relayed for part in rank.parts),
             data=data_rows(units, rank.settings.policy) if units is not None else None,
         )

@@ -40,6 +40,8 @@ from mend.engine.hooks.model_checks import Copies, Newcomers
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.engine.io.rack import RackGroup
+from mend.engine.joining.rack_state_mirror import RackStateMirrors
+from mend.engine.joining.state_copying import StateCopying
 from mend.engine.joining.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
 from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.one_trainer import OneTrainer
@@ -61,7 +63,7 @@ from mend.engine.state.outcome import Outcome, report_end, tell_begin
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_end import SAY_NS
-from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob
+from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     BuffersChanged,
@@ -246,7 +248,7 @@ class LiveRank(OneTrainer):
             self.me, self.member, machines, [track.owned for track in tracks], genesis,
             self.numerics, self.published, self.io_loop, model.plain,
             self._factory.tape(self.tape), self._moments,
-            self._factory.mirrors if mirrored else None,
+            partial(self._factory.features, mirrored=mirrored),
         )  # fmt: skip
         self.io_loop.find_by(Readable(self.rank.store, model.parts(tracks)).find)
         return [rank.address for rank in ranks]
@@ -303,15 +305,16 @@ class LiveRank(OneTrainer):
 
     def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
         """How the training state reaches racks that join."""
-        group, rank, on_loop = self.group, self.rank, self._on_loop
+        group, on_loop = self.group, self._on_loop
+        copying = require(self.rank.feature(StateCopying), "a live rank copies states")
         boxes = [holders for track in tracks for holders in track.holding.replicas]
         alike = group.ranks > 1 and all(len(holders) == group.ranks for holders in boxes)
         calls = None
-        if (mirrors := rank.mirrors) is not None:
+        if (mirrors := self.rank.feature(RackStateMirrors)) is not None:
             serve, seek, fetch = mirrors.serve, mirrors.seek, mirrors.fetch
             calls = MirrorCalls(on_loop(serve), on_loop(seek), on_loop(fetch))
         return StateRoutes(
-            state, on_loop(rank.give_state), on_loop(rank.reserve_state),
+            state, on_loop(copying.give), on_loop(copying.reserve),
             Replicas(group.rank == 0, group.minimum) if alike else None, calls,
         )  # fmt: skip
 

@@ -14,8 +14,8 @@ from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
 from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.features.rack_state_mirror import RackStateMirrors
 from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.rank_factory import RankFactory
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.outcome import Outcome
@@ -135,8 +135,9 @@ class ReplayFactory(RankFactory):
     def tape(self, tape: Tape | None) -> Tape | None:
         return self._comparer
 
-    def mirrors(self, *args: Any) -> RackStateMirrors | None:
-        """None: `ReplayTrainer` passes the state on in files."""
+    def features(self, parts: LoopParts, *, mirrored: bool) -> list[LoopFeature]:
+        """Without mirrors: `ReplayTrainer` passes the state on in files."""
+        return super().features(parts, mirrored=False)
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""

@@ -37,8 +37,10 @@ from mend.detector import DetectorOptions
 from mend.engine.compute.numerics import Numerics, keeps_in_weights
 from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.joining.state_copying import StateCopying
 from mend.engine.joining.training_state import StateRoutes, TrainingState
 from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.rank_factory import loop_features
 from mend.engine.state.fragment_state import (
     FragmentProgress,
     FragmentState,
@@ -301,10 +303,13 @@ class World(Writer):
             plain_fragments(scenario),
             self._tape(process, made_of),
             len(tracks) - scenario.fragments,
+            loop_features,
         )
+        copying = rank.feature(StateCopying)
+        assert copying is not None
         moments = Moments(parameters, process.me.rank) if scenario.carries else None
         state = TrainingState([moments], {}, process.note) if moments is not None else None
-        post, give = process.on_loop(rank.tell), process.on_loop(rank.give_state)
+        post, give = process.on_loop(rank.tell), process.on_loop(copying.give)
         trainer = EvictableTrainer(
             process.member, policy, _step_options(scenario), tracks, published,
             now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,

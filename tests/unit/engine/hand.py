@@ -18,6 +18,7 @@ from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
 from mend.engine.compute.numerics import Anchor, Numerics
 from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentState,
@@ -68,6 +69,7 @@ class Hand:
         self.numerics.on_device = on_device
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(numel)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
+        self.inbox, self.found = self.published.of(StateInbox), self.published.of(MirrorInbox)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.asked: list[Request] = []

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from mend.consensus.records import CheckpointRecord, Drop
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
 from mend.engine.compute.numerics import Anchor
 from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
 from mend.engine.state.published_state import PublishedState
-from mend.errors import GaveUp, PlanMismatch, WorkerFailed
+from mend.errors import GaveUp, InvariantError, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
 LIMIT_S = 30.0
@@ -167,9 +168,17 @@ def test_a_snapshot_shows_the_checkpoint_that_was_made_before_it() -> None:
     log = log_of(genesis(), commit(1, [offer(0)]), first, commit(2, [offer(0, 2)]), written)
     log.decide(log.last - 1)
     published = PublishedState(1)
+    records = published.of(CheckpointRecords)
     published.restore(log.snapshot())
-    assert (published.mark, published.written) == ((first, (1,)), None)
+    assert (records.begun, records.written) == ((first, (1,)), None)
     log.decide(log.last)
     published.restore(log.snapshot())
-    assert published.written == written
-    assert published.mark == (first, (1,)), "whose racks are those that were to write it"
+    assert records.written == written
+    assert records.begun == (first, (1,)), "whose racks are those that were to write it"
+
+
+def test_slice_that_takes_records_is_refused_after_the_first_one() -> None:
+    published = PublishedState(1)
+    published.on_decided(genesis())
+    with pytest.raises(InvariantError, match="a slice is made after the first record"):
+        published.of(CheckpointRecords)

@@ -36,6 +36,7 @@ from mend.engine.checkpoint.checkpoint_files import (
 from mend.engine.checkpoint.recut import Recut
 from mend.engine.compute.digest import bytes_of, digest_of
 from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.features.data_ledger import DataUnits
 from mend.engine.io.rack import RackGroup
 from mend.engine.joining.training_state import TrainingState
 from mend.engine.state.fragment_state import FragmentState, OfferProgress, OpenOffer, Progress
@@ -111,7 +112,7 @@ def take(trainer: Trainer) -> Taken:
         tensors[f"{offer.fragment}.delta"] = offer.delta_N
     state = trainer.states.state
     registered = state.registered(trainer.step) if state is not None else None
-    units = trainer.published.marked_units
+    units = trainer.published.of(DataUnits).marked
     return Taken(progress, tuple(offers), tensors, registered, len(trainer.weights), units)
 
 

@@ -5,15 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mend.consensus.records import CheckpointRecord
+from mend.consensus.records import CheckpointRecord, Record, Snapshot
 from mend.coordination.events import BarrierChanged, Event
 from mend.engine.state.fragment_state import POLL_NS, OpenOffer, Requests, Wait
+from mend.engine.state.published_state import PublishedSlice
 from mend.engine.trainer.trainer_end import SAY_NS
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import CheckpointError, require
 from mend.events.base import Emit
 from mend.events.kinds import StillWaiting
 from mend.types import SECOND
+
+
+class CheckpointRecords(PublishedSlice):
+    """The newest checkpoints in the log."""
+
+    begun: tuple[CheckpointRecord, tuple[int, ...]] | None = None
+    """The newest one, and the decided version of every fragment before it."""
+    written: CheckpointRecord | None = None
+    """The newest one that all its racks have written."""
+
+    def decided(self, record: Record) -> None:
+        if isinstance(record, CheckpointRecord) and record.written:
+            self.written = record
+        elif isinstance(record, CheckpointRecord):
+            self.begun = record, tuple(panel.decided for panel in self._published.panels)
+
+    def restored(self, snapshot: Snapshot) -> None:
+        """The record of its begin may be known already."""
+        if (newest := snapshot.checkpoint) is None:
+            return
+        if self.begun is None or self.begun[0].number != newest.number:
+            self.begun = newest, snapshot.checkpoint_versions
+        if newest.written:
+            self.written = newest
 
 
 class CheckpointBarrier:
@@ -29,6 +54,7 @@ class CheckpointBarrier:
     ) -> None:
         self._trainer, self._post, self._note, self._now_ns = trainer, post, note, now_ns
         self._published, self._rack = trainer.published, trainer.member.rack
+        self._records = trainer.published.of(CheckpointRecords)
 
     def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, CheckpointRecord]:
         """Stop at the record of the log where all racks make this checkpoint: apply what is decided
@@ -36,7 +62,7 @@ class CheckpointBarrier:
         Raises CheckpointError past the limit; training may go on then."""
         deadline_ns = self._now_ns() + limit_ns
         with self._published.changed:
-            before = self._published.mark[0].number if self._published.mark else 0
+            before = self._records.begun[0].number if self._records.begun else 0
         self._post(BarrierChanged(name))
         try:
             yield from self._until_all(
@@ -83,7 +109,7 @@ class CheckpointBarrier:
             yield from self._until_all(
                 lambda: self._newest_mark() > (mark.number, False), deadline_ns, mark.name
             )
-            done = self._published.written
+            done = self._records.written
             written = done.racks if done is not None and done.number == mark.number else None
             # One rank of the rack may have read a snapshot where another has read the record.
             known, complete = yield from self._trainer.agree_and_apply(
@@ -104,7 +130,7 @@ class CheckpointBarrier:
 
     def _mark(self, name: str, before: int) -> tuple[CheckpointRecord, tuple[int, ...]] | None:
         """The checkpoint of this name, if it came after number `before`, or without this rack."""
-        mark = self._published.mark
+        mark = self._records.begun
         if mark is None or mark[0].name != name:
             return None
         without = self._rack not in mark[0].racks
@@ -112,9 +138,9 @@ class CheckpointBarrier:
 
     def _newest_mark(self) -> tuple[int, bool]:
         """Number of the newest checkpoint, and whether all racks have written it."""
-        published = self._published
-        begun = published.mark[0].number if published.mark else 0
-        return max((begun, False), (published.written.number if published.written else 0, True))
+        records = self._records
+        begun = records.begun[0].number if records.begun else 0
+        return max((begun, False), (records.written.number if records.written else 0, True))
 
     def _passed(self, versions: Sequence[int]) -> bool:
         """Whether one of these versions will never arrive: a snapshot was taken after it, or this

@@ -13,11 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from mend.consensus.records import EPOCHS_MAX, Units
-from mend.coordination.events import Event, UnitsAsked
+from mend.consensus.records import EPOCHS_MAX, CheckpointRecord, Record, Snapshot, Units
+from mend.coordination.events import Event, UnitsAsked, UnitsChanged
+from mend.engine.loop.effects import Handlers
+from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.state.fragment_state import Request, Wait
+from mend.engine.state.published_state import PublishedSlice
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import GaveUp, UsageError
+from mend.events.kinds import RowsCounted
+from mend.status.status import data_rows
 from mend.types import SECOND, whole_number
 
 ASK_MIN = 64
@@ -31,6 +36,46 @@ ORDERS_KEPT = 2
 """Orders of epochs in memory: racks may still have rows of the epoch before."""
 
 
+class DataUnits(PublishedSlice):
+    """The units of data, if the job gives them out."""
+
+    units: Units | None = None
+    """After the newest record; replaced as a whole."""
+    marked: Units | None = None
+    """As they were at the newest checkpoint."""
+
+    def count(self, units: Units) -> None:
+        with self.changed:
+            self.units = units
+            self.changed.notify_all()
+
+    def decided(self, record: Record) -> None:
+        if isinstance(record, CheckpointRecord) and not record.written:
+            self.marked = self.units
+
+    def restored(self, snapshot: Snapshot) -> None:
+        if snapshot.checkpoint is not None:
+            self.marked = snapshot.checkpoint_units
+
+
+class UnitCounter(LoopFeature):
+    """Publishes and notes the units of data."""
+
+    def __init__(self, parts: LoopParts) -> None:
+        self._published, self._leader = parts.jobs.published.of(DataUnits), parts.leader
+        self._note = parts.store.host.note
+
+    def handlers(self) -> Handlers:
+        return {UnitsChanged: self._count}
+
+    def _count(self, effect: UnitsChanged) -> None:
+        self._published.count(effect.units)
+        if self._leader is not None:
+            rows = data_rows(effect.units, self._leader.hello.policy)
+            counts = rows.done, rows.open, rows.left, rows.given_again
+            self._note(RowsCounted(*counts, rows.of_epoch))
+
+
 class UnitFeed:
     """The units of data of one rank's rack, in the order in which the log gives them. Training
     thread."""
@@ -39,7 +84,7 @@ class UnitFeed:
         self, trainer: TrainerRounds, post: Callable[[Event], None], now_ns: Callable[[], int]
     ) -> None:
         self.trainer, self._post, self._published = trainer, post, trainer.published
-        self._now_ns = now_ns
+        self._units, self._now_ns = trainer.published.of(DataUnits), now_ns
         self._seen: Units | None = None
         self._first = self.given = 0
         self._spans: tuple[tuple[int, int], ...] = ()
@@ -51,7 +96,7 @@ class UnitFeed:
 
     def here(self, position: int) -> int | None:
         """The unit at this position; None: it is not here yet."""
-        units = self._published.units
+        units = self._units.units
         if units is not self._seen and units is not None:
             self._read(units)
         empty = position >= self.given
@@ -90,7 +135,7 @@ class UnitFeed:
         return self._published.finished
 
     def _changed(self, seen: Units | None) -> bool:
-        return self._published.finished or self._published.units is not seen
+        return self._published.finished or self._units.units is not seen
 
     def _read(self, units: Units) -> None:
         member = self.trainer.member

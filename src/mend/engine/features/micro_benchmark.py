@@ -23,8 +23,9 @@ from torch import nn
 
 from mend.coordination.events import Event, Probe, Probed, Validate, Validated
 from mend.engine.hooks.uncounted_writes import hook_of_a_copy
-from mend.engine.io.host import HostInterface
-from mend.engine.state.published_state import PublishedState
+from mend.engine.loop.effects import Handlers
+from mend.engine.loop.feature import LoopFeature, LoopParts
+from mend.engine.state.published_state import PublishedSlice, PublishedState
 from mend.types import MS, probe_key
 
 T = TypeVar("T")
@@ -45,6 +46,12 @@ PRODUCTS_MIN, PRODUCTS_CUDA = 8, 8
 
 JOIN_S = 0.8
 """The training thread waits no longer than this for the measurement, or for its launches."""
+
+
+class BenchmarkRequest(PublishedSlice):
+    """The micro-benchmark that the coordinator asks for; the training thread takes it."""
+
+    asked: Validate | None = None
 
 
 class Removable(Protocol):
@@ -195,7 +202,8 @@ class MicroBenchmark:
         watch: Watch | None,
     ) -> None:
         """`product_ns`: measures; None: not done yet, so it is called again after the next step."""
-        self._published, self._now_ns, self._post = published, now_ns, post
+        self._request = published.of(BenchmarkRequest)
+        self._now_ns, self._post = now_ns, post
         self._product_ns, self._watch = product_ns, watch
         self._handle: Removable | None = None
         self._left = 0
@@ -212,7 +220,7 @@ class MicroBenchmark:
     ) -> None:
         """Training thread, at the end of a step that began at `step_ns` (the end of the one
         before)."""
-        asked = self._published.asks
+        asked = self._request.asked
         if asked is None:
             return
         if self._begun is not asked:
@@ -230,13 +238,13 @@ class MicroBenchmark:
             return
         whole = self._whole_ns if self._seen else 0
         waited_ppm = min(self._waited_ns * 1_000_000 // whole, 1_000_000) if whole else -1
-        if self._published.asks is asked:
-            self._published.asks = None
+        if self._request.asked is asked:
+            self._request.asked = None
         self._post(Validated(asked.number, step, gemm_ns, waited_ppm))
 
     def close(self) -> None:
         """Measure nothing any more; idempotent."""
-        self._published.asks = None
+        self._request.asked = None
         self._unhook()
 
     def _begin(self, asked: Validate) -> None:
@@ -262,17 +270,27 @@ class MicroBenchmark:
         self._handle = None
 
 
-def serve_probes(host: HostInterface, rank: int) -> None:
-    """Let the same rank of other racks pull bytes of no meaning, which no link can compress."""
-    data = hashlib.shake_128(b"mend probe").digest(PROBE_BYTES)
-    host.serve(probe_key(rank), memoryview(data))
+class LinkProbes(LoopFeature):
+    """Tells the training thread what to measure, and pulls bytes from another rack to see how fast
+    the link is."""
 
+    def __init__(self, parts: LoopParts) -> None:
+        self._host, self._rank, self._tell = parts.store.host, parts.store.me.rank, parts.jobs.tell
+        self._request = parts.jobs.published.of(BenchmarkRequest)
+        if parts.machine.options.detector.validates:  # bytes that no link can compress
+            data = hashlib.shake_128(b"mend probe").digest(PROBE_BYTES)
+            self._host.serve(probe_key(self._rank), memoryview(data))
 
-def probe(host: HostInterface, rank: int, effect: Probe, tell: Callable[[Event], None]) -> None:
-    """Pull them from another rack."""
-    into = np.empty(PROBE_BYTES, dtype=np.uint8).data
+    def handlers(self) -> Handlers:
+        return {Validate: self._validate, Probe: self._probe}
 
-    def done(error: Exception | None) -> None:
-        tell(Probed(effect.number, effect.rack, "" if error is None else str(error)))
+    def _validate(self, asked: Validate) -> None:
+        self._request.asked = asked
 
-    host.fetch([effect.holder], probe_key(rank), "", into, done)
+    def _probe(self, effect: Probe) -> None:
+        into = np.empty(PROBE_BYTES, dtype=np.uint8).data
+
+        def done(error: Exception | None) -> None:
+            self._tell(Probed(effect.number, effect.rack, "" if error is None else str(error)))
+
+        self._host.fetch([effect.holder], probe_key(self._rank), "", into, done)

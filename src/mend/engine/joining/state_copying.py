@@ -11,9 +11,11 @@ from torch import Tensor
 from mend.coordination import events as ev
 from mend.engine.compute.buffers import unpooled
 from mend.engine.compute.digest import StateHash, bytes_of
+from mend.engine.joining.inbox import StateInbox
 from mend.engine.joining.training_state import Given, LikeFirst, Received
-from mend.engine.loop.jobs import Jobs, format_error
-from mend.engine.loop.store import TensorStore
+from mend.engine.loop.effects import Handlers
+from mend.engine.loop.feature import LoopFeature, LoopParts
+from mend.engine.loop.jobs import format_error
 from mend.types import Member, training_state_key
 
 BYTES_PER_ELEMENT_MAX = 64
@@ -25,14 +27,27 @@ SMALL_BYTES = 256 << 20
 the model: the size comes from another process."""
 
 
-class StateCopying:
+class StateCopying(LoopFeature):
     """Serves copies of one rank as a donor, and pulls one as a joiner."""
 
-    def __init__(self, store: TensorStore, jobs: Jobs, ranks: int) -> None:
-        """`ranks`: of the rack."""
-        self._store, self._jobs, self._ranks = store, jobs, ranks
+    def __init__(self, parts: LoopParts) -> None:
+        self._store, self._jobs = parts.store, parts.jobs
+        self._ranks = parts.machine.options.ranks
+        self._inbox = parts.jobs.published.of(StateInbox)
         self._served: dict[Member, bytes] = {}
         """By joining rack, the key of its copy."""
+
+    def handlers(self) -> Handlers:
+        return {
+            ev.CopyState: self.copy,
+            ev.NoState: lambda it: self._inbox.receive(it.reason),
+            ev.AskedState: lambda it: self._inbox.ask(it.racks),
+            ev.FreeState: self._forget,
+        }
+
+    def _forget(self, effect: ev.FreeState) -> None:
+        self.free(effect.to)
+        self._inbox.free(effect.to)
 
     def give(self, to: Member, step: int, data_B: Given) -> None:
         """Take the copy of the training state for a joining rack, or the reason for none."""
@@ -63,7 +78,7 @@ class StateCopying:
             room_B = unpooled(size)
         except OSError:
             room_B = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._in_portions(room_B, Tensor.zero_, lambda: self._jobs.published.make_room(room_B))
+        self._in_portions(room_B, Tensor.zero_, lambda: self._inbox.make_room(room_B))
 
     def _in_portions(
         self, data_B: Tensor, work: Callable[[Tensor], object], done: Callable[[], None]
@@ -88,7 +103,7 @@ class StateCopying:
 
     def copy(self, effect: ev.CopyState) -> None:
         """Pull the copy that a donor serves, and publish it."""
-        store, donor, published = self._store, effect.donor, self._jobs.published
+        store, donor, inbox = self._store, effect.donor, self._inbox
 
         def end(error: str) -> None:
             self._jobs.tell(ev.StateCopied(donor, effect.step, effect.digest, error))
@@ -105,16 +120,16 @@ class StateCopying:
 
         def done(error: Exception | None) -> None:
             store.pulls.end(store.me.rack, meter, whole=error is None)
-            published.pulling = False
+            inbox.pulling = False
             if error is None:
                 copied = (donor.rack, effect.step, effect.digest, data_B, effect.shared)
-                published.receive(Received(*copied))
+                inbox.receive(Received(*copied))
             end(format_error(error))
 
         if passed_on:
             done(None)
             return
-        published.pulling = True
+        inbox.pulling = True
 
         key = training_state_key(donor, store.me.rank, store.member, effect.step, effect.digest)
         data = data_B.numpy().data

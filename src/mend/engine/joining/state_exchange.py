@@ -14,6 +14,7 @@ from torch import Tensor
 from mend.coordination.events import Event, RackStateLoaded, Wanting
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.compute.worker_pool import WorkerPool
+from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.joining.training_state import (
     Lacks,
     LikeFirst,
@@ -60,6 +61,7 @@ class StateExchange:
         """The joining rack for which the training state is copied before the next step."""
         self._ranks, self._published, self._clock, self._pool = ranks, published, clock, pool
         self._now_ns, self._post, self._note = now_ns, post, note
+        self._inbox, self._found = published.of(StateInbox), published.of(MirrorInbox)
         self._mirrored_step = -1
         self._looks = 0
         """How often `asked` was called; the same on all ranks."""
@@ -71,9 +73,9 @@ class StateExchange:
     @property
     def idle(self) -> bool:
         """Whether `asked` would find no joining rack and leave all as it is."""
-        published = self._published
-        kept = self._reserved or published.room_B is not None
-        return self.state is None or not (published.asked or kept)
+        inbox = self._inbox
+        kept = self._reserved or inbox.room_B is not None
+        return self.state is None or not (inbox.asked or kept)
 
     def asked(self) -> tuple[Member, Lacks] | None:
         """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
@@ -81,11 +83,11 @@ class StateExchange:
         the member (0, 0). None: this rank has nothing to give."""
         if self.state is None:
             return None
-        with self._published.changed:
-            asked, given = self._published.asked, frozenset(self._published.given)
+        with self._inbox.changed:
+            asked, given = self._inbox.asked, frozenset(self._inbox.given)
         self._looks += 1
         if not asked:
-            self._published.room_B, self._reserved = None, False
+            self._inbox.room_B, self._reserved = None, False
         to = asked[self._looks % len(asked)] if asked else Member(0, 0)
         if to in given:
             return to, Lacks.NOTHING
@@ -93,7 +95,7 @@ class StateExchange:
 
     def _has_room(self) -> bool:
         elsewhere = self.replicas is not None and not self.replicas.first
-        return self.reserve is None or elsewhere or self._published.room_B is not None
+        return self.reserve is None or elsewhere or self._inbox.room_B is not None
 
     def agreed_on(self, to: Member, lacks: int, step: int) -> None:
         """All ranks know at this step that `to` joins; `lacks`: the most that one of them has to do
@@ -112,11 +114,11 @@ class StateExchange:
         to, self.due = self.due, None
         if to is None or self.state is None:
             return
-        with self._published.changed:
-            self._published.given.add(to)
+        with self._inbox.changed:
+            self._inbox.given.add(to)
         begun_ns = self._now_ns()
         with self._clock.untimed():
-            room_B, self._published.room_B, self._reserved = self._published.room_B, None, False
+            room_B, self._inbox.room_B, self._reserved = self._inbox.room_B, None, False
             pool = self._pool.each
             given = copy_state(self.state, step, self.replicas, room_B, pool)
         self.give(to, step, given)
@@ -158,12 +160,12 @@ class StateExchange:
         there is none, note that."""
         if self.mirrors is None:
             return
-        published = self._published
+        found = self._found
         self.mirrors.seek()
-        yield Wait(lambda: published.sought, MIRROR_NS)
-        with published.changed:
-            mirrors = {mirror.round: mirror for mirror in published.mirrors}
-            reason = no_mirror(published.unheard)
+        yield Wait(lambda: found.sought, MIRROR_NS)
+        with found.changed:
+            mirrors = {mirror.round: mirror for mirror in found.mirrors}
+            reason = no_mirror(found.unheard)
         while True:
             (newest,) = yield from agree(self._ranks, [max(mirrors, default=0)])
             if not newest:
@@ -185,13 +187,13 @@ class StateExchange:
             reason = f"the mirror of step {mirror.step} could not be fetched: {why}"
 
     def _fetch_mirror(self, mirror: Mirror) -> Generator[Any, Any, Mirrored | str | None]:
-        published, ended = self._published, False
+        found, ended = self._found, False
         mirrors = require(self.mirrors, "no mirror was asked for")
-        published.want(mirror)
+        found.want(mirror)
         mirrors.fetch(mirror)
-        while not ended and published.failure is None:  # a transfer that stalls ends by itself
-            ended = yield Wait(lambda: published.mirrored is not None, MIRROR_NS)
-        return published.mirrored
+        while not ended and self._published.failure is None:  # a transfer that stalls ends itself
+            ended = yield Wait(lambda: found.mirrored is not None, MIRROR_NS)
+        return found.mirrored
 
     def load(self, copied: Received) -> Requests:
         """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
@@ -214,15 +216,15 @@ class StateExchange:
 
         The donor may change between the pulls of the ranks. Then they pull again, until the limit.
         The donor frees the copy when all ranks of this rack have it."""
-        published, deadline_ns, again = self._published, self._now_ns() + limit_ns, True
+        inbox, deadline_ns, again = self._inbox, self._now_ns() + limit_ns, True
         while again:
             self._post(Wanting(True))
             waits = True
             while waits:  # a pull that stalls ends by itself
                 left_ns = max(deadline_ns - self._now_ns(), POLL_NS)
-                ended: bool = yield Wait(lambda: published.copied is not None, left_ns)
-                waits = not ended and published.pulling and published.failure is None
-            copied, published.copied = published.copied, None
+                ended: bool = yield Wait(lambda: inbox.copied is not None, left_ns)
+                waits = not ended and inbox.pulling and self._published.failure is None
+            copied, inbox.copied = inbox.copied, None
             own = [copied.donor, copied.step] if isinstance(copied, Received) else [-1, -1]
             early = isinstance(copied, Received) and self._now_ns() < deadline_ns
             agreed = yield from agree(self._ranks, [*own, *(-value for value in own), int(early)])

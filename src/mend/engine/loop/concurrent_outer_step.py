@@ -6,21 +6,20 @@ events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeVar
 
-from mend.consensus.records import Commit, Roster, Seat, Units, all_closing
+from mend.consensus.records import Commit, all_closing
 from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
 from mend.engine.compute.numerics import Anchor, Numerics
-from mend.engine.features.micro_benchmark import probe, serve_probes
-from mend.engine.features.rack_state_mirror import RackStateMirrors
 from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
-from mend.engine.joining.state_copying import StateCopying
 from mend.engine.loop.effects import EventQueue, Handlers
 from mend.engine.loop.equal_offers import EqualOffers
+from mend.engine.loop.feature import Features, LoopFeature, LoopParts
 from mend.engine.loop.jobs import Jobs
 from mend.engine.loop.merging import Merging, Slicing
 from mend.engine.loop.pipeline import Pipeline
@@ -37,6 +36,7 @@ from mend.errors import (
     Refused,
     StartTimeout,
     UsageError,
+    ensure,
     require,
 )
 from mend.events.base import LoggedEvent
@@ -51,14 +51,14 @@ from mend.events.kinds import (
     RackSilent,
     RoundCommitted,
     RoundsShort,
-    RowsCounted,
     SeatLost,
     SnapshotRead,
     StillWaiting,
 )
-from mend.status.status import data_rows
 from mend.trace.writer import Tape
 from mend.types import Member, Owned, Peer, rack_name
+
+F = TypeVar("F", bound=LoopFeature)
 
 _Outer = tuple[float, float, float, float | None]
 """Of a round of weights: part of a full round, rounds before it, momentum, balance of signs."""
@@ -80,12 +80,12 @@ class ConcurrentOuterStep:
         plain: Sequence[Sequence[bool]] = (),
         tape: Tape | None = None,
         moments: int = 0,
-        mirrors: Callable[..., RackStateMirrors | None] | None = None,
+        features: Features = lambda _: (),
     ) -> None:
         """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
         merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
-        `moments`: number of fragments of moments, the last ones. `mirrors`: makes those of this
-        rank, where racks keep state of scope rack for each other."""
+        `moments`: number of fragments of moments, the last ones. `features`: makes those of this
+        rank."""
         self.rank_machine = require(machines.rank_machine, "a rank without a machine")
         self.leader = machines.leader
         self.coordinator = machines.coordinator
@@ -97,12 +97,9 @@ class ConcurrentOuterStep:
         self._pipeline = Pipeline(self.store, jobs)
         self._merging = Merging(self.store, jobs, numerics, taped=tape is not None)
         self._slicing = Slicing(self.store, jobs)
-        self._states = StateCopying(self.store, jobs, self.rank_machine.options.ranks)
-        self.give_state, self.reserve_state = self._states.give, self._states.reserve
-        self.mirrors = mirrors(self.store, jobs, self._seats) if mirrors is not None else None
+        parts = LoopParts(self.store, jobs, self.rank_machine, self.leader)
+        self._features = tuple(features(parts))
         self._queue = EventQueue(self._machines, host.now_ns, self._handlers, tape)
-        if self.rank_machine.options.detector.validates:
-            serve_probes(host, me.rank)
         self._equal_offers = EqualOffers()
         self._silent: set[int] = set()
         self._twin = ""
@@ -151,8 +148,9 @@ class ConcurrentOuterStep:
         """Give an event of this rank's own threads to the rank machine."""
         self._give(self.rank_machine, event)
 
-    def _seats(self) -> Mapping[int, Seat]:
-        return self.rank_machine.folded.seats
+    def feature(self, kind: type[F]) -> F | None:
+        """The feature of this kind; None: this rank has none."""
+        return next((each for each in self._features if isinstance(each, kind)), None)
 
     def own(self, offer: OpenOffer) -> None:
         """Take the tensors of a capture from the training thread, before the Captured event."""
@@ -215,6 +213,15 @@ class ConcurrentOuterStep:
 
     def _handlers(self, machine: ev.Machine) -> Handlers:
         """What this rank does for each effect of one of its machines."""
+        found = self._core_handlers(machine)
+        for feature in self._features:
+            own = feature.handlers()
+            twice = own.keys() & found.keys()
+            ensure(not twice, "two parts of a rank perform an effect", effects=twice)
+            found |= own
+        return found
+
+    def _core_handlers(self, machine: ev.Machine) -> dict[type[ev.Effect], Callable[[Any], None]]:
         pipeline, merging, slicing = self._pipeline, self._merging, self._slicing
         host, published, give = self.host, self.published, partial(self._give, machine)
         mine = machine is self.rank_machine
@@ -230,15 +237,8 @@ class ConcurrentOuterStep:
             ev.Sum: lambda it: merging.sum(it, give),
             ev.Merge: merging.merge,
             ev.Copy: pipeline.copy,
-            ev.CopyState: self._states.copy,
-            ev.NoState: lambda it: published.receive(it.reason),
-            ev.AskedState: lambda it: published.ask(it.racks),
-            ev.FreeState: self._free_state,
-            ev.Validate: published.validate,
-            ev.Probe: lambda it: probe(host, self.me.rank, it, self.tell),
             ev.PublishAnchor: pipeline.publish,
             ev.RecordCommitted: self._committed,
-            ev.UnitsChanged: lambda it: self._count_units(it.units),
             ev.Restored: self._restored,
             ev.Free: pipeline.free,
             ev.DropAnchor: pipeline.drop_anchor,
@@ -247,17 +247,6 @@ class ConcurrentOuterStep:
             ev.Fail: lambda it: self._fail(it.kind, it.detail),
             ev.Finished: self._finish if mine else lambda _: host.finished(),
         }
-
-    def _free_state(self, effect: ev.FreeState) -> None:
-        self._states.free(effect.to)
-        self.published.free(effect.to)
-
-    def _count_units(self, units: Units) -> None:
-        self.published.count_units(units)
-        if self.leader is not None:
-            rows = data_rows(units, self.leader.hello.policy)
-            counts = rows.done, rows.open, rows.left, rows.given_again
-            self.host.note(RowsCounted(*counts, rows.of_epoch))
 
     def _restored(self, effect: ev.Restored) -> None:
         self.host.note(SnapshotRead(effect.snapshot.index))
@@ -313,12 +302,14 @@ class ConcurrentOuterStep:
         return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
 
     def _committed(self, effect: ev.RecordCommitted) -> None:
-        record, rounds, part = effect.record, effect.rounds, effect.part
-        if not isinstance(record, Commit):
-            self.published.on_decided(record)
-            if isinstance(record, Roster) and self.mirrors is not None:
-                self.mirrors.retired(record.retired)
-            return
+        if isinstance(effect.record, Commit):
+            self._take(effect.record, effect.rounds, effect.part)
+        else:
+            self.published.on_decided(effect.record)
+        for feature in self._features:
+            feature.decided(effect.record)
+
+    def _take(self, record: Commit, rounds: int, part: int) -> None:
         numerics = self.store.rules[record.fragment].numerics
         if numerics.of_values:
             self.published.on_decided(record, None)
@@ -331,9 +322,6 @@ class ConcurrentOuterStep:
             self.published.on_decided(record, (rounds / WHOLE, momentum))
             outer = part / WHOLE, rounds / WHOLE, momentum, folded.balance(members)
             self._note_commit(record, outer)
-        if self.mirrors is not None and not numerics.of_values:
-            number = sum(panel.decided for panel in self.published.panels)
-            self.mirrors.committed(record, number)
 
     def _note_commit(self, commit: Commit, outer: _Outer | None = None) -> None:
         """`outer`: None for a round of moments."""

@@ -11,13 +11,10 @@ import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Literal
-
-from torch import Tensor
+from typing import Any, Literal, TypeVar
 
 from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
-    CheckpointRecord,
     Commit,
     Drop,
     Genesis,
@@ -27,15 +24,12 @@ from mend.consensus.records import (
     Record,
     Roster,
     Snapshot,
-    Units,
 )
-from mend.coordination.events import Validate
 from mend.coordination.messages import FailSlow, Pulled
 from mend.engine.compute.numerics import Anchor
-from mend.engine.joining.training_state import Mirror, Mirrored, Received
 from mend.engine.state.participation import LastRounds, Participation
 from mend.engine.state.pulls import Transfers
-from mend.errors import Evicted, JobLost, MendError
+from mend.errors import Evicted, JobLost, MendError, ensure
 from mend.types import WITNESS, Member
 
 OWN, TAKEN = -1, -2
@@ -91,11 +85,29 @@ class Sent:
         return Sent(self.bytes + size, self.fp32_bytes + fp32_bytes, residual)
 
 
+class PublishedSlice:
+    """What one feature publishes, under the same lock. Its constructor takes no further argument;
+    `PublishedState.of` makes it."""
+
+    def __init__(self, published: PublishedState) -> None:
+        self._published = published
+
+    @property
+    def changed(self) -> threading.Condition:
+        return self._published.changed
+
+    def decided(self, record: Record) -> None:
+        """Take a committed record. Loop thread, under the lock."""
+
+    def restored(self, snapshot: Snapshot) -> None:
+        """Take a snapshot in place of the records before it. Loop thread, under the lock."""
+
+
+Slice = TypeVar("Slice", bound=PublishedSlice)
+
+
 class PublishedState:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
-
-    room_B: Tensor | None = None
-    """Memory for a copy of the training state, with every page touched."""
 
     pulled = taken = 0
     """Bytes that this rank has pulled and verified; bytes of its rack's that others have."""
@@ -109,18 +121,6 @@ class PublishedState:
     moment_bytes = 0
     """Of the payloads of moments so far."""
 
-    mirror_bytes = 0
-    """Size of the mirrors kept for another rack; written by the loop alone."""
-
-    asks: Validate | None = None
-    """The micro-benchmark that the coordinator asks for; the training thread takes it."""
-
-    units: Units | None = None
-    """Units of data, if the job gives them out; replaced as a whole."""
-
-    marked_units: Units | None = None
-    """As they were at the newest checkpoint."""
-
     on_anchor: Callable[[int], None] = staticmethod(lambda fragment: None)
     """Called by the loop with the fragment of every anchor that it has published. Set by the
     training thread before the loop publishes."""
@@ -130,6 +130,7 @@ class PublishedState:
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
+        self._slices: dict[type[PublishedSlice], Any] = {}
         self.panels = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
         self.trains = False
@@ -156,10 +157,6 @@ class PublishedState:
         """The members that began the job."""
         self.first: tuple[int, ...] = ()
         """The version of every fragment that they began with."""
-        self.mark: tuple[CheckpointRecord, tuple[int, ...]] | None = None
-        """The newest checkpoint, and the decided version of every fragment before it."""
-        self.written: CheckpointRecord | None = None
-        """The newest checkpoint that all its racks have written."""
         self.mitigations: Mapping[int, Mitigation] = {}
         """By slow rack."""
         self.members: frozenset[Member] = frozenset()
@@ -169,25 +166,18 @@ class PublishedState:
         """(rack, fragment) whose newest offer that ended was dropped."""
         self.copies_failed: dict[int, str] = {}
         """Fragment -> error of the newest pull of a decided version; empty: it succeeded."""
-        self.asked: tuple[Member, ...] = ()
-        """Joining racks that wait for a copy of this rack's training state."""
-        self.given: set[Member] = set()
-        """Those whose copy was made or refused; the loop removes a rack when it frees the copy."""
-        self.copied: Received | str | None = None
-        """A donor's copy for this rack, or the reason why there is none."""
-        self.pulling = False
-        """Whether the copy is being transferred."""
-        self.mirrors: tuple[Mirror, ...] = ()
-        """Mirrors of this rack that other racks have listed so far."""
-        self.unheard: tuple[int, ...] = ()
-        """Racks that were asked for mirrors and have not answered, or cannot."""
-        self.sought = False
-        """Whether all answers have arrived."""
-        self.wanted: Mirror | None = None
-        """The mirror that this rank fetches."""
-        self.mirrored: Mirrored | str | None = None
-        """The wanted mirror with its bytes, or the reason why there is none."""
         self.transfers = Transfers()
+
+    def of(self, kind: type[Slice]) -> Slice:
+        """The slice of a feature. The first call makes it; if it takes records, before the first
+        record."""
+        with self.changed:
+            if kind not in self._slices:
+                late = self.begun and kind.decided is not PublishedSlice.decided
+                ensure(not late, "a slice is made after the first record", slice=kind.__name__)
+                self._slices[kind] = kind(self)
+            found: Slice = self._slices[kind]
+            return found
 
     # -------------------------------------------------------------- loop
 
@@ -224,11 +214,8 @@ class PublishedState:
                 self._drop(record)
             elif isinstance(record, Mitigation):
                 self.mitigations = mitigations_after(self.mitigations, record)
-            elif isinstance(record, CheckpointRecord) and record.written:
-                self.written = record
-            elif isinstance(record, CheckpointRecord):
-                self.mark = record, tuple(panel.decided for panel in self.panels)
-                self.marked_units = self.units
+            for each in self._slices.values():
+                each.decided(record)
             self.changed.notify_all()
 
     def _take(self, record: Commit, outer: tuple[float, float] | None) -> None:
@@ -249,52 +236,6 @@ class PublishedState:
             self.last_rounds.add(record)
             self.tokens_merged += sum(share.tokens for share in record.members)
 
-    def count_units(self, units: Units) -> None:
-        """Publish the units of data after the newest record."""
-        with self.changed:
-            self.units = units
-            self.changed.notify_all()
-
-    def receive(self, found: Received | str) -> None:
-        """Publish a donor's training state, or the reason why there is none."""
-        with self.changed:
-            self.copied, self.pulling = found, False
-            self.changed.notify_all()
-
-    def find(
-        self, mirrors: tuple[Mirror, ...], unheard: tuple[int, ...] = (), *, complete: bool = True
-    ) -> None:
-        """Publish the answers so far of the racks that were asked for mirrors of this one."""
-        with self.changed:
-            self.mirrors, self.unheard, self.sought = mirrors, unheard, complete
-            self.changed.notify_all()
-
-    def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:
-        """Publish a mirror's bytes, or the reason why there are none. A mirror that is not wanted
-        any more is dropped: the ranks of this rack have agreed on another."""
-        with self.changed:
-            if mirror == self.wanted:
-                self.mirrored = found
-                self.changed.notify_all()
-
-    def ask(self, racks: tuple[Member, ...]) -> None:
-        """Publish the joining racks that wait for a copy of this rank's training state."""
-        with self.changed:
-            self.asked = racks
-
-    def validate(self, asked: Validate) -> None:
-        self.asks = asked
-
-    def make_room(self, room_B: Tensor) -> None:
-        """Publish memory for a copy of the training state."""
-        with self.changed:
-            self.room_B = room_B
-
-    def free(self, to: Member) -> None:
-        """Forget the copy for this rack; it is made again if the rack asks again."""
-        with self.changed:
-            self.given.discard(to)
-
     def restore(self, snapshot: Snapshot) -> None:
         """Take a snapshot in place of the records before it."""
         with self.changed:
@@ -312,17 +253,9 @@ class PublishedState:
                 panel.decided = panel.restored = snapshot.versions[p]
                 panel.digests[panel.decided] = snapshot.digests[p]
                 panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
-            if snapshot.checkpoint is not None:
-                self._restore_mark(snapshot.checkpoint, snapshot.checkpoint_versions)
-                self.marked_units = snapshot.checkpoint_units
+            for each in self._slices.values():
+                each.restored(snapshot)
             self.changed.notify_all()
-
-    def _restore_mark(self, mark: CheckpointRecord, versions: tuple[int, ...]) -> None:
-        """Take the newest checkpoint. The record of its begin may be known already."""
-        if self.mark is None or self.mark[0].number != mark.number:
-            self.mark = mark, versions
-        if mark.written:
-            self.written = mark
 
     def _drop(self, record: Commit | Drop) -> None:
         racks = {(ended.member.rack, record.fragment) for ended in record.dropped}
@@ -430,11 +363,6 @@ class PublishedState:
         return f"rack {member.rack} has lost its seat: {why}"
 
     # -------------------------------------------------------------- training thread
-
-    def want(self, mirror: Mirror) -> None:
-        """Want this mirror from now on, and no other; call it before the fetch."""
-        with self.changed:
-            self.wanted, self.mirrored = mirror, None
 
     def applied(self, fragment: int, version: int) -> None:
         """Drop commits up to this version, which are read, and older digests."""

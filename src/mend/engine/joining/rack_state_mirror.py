@@ -15,11 +15,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Commit, Seat
+from mend.consensus.records import Commit, Record, Roster, Seat
 from mend.engine.compute.digest import bytes_of, digest_of_state
+from mend.engine.joining.inbox import MirrorInbox
 from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
-from mend.engine.loop.jobs import Jobs, format_error
-from mend.engine.loop.store import TensorStore
+from mend.engine.loop.feature import LoopFeature, LoopParts
+from mend.engine.loop.jobs import format_error
 from mend.errors import PayloadGone
 from mend.events.kinds import MirrorFailed, MirrorKept, MirrorMissed
 from mend.types import Address, Member, mirrors_key, rack_state_key
@@ -41,16 +42,15 @@ _ENTRY = struct.Struct("!QQQQ16s")
 """A mirror: round (0: an empty entry), incarnation, step, bytes, digest."""
 
 
-class RackStateMirrors:
+class RackStateMirrors(LoopFeature):
     """The mirrors of one rank: serves its own states, keeps those of another rack, fetches its own
     back."""
 
-    def __init__(
-        self, store: TensorStore, jobs: Jobs, seats: Callable[[], Mapping[int, Seat]]
-    ) -> None:
-        """`seats`: by rack, as the log has them."""
-        self._store, self._jobs, self._seats = store, jobs, seats
-        self._host, self._me, self._published = store.host, store.me, jobs.published
+    def __init__(self, parts: LoopParts) -> None:
+        self._store, self._jobs, self._machine = parts.store, parts.jobs, parts.machine
+        self._host, self._me = parts.store.host, parts.store.me
+        self._published = parts.jobs.published
+        self._inbox = self._published.of(MirrorInbox)
         self._own: dict[int, tuple[bytes, bytes]] = {}
         """step -> keys of head and state."""
         self._kept: dict[int, list[Mirrored]] = {}
@@ -60,6 +60,18 @@ class RackStateMirrors:
         self._due: dict[int, tuple[Member, int, int] | None] = {}
         """By rack whose state is being fetched: the newest state that came due meanwhile. A rack
         that reads a long log at once must not fetch every state in it."""
+
+    def _seats(self) -> Mapping[int, Seat]:
+        """By rack, as the log has them."""
+        return self._machine.folded.seats
+
+    def decided(self, record: Record) -> None:
+        if isinstance(record, Roster):
+            self.retired(record.retired)
+            return
+        rules = self._store.rules
+        if isinstance(record, Commit) and not rules[record.fragment].numerics.of_values:
+            self.committed(record, sum(panel.decided for panel in self._published.panels))
 
     # -------------------------------------------------------------- of this rank
 
@@ -169,7 +181,7 @@ class RackStateMirrors:
             host.serve(mirrors_key(rack, me), memoryview(listed))
         else:
             host.drop(mirrors_key(rack, me))
-        self._published.mirror_bytes = sum(
+        self._inbox.kept_bytes = sum(
             each.mirror.size for kept in self._kept.values() for each in kept
         )
 
@@ -216,7 +228,7 @@ class RackStateMirrors:
         def publish() -> None:
             mirrors.sort(key=lambda mirror: (mirror.round, -mirror.holder))
             missing = tuple(sorted(unheard))
-            self._published.find(tuple(mirrors), missing, complete=not awaited)
+            self._inbox.find(tuple(mirrors), missing, complete=not awaited)
 
         def ask(holder: int) -> None:
             listed = bytearray(KEPT * _ENTRY.size)
@@ -239,7 +251,7 @@ class RackStateMirrors:
     def fetch(self, mirror: Mirror) -> None:
         """Fetch one of the listed mirrors and publish it, or the error."""
         seat = self._seats().get(mirror.holder)
-        done = partial(self._published.take_back, mirror)
+        done = partial(self._inbox.take_back, mirror)
         if seat is None:
             done(f"rack {mirror.holder} has left")
             return

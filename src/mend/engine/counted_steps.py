@@ -87,7 +87,7 @@ class CountedSteps:
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
         for part in self._rank.parts:
             part.trainer.batch = count
-        self._taken = taken_of(count, self._trainer.batch_pct)
+        self._taken = taken_of(count, self._trainer.ladder.batch_pct)
         return self._taken
 
     def count_by_hand(self, tokens: int | None) -> None:
@@ -132,8 +132,8 @@ class CountedSteps:
         """Stop counting. Idempotent."""
         self._hooks.close()
         for part in self._rank.parts:
-            if part.trainer.benchmark is not None:
-                part.trainer.benchmark.close()
+            for feature in part.trainer.features:
+                feature.close()
         self.movement.close()
 
     def _look(self) -> None:

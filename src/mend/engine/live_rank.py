@@ -60,6 +60,7 @@ from mend.engine.state.fragment_state import (
     drive,
 )
 from mend.engine.state.outcome import Outcome, report_end, tell_begin
+from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_end import SAY_NS
@@ -291,7 +292,7 @@ class LiveRank(OneTrainer):
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
             troubles=io_loop.pull_troubles.describe,
             before_capture=_before_captures(model.plan, group),
-            benchmark=self._benchmark(model.plan.model, post),
+            features=self._trainer_features(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
         self._checkpoints = self._factory.checkpoints(
@@ -318,13 +319,15 @@ class LiveRank(OneTrainer):
             Replicas(group.rank == 0, group.minimum) if alike else None, calls,
         )  # fmt: skip
 
-    def _benchmark(self, model: nn.Module, post: Callable[[Event], None]) -> MicroBenchmark | None:
-        """What the coordinator asks the training thread to measure, where it validates."""
+    def _trainer_features(
+        self, model: nn.Module, post: Callable[[Event], None]
+    ) -> list[TrainerFeature]:
+        """Where the coordinator validates, what it asks the training thread to measure."""
         if not self.settings.detector.validates:
-            return None
+            return []
         device = self._side.device if self._side is not None else torch.device("cpu")
         product_ns, watch = LiveBenchmark(device).product_ns, watch_forward(weakref.ref(model))
-        return MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)
+        return [MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)]
 
     def _start(self, addresses: Sequence[str]) -> None:
         """Everything is built: receive."""

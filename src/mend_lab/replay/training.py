@@ -297,7 +297,7 @@ class ReplayTrainer(Trainer):
         matter."""
         super().stepped(tokens, units)
         while self._batches and self._batches[0][0] <= self.step:
-            self.batch_pct = self._batches.pop(0)[1]
+            self.ladder.batch_pct = self._batches.pop(0)[1]
         if self._gives and self._gives[0].step == self.step:
             self.states.due = self.member
         due = self._next

@@ -481,7 +481,7 @@ class Training:
         elif self.trainer.step < self._steps and self.units != []:
             slower = self.process.broken.slower(target(self.process.me.rack))
             batch = self.trainer.batch = self.scenario.batch
-            self._taken = taken_of(batch, self.trainer.batch_pct)
+            self._taken = taken_of(batch, self.trainer.ladder.batch_pct)
             part_ns = self._step_ns * self._taken // batch if batch else self._step_ns
             self.process.later(slower * part_ns, self._step)
         else:

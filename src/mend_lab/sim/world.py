@@ -314,7 +314,7 @@ class World(Writer):
             process.member, policy, _step_options(scenario), tracks, published,
             now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
             numerics=numerics, routes=StateRoutes(state, give),
-            benchmark=self._benchmark(process, published, post),
+            features=self._benchmark(process, published, post),
             resumed=(_progress(tracks), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
@@ -376,11 +376,12 @@ class World(Writer):
 
     def _benchmark(
         self, process: Process, published: PublishedState, post: Callable[[Event], None]
-    ) -> MicroBenchmark | None:
+    ) -> Sequence[MicroBenchmark]:
         if not self.scenario.validates:
-            return None
+            return ()
         slower, rack = self.broken.slower, target(process.me.rack)
-        return MicroBenchmark(published, process.now_ns, post, lambda: MS * slower(rack), None)
+        product_ns = lambda: MS * slower(rack)  # noqa: E731
+        return (MicroBenchmark(published, process.now_ns, post, product_ns, None),)
 
     def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
         """What a rack reports of the checkpoint that it has read."""

@@ -167,10 +167,10 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     hand.published.on_decided(Mitigation(THEIRS.rack, SMALLER, "slow", 10))
     hand.published.on_decided(Mitigation(mine, SMALLER, reason, 50))
     hand.step(3)
-    assert hand.trainer.batch_pct == 100
+    assert hand.trainer.ladder.batch_pct == 100
     heard = True
     hand.step()
-    assert hand.trainer.batch_pct == 50
+    assert hand.trainer.ladder.batch_pct == 50
     assert hand.posted(BatchSet) == [BatchSet(4, 50)], "it is on the tape, for a replay"
     assert hand.noted("local-batch") == [
         ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
@@ -1181,7 +1181,7 @@ def news_of(hand: Hand) -> dict[str, Callable[[], object]]:
         "a failure": lambda: published.fail(MendError("broken")),
         "the end": lambda: published.finish(MINE),
         "a mitigation": lambda: setattr(published, "mitigations", {MINE.rack: mitigation}),
-        "a smaller batch": lambda: setattr(trainer, "batch_pct", 50),
+        "a smaller batch": lambda: setattr(trainer.ladder, "batch_pct", 50),
         "a lost seat": lambda: setattr(trainer.life, "lost", True),
     }
 

@@ -99,7 +99,7 @@ def test_it_takes_as_many_micro_batches_as_then(tmp_path: Path) -> None:
     found = []
     for _ in range(4):
         hand.step()
-        found.append(hand.trainer.batch_pct)
+        found.append(hand.trainer.ladder.batch_pct)
     assert found == [100, 50, 100, 100]
 
 

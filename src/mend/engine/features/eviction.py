@@ -45,7 +45,7 @@ class EvictableTrainer(Trainer):
         yield from super().work()
         if self.life.lost:
             raise self._seat_lost()
-        if self.life.ends:
+        if self.ladder.evicted_for:
             with self.clock.untimed():
                 yield from self._leave_evicted()
 
@@ -64,7 +64,7 @@ class EvictableTrainer(Trainer):
     def _leave_evicted(self) -> Requests:
         """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time
         and would be lost: then train on."""
-        reason = self.life.ends
+        reason = self.ladder.evicted_for
         try:
             for _ in range(2):  # offers that are open already go first
                 self._capture_tails()
@@ -72,7 +72,7 @@ class EvictableTrainer(Trainer):
         except GaveUp as late:
             self._stays(reason, str(late), for_good=True)
             return
-        still, open_ = self._mitigation().stage == EVICTED, self.open_tokens()
+        still, open_ = self.ladder.mitigation().stage == EVICTED, self.open_tokens()
         stands, minus_open = yield from self._all_ranks([int(still), -open_])
         if not stands or minus_open:
             why = "not all its work was merged" if minus_open else "it was taken back meanwhile"
@@ -94,6 +94,6 @@ class EvictableTrainer(Trainer):
         """Train on. `for_good`: tell the coordinator, which takes the record back and tries no
         more."""
         self._note(EvictionFailed(self.step, reason, detail))
-        self.life.ends, self.life.stays = "", for_good
+        self.ladder.evicted_for, self.ladder.stays = "", for_good
         if for_good:
             self._post(Started(0))

@@ -26,6 +26,7 @@ from mend.engine.hooks.uncounted_writes import hook_of_a_copy
 from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.state.published_state import PublishedSlice, PublishedState
+from mend.engine.state.trainer_feature import TrainerFeature
 from mend.types import MS, probe_key
 
 T = TypeVar("T")
@@ -185,7 +186,7 @@ def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
     return watch
 
 
-class MicroBenchmark:
+class MicroBenchmark(TrainerFeature):
     """State of one rank's training thread: what is asked for, and the wait before the forward.
 
     The wait is the time from the end of a step, including the work of mend after it, to the first

@@ -6,7 +6,7 @@ The methods are generators where they wait, as in `trainer_rounds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,7 @@ from mend.engine.joining.training_state import (
 from mend.engine.state.fragment_state import POLL_NS, Requests, Spread, Wait, agree
 from mend.engine.state.published_state import PublishedState
 from mend.engine.state.step_clock import StepClock
+from mend.engine.state.trainer_feature import TrainerFeature
 from mend.errors import StateRefused, require
 from mend.events.base import Emit
 from mend.events.kinds import StateGiven
@@ -40,7 +41,7 @@ MIRROR_NS = 20 * SECOND
 no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
 
-class StateExchange:
+class StateExchange(TrainerFeature):
     """Of one rank of a rack of `ranks`. `routes`: how the state reaches other racks."""
 
     def __init__(
@@ -64,7 +65,9 @@ class StateExchange:
         self._inbox, self._found = published.of(StateInbox), published.of(MirrorInbox)
         self._mirrored_step = -1
         self._looks = 0
-        """How often `asked` was called; the same on all ranks."""
+        """How often `asks` was called; the same on all ranks."""
+        self._to = Member(0, 0)
+        """The joining rack that it looked at last; (0, 0): there was none."""
         self._reserved = False
         """Whether `reserve` was called for the next copy."""
 
@@ -72,32 +75,35 @@ class StateExchange:
 
     @property
     def idle(self) -> bool:
-        """Whether `asked` would find no joining rack and leave all as it is."""
+        """Whether `asks` would find no joining rack and leave all as it is."""
         inbox = self._inbox
         kept = self._reserved or inbox.room_B is not None
         return self.state is None or not (inbox.asked or kept)
 
-    def asked(self) -> tuple[Member, Lacks] | None:
+    def asks(self) -> list[int]:
         """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
-        all ranks copy again, at one step. Several joining racks are looked at in turn. Without one,
-        the member (0, 0). None: this rank has nothing to give."""
+        all ranks copy again, at one step. Several joining racks are looked at in turn."""
         if self.state is None:
-            return None
+            return []
         with self._inbox.changed:
             asked, given = self._inbox.asked, frozenset(self._inbox.given)
         self._looks += 1
         if not asked:
             self._inbox.room_B, self._reserved = None, False
-        to = asked[self._looks % len(asked)] if asked else Member(0, 0)
-        if to in given:
-            return to, Lacks.NOTHING
-        return to, Lacks.COPY if self._has_room() else Lacks.ROOM
+        to = self._to = asked[self._looks % len(asked)] if asked else Member(0, 0)
+        lacks = Lacks.COPY if self._has_room() else Lacks.ROOM
+        return [to.incarnation, -to.incarnation, -(Lacks.NOTHING if to in given else lacks)]
+
+    def agreed(self, least: Sequence[int], step: int) -> None:
+        life = self._to.incarnation
+        if least and life and list(least[:2]) == [life, -life]:
+            self._agreed_on(self._to, -least[2], step)
 
     def _has_room(self) -> bool:
         elsewhere = self.replicas is not None and not self.replicas.first
         return self.reserve is None or elsewhere or self._inbox.room_B is not None
 
-    def agreed_on(self, to: Member, lacks: int, step: int) -> None:
+    def _agreed_on(self, to: Member, lacks: int, step: int) -> None:
         """All ranks know at this step that `to` joins; `lacks`: the most that one of them has to do
         for it. They compute the size of a copy together: a `state_dict` may be a collective."""
         if lacks == Lacks.COPY:

@@ -238,12 +238,8 @@ class Life:
     """The life of a rank's process."""
 
     started_ns: int
-    ends: str = ""
-    """Why the rack is evicted, once all its ranks know; empty: it is not."""
     lost: bool = False
     """Whether all ranks know that the rack has lost its seat while it trained."""
-    stays: bool = False
-    """Whether it tried to leave and its work could not be merged."""
     writing: Unfinished | None = None
     """The newest checkpoint of this rank."""
 

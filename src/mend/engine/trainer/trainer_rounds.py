@@ -12,6 +12,7 @@ capture, then apply).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,10 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from mend.consensus.records import AWAITED, EVICTED, Mitigation, Policy
+from mend.consensus.records import Policy
 from mend.coordination.events import (
     Applied,
-    BatchSet,
     Captured,
     Discarded,
     Event,
@@ -37,7 +37,6 @@ from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.numerics import Anchor, Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
-from mend.engine.features.micro_benchmark import MicroBenchmark
 from mend.engine.joining.state_exchange import StateExchange
 from mend.engine.joining.training_state import (
     StateRoutes,
@@ -60,12 +59,13 @@ from mend.engine.state.fragment_state import (
 from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import OfferFate, PublishedState
 from mend.engine.state.step_clock import StepClock
+from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.trainer.cuda_staging import CudaStaging
+from mend.engine.trainer.ladder import Ladder
 from mend.errors import Diverged, GaveUp, NonFinite, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     FragmentCaptured,
-    LocalBatchChanged,
     OfferDiscarded,
     OfferStillOpen,
     RackDiverged,
@@ -90,6 +90,10 @@ NO_ROUTES = StateRoutes()
 
 def _refuse(error: NonFinite) -> Encoded:
     raise error
+
+
+def _watches_steps(feature: TrainerFeature) -> bool:
+    return type(feature).stepped is not TrainerFeature.stepped
 
 
 class TrainerRounds:
@@ -120,16 +124,17 @@ class TrainerRounds:
         numerics: Numerics,
         side: Side | None = None,
         routes: StateRoutes = NO_ROUTES,
-        benchmark: MicroBenchmark | None = None,
         before_capture: Callable[[], None] = lambda: None,
         troubles: Callable[[], list[str]] = list,
         resumed: tuple[Progress, Sequence[OpenOffer]] | None = None,
         compares: bool = False,
         started_ns: int | None = None,
         grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
+        features: Sequence[TrainerFeature] = (),
     ) -> None:
-        """`before_capture`: called before the captures of a step; may raise. `benchmark`: set where
-        slow racks are validated. `troubles`: in words, the lanes over which no pull succeeds.
+        """`before_capture`: called before the captures of a step; may raise. `features`: besides
+        the copies of the training state and the ladder. `troubles`: in words, the lanes over which
+        no pull succeeds.
         `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
         `compares`: whether to say how far the weights were from those that the job begins with.
         `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
@@ -149,11 +154,12 @@ class TrainerRounds:
             routes, policy.ranks, published, self.clock, numerics.pool,
             now_ns=now_ns, post=post, note=note,
         )  # fmt: skip
-        self.benchmark, self._resumed = benchmark, resumed
-        self.batch, self.batch_pct = 0, 100
-        """Micro-batches per step that the script has announced since the last sample (0: none),
-        and the percentage of them that it takes."""
+        self._resumed, self.batch = resumed, 0
+        """Micro-batches per step that the script has announced since the last sample; 0: none."""
         self.life = Life(now_ns() if started_ns is None else started_ns)
+        self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
+        self.features = (self.states, self.ladder, *features)
+        self._watching = [each for each in self.features if _watches_steps(each)]
         self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
@@ -198,8 +204,8 @@ class TrainerRounds:
         if (sample := self.clock.stepped(tokens)) is not None:
             self._post(Timed(self.step, *sample, self.batch))
             self.batch = 0
-        if self.benchmark is not None:
-            self.benchmark.stepped(self.step, begun_ns, self.clock.untimed)
+        for feature in self._watching:
+            feature.stepped(self.step, begun_ns, self.clock.untimed)
         return self.due(self.step)
 
     def due(self, step: int) -> bool:
@@ -216,13 +222,14 @@ class TrainerRounds:
     def _finds_nothing(self) -> bool:
         """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
         agree. The loop may write meanwhile; the next poll sees it."""
-        published, life = self.published, self.life
-        if self.policy.ranks > 1 or published.opened or published.finished or life.lost:
+        published = self.published
+        if self.policy.ranks > 1 or published.opened or published.finished or self.life.lost:
             return False
-        if published.failure is not None or self.member.rack in published.mitigations:
+        if published.failure is not None:
             return False
-        if self.batch_pct != 100 or not self.states.idle:
-            return False
+        for feature in self.features:
+            if not feature.idle:
+                return False
         return all(
             panel.decided == track.anchor.version
             and (track.offer is None or track.offer.seq not in panel.discarded)
@@ -430,44 +437,21 @@ class TrainerRounds:
         yield from self._await_results(lasts)
         eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
         flags = self._opened() if polls else []
-        asked = self.states.asked()
-        life = [] if asked is None else [asked[0].incarnation, -asked[0].incarnation]
-        needs = [] if asked is None else [-asked[1]]
-        done = self._mitigation()
-        evicted = done.stage == EVICTED and not (self.life.stays or self.life.writes)
-        values = [*flags, *(-v for v in flags), *life, *needs]
-        lost = self.published.lost_seat(self.member)
-        values += [done.batch_pct, -done.batch_pct, int(evicted), int(lost)]
-        answer = yield from self.agree_and_apply(eligible, values)
-        *agreed, least_pct, minus_pct, leaves, gone = answer
+        asked = [feature.asks() for feature in self.features]
+        lost = int(self.published.lost_seat(self.member))
+        values = [*flags, *(-v for v in flags), *itertools.chain(*asked), lost]
+        *agreed, gone = yield from self.agree_and_apply(eligible, values)
         self.life.lost = bool(gone)
-        if least_pct == -minus_pct != self.batch_pct:
-            self._set_batch(done.batch_pct, done.reason)
-        if leaves:
-            self.life.ends = done.reason
-        if asked is not None and life[0] and agreed[-3:-1] == life:
-            self.states.agreed_on(asked[0], -agreed[-1], self.step)
+        left = iter(agreed)
+        least, greatest = (list(itertools.islice(left, len(flags))) for _ in range(2))
+        for feature, own in zip(self.features, asked, strict=True):
+            feature.agreed(list(itertools.islice(left, len(own))), self.step)
         for fragment in lasts:
             track = self.tracks[fragment]
             offer = track.offer if track.moments is None else None
             if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
                 self.ledger.miss("result not there at the apply point")
-        least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
         return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
-
-    # -------------------------------------------------------------- mitigation of a slow rack
-
-    def _mitigation(self) -> Mitigation:
-        """The mitigation of this rack that the log has, as far as this rank knows."""
-        rack = self.member.rack
-        none = Mitigation(rack, AWAITED, "nothing is done about it any more")
-        return self.published.mitigations.get(rack, none)
-
-    def _set_batch(self, pct: int, reason: str) -> None:
-        """Take this share of the micro-batches from the next step on. All ranks know of it."""
-        self.batch_pct = pct
-        self._post(BatchSet(self.step, pct))
-        self._note(LocalBatchChanged(self.step, pct, reason))
 
     def versions(self) -> tuple[int, ...]:
         return tuple(track.anchor.version for track in self.tracks)

@@ -1,0 +1,59 @@
+"""What a slow rack does about itself: a smaller batch, or its eviction, as the log says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mend.consensus.records import AWAITED, EVICTED, Mitigation
+from mend.coordination.events import BatchSet, Event
+from mend.engine.state.fragment_state import Life
+from mend.engine.state.published_state import PublishedState
+from mend.engine.state.trainer_feature import TrainerFeature
+from mend.events.base import Emit
+from mend.events.kinds import LocalBatchChanged
+
+
+class Ladder(TrainerFeature):
+    """The mitigation of one rack, on which all its ranks agree."""
+
+    def __init__(
+        self,
+        rack: int,
+        published: PublishedState,
+        life: Life,
+        *,
+        post: Callable[[Event], None],
+        note: Emit,
+    ) -> None:
+        self._rack, self._published, self._life = rack, published, life
+        self._post, self._note = post, note
+        self._asked = self.mitigation()
+        self.batch_pct = 100
+        """Percentage of the micro-batches that the rack takes."""
+        self.evicted_for = ""
+        """Why the rack is evicted, once all its ranks know; empty: it is not."""
+        self.stays = False
+        """Whether it tried to leave and its work could not be merged."""
+
+    @property
+    def idle(self) -> bool:
+        return self.batch_pct == 100 and self._rack not in self._published.mitigations
+
+    def mitigation(self) -> Mitigation:
+        """The mitigation of this rack that the log has, as far as this rank knows."""
+        none = Mitigation(self._rack, AWAITED, "nothing is done about it any more")
+        return self._published.mitigations.get(self._rack, none)
+
+    def asks(self) -> list[int]:
+        done = self._asked = self.mitigation()
+        evicted = done.stage == EVICTED and not (self.stays or self._life.writes)
+        return [done.batch_pct, -done.batch_pct, int(evicted)]
+
+    def agreed(self, least: Sequence[int], step: int) -> None:
+        least_pct, minus_pct, leaves = least
+        if least_pct == -minus_pct != self.batch_pct:
+            self.batch_pct = least_pct
+            self._post(BatchSet(step, least_pct))
+            self._note(LocalBatchChanged(step, least_pct, self._asked.reason))
+        if leaves:
+            self.evicted_for = self._asked.reason

@@ -518,7 +518,9 @@ class Runtime:
             stall_ms_last=marks.stall_ns_last / MS,
             host_bytes=sum(part.numerics.buffers.total_bytes for part in rank.parts),
             device_bytes_peak=sum(
-                part.trainer.beside.side.bytes_peak for part in rank.parts if part.trainer.beside
+                staging.side.bytes_peak
+                for part in rank.parts
+                if (staging := part.trainer.model.staging) is not None
             ),
             bytes_sent=sum(part.io_loop.bytes_sent for part in rank.parts),
             bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),

@@ -182,7 +182,7 @@ class CountedSteps:
                 "the first one on"
             )
         trainer = self._trainer
-        if trainer.beside is not None and torch.cuda.is_current_stream_capturing():
+        if trainer.model.staging is not None and torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
                 "not see: give mend_init no optimizer, and call runtime.step() after each step and "

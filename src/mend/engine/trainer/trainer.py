@@ -7,10 +7,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
 from typing import Any
-
-import torch
 
 from mend.coordination.events import (
     Applied,
@@ -19,14 +16,11 @@ from mend.coordination.events import (
 )
 from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.compute.digest import StateDigest
 from mend.engine.compute.numerics import Anchor
-from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.engine.joining.training_state import Received
 from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentProgress,
-    FragmentState,
     OpenOffer,
     Progress,
     Requests,
@@ -40,7 +34,6 @@ from mend.errors import (
     require,
 )
 from mend.events.kinds import RackJoined, ResumeIgnored, WeightsReplaced
-from mend.fragment.view import Pieces, portions
 
 
 class Trainer(TrainerEnd):
@@ -98,29 +91,18 @@ class Trainer(TrainerEnd):
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
-        replaced = self._replaced(anchors) if self.compares and not (own or self._joins()) else 0.0
+        compares = self.compares and not (own or self._joins())
+        replaced = self.model.distance(self.tracks, anchors) if compares else 0.0
         if replaced:
             self._note(WeightsReplaced(round(100 * replaced, 3)))
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
-                yield from self._write(track, fragment, anchor.values)
+                yield from self.model.write(track, fragment, anchor.values)
             track.anchor = anchor
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
-
-    def _replaced(self, anchors: Sequence[Anchor]) -> float:
-        """How far this rank's weights are from the anchors: length over length, in fp64."""
-        apart = whole = 0.0
-        for track, anchor in zip(self.tracks, anchors, strict=True):
-            if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
-                theta_N = self._buffers.empty(track.owned.numel)
-                track.view.read(track.owned, theta_N)
-                theta_N.sub_(anchor.values)
-                apart += float(torch.linalg.vector_norm(theta_N, dtype=torch.float64)) ** 2
-            whole += float(torch.linalg.vector_norm(anchor.values, dtype=torch.float64)) ** 2
-        return float((apart / whole) ** 0.5 if whole else apart)
 
     def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
         """Get a donor's training state, if this rack joins a running job. None: it does not."""
@@ -204,7 +186,7 @@ class Trainer(TrainerEnd):
         fragments = tuple(
             FragmentProgress(
                 t.anchor.version, t.anchor.rounds, t.anchor.digest, t.seq, t.tokens_mark,
-                t.steps_mark, calendar.marks[p], calendar.versions[p], self._weights_digest(t),
+                t.steps_mark, calendar.marks[p], calendar.versions[p], self.model.digest(t),
             )
             for p, t in enumerate(self.tracks)
         )  # fmt: skip
@@ -212,22 +194,6 @@ class Trainer(TrainerEnd):
         counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
         missed = tuple(ledger.missed.items())
         return Progress(*counts, missed, fragments, self.units), offers
-
-    def _weights_digest(self, track: FragmentState) -> str:
-        """The `digest_of` the weights, without a copy where they are fp32 on the CPU. Every part
-        but the last is a whole number of blocks."""
-        numel = track.owned.numel
-        live = track.view.in_place(track.owned)
-        if live is None:
-            theta_N = self._buffers.empty(numel)
-            track.view.read(track.owned, theta_N)
-            live = [(theta_N, slice(0, numel))]
-        parts = [(StateDigest(numel, 0), pieces) for pieces in portions(live, PORTION_NUMEL)]
-        self._pool.each([partial(_feed, digest, pieces) for digest, pieces in parts])
-        whole = StateDigest(numel, 0)
-        for digest, _ in parts:
-            whole.extend(digest)
-        return whole.hexdigest()
 
     def _may_begin_or_look(self) -> bool:
         return self.published.looks_again or self._may_begin()
@@ -269,8 +235,3 @@ class Trainer(TrainerEnd):
             if not all((yield AgreeMin([int(version in anchors) for version, anchors in pairs]))):
                 return []
         return [anchors[version] for version, anchors in zip(newest, held, strict=True)]
-
-
-def _feed(digest: StateDigest, pieces: Pieces) -> None:
-    for theta_n, _ in pieces:
-        digest.feed(theta_n)

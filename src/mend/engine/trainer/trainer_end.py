@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,7 +102,7 @@ class TrainerEnd(TrainerRounds):
         refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
         kept = self.local_weights() if refused[0] else []
         if refused[0]:
-            self._carry_from_here()
+            self.model.carry_from_here()
             yield from self._try_drain(patience)
         else:
             yield from self._merge_tails(patience)
@@ -148,15 +147,9 @@ class TrainerEnd(TrainerRounds):
         minus_left, may = yield from self._all_ranks([-int(left), int(not stops)])
         return bool(minus_left and may)
 
-    def _carry_from_here(self) -> None:
-        """From now on an apply keeps everything that the weights hold, whatever apply_mode says."""
-        self.options = replace(self.options, apply_mode="carry")
-        if self.beside is not None:
-            self.beside.apply_mode = "carry"
-
     def _end(self, keep_local: bool) -> Requests:
         """The rack has left: put the anchor into the model, unless its own weights hold more."""
-        unsound = [self._unsound(track) for track in self.weights]
+        unsound = [self.model.unsound(track) for track in self.weights]
         sound = yield from self.agree_and_apply([], [int(not why) for why in unsound])
         if not all(sound):
             fragment = sound.index(0)
@@ -333,7 +326,7 @@ class TrainerEnd(TrainerRounds):
     def publish_anchor(self) -> Requests:
         """Write the anchor into the model."""
         for fragment, track in self.of_model:
-            yield from self._write(track, fragment, track.anchor.values)
+            yield from self.model.write(track, fragment, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
         """A copy on the host of this rank's part of the live model, in its dtypes."""

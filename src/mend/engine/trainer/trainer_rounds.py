@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from mend.consensus.records import Policy
 from mend.coordination.events import (
@@ -36,7 +35,6 @@ from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.numerics import Anchor, Numerics
 from mend.engine.compute.offers import Encoded, Read
-from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
 from mend.engine.joining.state_exchange import StateExchange
 from mend.engine.joining.training_state import (
     StateRoutes,
@@ -49,7 +47,6 @@ from mend.engine.state.fragment_state import (
     OpenOffer,
     Progress,
     Requests,
-    Share,
     Standing,
     StepOptions,
     Wait,
@@ -60,8 +57,8 @@ from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import OfferFate, PublishedState
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
-from mend.engine.trainer.cuda_staging import CudaStaging
 from mend.engine.trainer.ladder import Ladder
+from mend.engine.trainer.model_access import ModelAccess
 from mend.errors import Diverged, GaveUp, NonFinite, require
 from mend.events.base import Emit
 from mend.events.kinds import (
@@ -73,12 +70,8 @@ from mend.events.kinds import (
     StatisticsReset,
     VersionApplied,
 )
-from mend.fragment.apply import realign
-from mend.fragment.device import Landed, Side
-from mend.fragment.moments import MomentsView
+from mend.fragment.device import Side
 from mend.fragment.statistics import in_few_words
-from mend.fragment.view import Pieces, between, portions
-from mend.kernels import apply_kernel
 from mend.transport.growth import Growth
 from mend.types import MS, SECOND, Member
 
@@ -146,8 +139,8 @@ class TrainerRounds:
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._buffers, self._pool, self._numerics = numerics.buffers, numerics.pool, numerics
-        self._in_weights, self._grows = numerics.in_weights, grows
+        self._numerics, self._grows = numerics, grows
+        self.model = ModelAccess(numerics, side, options.apply_mode, options.blend_alpha)
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.states = StateExchange(
@@ -166,8 +159,6 @@ class TrainerRounds:
         self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
         self._marks = Marks(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._marks)
-        blend = options.apply_mode, options.blend_alpha
-        self.beside = CudaStaging(side, numerics, *blend) if side is not None else None
         published.on_anchor = self._prefetch
         if resumed is not None:
             self._go_on_after(resumed[0])
@@ -241,7 +232,7 @@ class TrainerRounds:
         at the next step it might be too late. What this reads the training thread may change at the
         same time; then the upload is not of the move that it makes, and is dropped."""
         track = self.tracks[fragment]
-        if self.beside is None or track.moments is not None:
+        if self.model.staging is None or track.moments is not None:
             return
         with self.published.changed:
             # Read under the lock: commits up to the applied version are deleted under it.
@@ -254,7 +245,7 @@ class TrainerRounds:
         seq = offer.seq if delta_N is not None and offer is not None else 0
         # Without room on the device the apply asks again, in the script's own thread.
         with contextlib.suppress(torch.OutOfMemoryError):
-            self.beside.prefetch(fragment, old, seq, delta_N, anchors[newest])
+            self.model.staging.prefetch(fragment, old, seq, delta_N, anchors[newest])
 
     def work(self) -> Requests:
         """Everything that is due after the current step."""
@@ -339,7 +330,7 @@ class TrainerRounds:
         """Tokens, steps and units that an offer captured now counts. With feedback in the weights a
         part of the work stays there until the closing offer, which must have a weight: so every
         other offer leaves the last step to the next one."""
-        whole = not self._in_weights or closing
+        whole = not self._numerics.in_weights or closing
         return (self.tokens, self.step, self.units) if whole else self._before
 
     def _capture(self, fragment: int, closing: bool = False) -> None:
@@ -354,31 +345,21 @@ class TrainerRounds:
         if steps < 1:
             return
         self._repair(track)
-        landed: Landed | None = None
-        encoding: Callable[[], Encoded] | None = None
-        read: Read | None = None
-        if self.beside is not None and track.moments is None:
-            encoder = self.beside.encoder
-            if encoder is not None and not (closing and encoder.in_weights):
-                snapshot_N, encoding = self.beside.encode(encoder, fragment, track)
-            else:
-                snapshot_N, landed = self.beside.snapshot(track)
-        else:
-            snapshot_N = self._buffers.empty(track.owned.numel)
-            read = self._snapshot(track, snapshot_N)
-            if track.moments is not None:
-                track.moments.captured()
+        waits = self._waits_for_result()
+        found = self.model.snapshot(fragment, track, closing=closing, waits=waits)
+        if track.moments is not None:
+            track.moments.captured()
         track.seq += 1
         track.offer = offer = OpenOffer(
             fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
-            snapshot_N, track.residual_N, units_total=units, closing=closing, landed=landed,
-            encoding=encoding,
+            found.values_N, track.residual_N, units_total=units, closing=closing,
+            landed=found.landed, encoding=found.encoding,
         )  # fmt: skip
         if track.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
         self._own(offer)
-        if read is not None:
-            offer.encoding = self._encode(offer, read)
+        if found.read is not None:
+            offer.encoding = self._encode(offer, found.read)
         base = track.anchor.version
         self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
         about = (self.step, fragment, offer.seq, base, tokens, steps)
@@ -396,23 +377,6 @@ class TrainerRounds:
         """Between two steps: copy the training state to host memory for a joining rack, if one is
         due."""
         self.states.give_due(self.step)
-
-    def _snapshot(self, track: FragmentState, snapshot_N: Tensor) -> Read | None:
-        """Copy what this rank owns. Where training waits for the result anyway, give the function
-        that copies: the offer is then encoded portion by portion, right behind the copy."""
-        live = track.view.in_place(track.owned)
-        if live is None:
-            track.view.read(track.owned, snapshot_N)
-            return None
-
-        def copy(pieces: Pieces) -> None:
-            for theta_n, place in pieces:
-                snapshot_N[place].copy_(theta_n)
-
-        if track.moments is None and self._waits_for_result():
-            return lambda begin, end: copy(between(live, begin, end))
-        self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
-        return None
 
     def _waits_for_result(self) -> bool:
         """Whether training waits right after a capture."""
@@ -442,8 +406,8 @@ class TrainerRounds:
         values = [*flags, *(-v for v in flags), *itertools.chain(*asked), lost]
         *agreed, gone = yield from self.agree_and_apply(eligible, values)
         self.life.lost = bool(gone)
-        left = iter(agreed)
-        least, greatest = (list(itertools.islice(left, len(flags))) for _ in range(2))
+        least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
+        left = iter(agreed[2 * len(flags) :])
         for feature, own in zip(self.features, asked, strict=True):
             feature.agreed(list(itertools.islice(left, len(own))), self.step)
         for fragment in lasts:
@@ -571,21 +535,10 @@ class TrainerRounds:
         self.ledger.miss("declined or too old")
         self.published.panels[fragment].discarded.clear()
         track.offer = None
-        wrong = self._unsound(track)
+        wrong = self.model.unsound(track)
         (sound,) = yield from self._all_ranks([int(not wrong)])
         if bad or not sound:
             raise self._diverged(fragment, bad or wrong)
-
-    def _unsound(self, track: FragmentState) -> str:
-        """The first of this rank's weights that is no usable number, in words; empty: none."""
-        theta_N = self._buffers.empty(track.owned.numel)
-        track.view.read(track.owned, theta_N)
-        first = first_unsound(theta_N)
-        if first is None:
-            return ""
-        cuts, slots = track.owned.cuts, track.view.layout.slots
-        slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
-        return f"{slot.name} holds {theta_N[first].item()}"
 
     def _diverged(self, fragment: int, why: str) -> Diverged:
         """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
@@ -607,9 +560,11 @@ class TrainerRounds:
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._outcome(fragment, anchor.version)
         if track.moments is None:
-            yield from self._realign(track, fragment, delta_N, anchor)
+            yield from self.model.realign(track, fragment, delta_N, anchor)
         elif delta_N is not None and offer is not None:
-            yield from self._average(track, track.moments, fragment, offer, anchor)
+            self._repair(track)
+            steps = self.step - offer.capture_step
+            yield from self.model.average(track, track.moments, fragment, offer, anchor, steps)
         ended = 0
         if (
             fate != "named"
@@ -629,69 +584,6 @@ class TrainerRounds:
         self._note(VersionApplied(self.step, fragment, anchor.version, fate or "none", ended))
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
-
-    def _realign(
-        self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
-    ) -> Requests:
-        """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
-        if self.beside is not None:
-            device = self.beside.side.device
-            numel = track.owned.numel if track.shared else 0
-            room_N = torch.empty(numel, dtype=torch.float32, device=device)
-            out_N = room_N if track.shared else None
-            seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
-            self.beside.realign(fragment, track, seq, delta_N, anchor, out_N)
-            if out_N is not None:
-                yield from self._write(track, fragment, out_N)
-            return
-        live = None if track.shared else track.view.in_place(track.owned)
-        theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
-        if live is None:
-            theta_N = self._buffers.empty(track.owned.numel)
-            track.view.read(track.owned, theta_N)
-        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
-        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
-        self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
-        if live is None:
-            yield from self._write(track, fragment, theta_N)
-
-    def _average(
-        self,
-        track: FragmentState,
-        view: MomentsView,
-        fragment: int,
-        offer: OpenOffer,
-        anchor: Anchor,
-    ) -> Requests:
-        """Continue from the mean, which has this rack's moments, with the steps made since."""
-        self._repair(track)
-        live_N = self._buffers.empty(track.owned.numel)
-        view.read(track.owned, live_N)
-        steps = self.step - offer.capture_step
-        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
-        yield from self._write(track, fragment, live_N)
-
-    def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
-        apply_mode, alpha = self.options.apply_mode, self.options.blend_alpha
-        kernel = apply_kernel() if new_N.numel() >= PORTION_NUMEL else None
-        if delta_N is not None and apply_mode == "overwrite":
-            kernel = None  # a copy
-        for theta_n, place in pieces:
-            delta_n = delta_N[place] if delta_N is not None else None
-            if kernel is not None:
-                given = (theta_n, old_N[place], new_N[:0] if delta_n is None else delta_n)
-                theta, old, delta = (each.numpy() for each in given)
-                kernel(theta, old, delta, new_N[place].numpy(), apply_mode == "blend", alpha)
-                increment_version(theta_n)  # autograd and UncountedWrites look at it
-                continue
-            realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
-
-    def _write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
-        if track.shared:
-            held_N = yield Share(fragment, slice_N, track.holding)
-            track.view.write(track.holding.everything, held_N)
-        else:
-            track.view.write(track.owned, slice_N)
 
     def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
@@ -715,7 +607,7 @@ class TrainerRounds:
         weights = track.moments is None
         if weights:
             self.ledger.merged += offer.tokens
-        if weights and self.options.apply_mode == "overwrite":
+        if weights and self.model.apply_mode == "overwrite":
             self.ledger.discarded += self.tokens - offer.tokens_total
             track.tokens_mark, track.steps_mark = self.tokens, self.step
         else:

@@ -36,7 +36,7 @@ from mend.engine.joining.training_state import Stateful, TrainingState
 from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
 from mend.engine.rank_of_parts import RankOfParts
-from mend.engine.state.fragment_state import Marks
+from mend.engine.state.fragment_state import RankPosition
 from mend.engine.state.outcome import Ended, Outcome, refuse_clean_exit
 from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
@@ -462,12 +462,12 @@ class Runtime:
         """
         return self._digest_of(self._trainer.standing[2])
 
-    def _digest_of(self, marks: Marks) -> str:
-        if not self.config.exchange or not all(marks.digests):
+    def _digest_of(self, position: RankPosition) -> str:
+        if not self.config.exchange or not all(position.digests):
             return ""
         digest = hashlib.sha256()
-        for fragment, version in enumerate(marks.versions):
-            digests = ",".join(marks.digests[fragment])
+        for fragment, version in enumerate(position.versions):
+            digests = ",".join(position.digests[fragment])
             digest.update(f"{fragment} {version} {digests}\n".encode())
         return digest.hexdigest()
 
@@ -493,29 +493,29 @@ class Runtime:
 
     def _status(self) -> Status:
         rank, trainer = self._rank, self._trainer
-        step, tokens, marks = trainer.standing  # read once: all of it is of one moment
+        step, tokens, position = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
         units = rank.published.of(DataUnits).units
         sent = [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
-        merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
+        merged, open_ = position.merged / fragments, tokens - position.marked / fragments
         return Status(
             rack=self.config.rack_number,
             rank=rank.me.rank,
             step=step,
             tokens=tokens,
-            versions=marks.versions,
+            versions=position.versions,
             rounds_committed=published.commits,
-            rounds_missed=dict(marks.missed),
-            ledger=TokenLedger(merged, open_, marks.discarded / fragments),
+            rounds_missed=dict(position.missed),
+            ledger=TokenLedger(merged, open_, position.discarded / fragments),
             tokens_merged_share=merged / tokens if tokens else 0.0,
             racks_configured=self.config.racks,
             racks_live=published.live,
             racks_merged=published.members_last,
             closed_by=published.reason_last,
-            stall_ms_total=marks.stall_ns_total / MS,
-            stall_ms_last=marks.stall_ns_last / MS,
+            stall_ms_total=position.stall_ns_total / MS,
+            stall_ms_last=position.stall_ns_last / MS,
             host_bytes=sum(part.numerics.buffers.total_bytes for part in rank.parts),
             device_bytes_peak=sum(
                 staging.side.bytes_peak
@@ -524,7 +524,7 @@ class Runtime:
             ),
             bytes_sent=sum(part.io_loop.bytes_sent for part in rank.parts),
             bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),
-            anchor_digest=self._digest_of(marks),
+            anchor_digest=self._digest_of(position),
             waiting=published.why,
             async_tp=self._async_tp.said,
             frames_refused=rank.io_loop.frames_refused,

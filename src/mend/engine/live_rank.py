@@ -20,7 +20,7 @@ from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
 from mend.engine.checkpoint.checkpoint import (
-    Part,
+    RackCheckpoint,
     left_out,
     read_part,
     together,
@@ -50,12 +50,12 @@ from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.state.fragment_state import (
     AgreeMin,
+    BroadcastBytes,
     FragmentState,
+    GatherSlices,
     Request,
     Requests,
     Resumable,
-    Share,
-    Spread,
     Wait,
     drive,
 )
@@ -176,7 +176,7 @@ class LiveRank(OneTrainer):
             return options
         return replace(options, bind=f"tcp://{options.lane_host}:0")
 
-    def _part(self, model: RackModel) -> Part | None:
+    def _part(self, model: RackModel) -> RackCheckpoint | None:
         """This rack's part of the checkpoint to resume, if there is one. Notes what is lost."""
         source, racks, note = self.settings.resume, self.settings.policy.racks, self.recorder.note
         if source is None:
@@ -505,9 +505,9 @@ class LiveRank(OneTrainer):
                 return self._wait(request)
             case AgreeMin(values):
                 return self.group.minimum(values)
-            case Share(_, slice_N, mine):
+            case GatherSlices(_, slice_N, mine):
                 return self.group.share(slice_N, mine)
-            case Spread(data_B):
+            case BroadcastBytes(data_B):
                 self.group.spread(data_B)
                 return None
 

@@ -44,7 +44,7 @@ from mend.engine.rank_factory import loop_features
 from mend.engine.state.fragment_state import (
     FragmentProgress,
     FragmentState,
-    Progress,
+    RankProgress,
     StepOptions,
     tracks_of,
 )
@@ -109,7 +109,7 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
-def _progress(tracks: Sequence[FragmentState]) -> Progress:
+def _progress(tracks: Sequence[FragmentState]) -> RankProgress:
     """The progress in a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
@@ -117,7 +117,7 @@ def _progress(tracks: Sequence[FragmentState]) -> Progress:
         )
         for t in tracks
     )
-    return Progress(0, 0, 0, 0, (), fragments)
+    return RankProgress(0, 0, 0, 0, (), fragments)
 
 
 @dataclass

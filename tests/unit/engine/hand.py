@@ -21,17 +21,17 @@ from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (
     AgreeMin,
+    BroadcastBytes,
     FragmentState,
+    GatherSlices,
     OpenOffer,
     Request,
     Requests,
-    Spread,
     StepOptions,
     Wait,
     drive,
     tracks_of,
 )
-from mend.engine.state.fragment_state import Share as ShareSlice
 from mend.engine.state.published_state import PublishedState
 from mend.errors import NonFinite
 from mend.fragment.device import Side
@@ -161,9 +161,9 @@ class Hand:
             return [
                 min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)
             ]
-        if isinstance(request, Spread):
+        if isinstance(request, BroadcastBytes):
             return None
-        if isinstance(request, ShareSlice):
+        if isinstance(request, GatherSlices):
             return torch.cat([request.slice_N] * self.ranks)
         if not request.ready():
             self.during()

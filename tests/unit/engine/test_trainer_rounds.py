@@ -25,7 +25,7 @@ from mend.coordination.events import (
 from mend.engine.compute import offers
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.training_state import LikeFirst, Mirror, Replicas, TrainingState
-from mend.engine.state.fragment_state import AgreeMin, OpenOffer, Share
+from mend.engine.state.fragment_state import AgreeMin, GatherSlices, OpenOffer
 from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
@@ -507,7 +507,7 @@ def test_every_rank_writes_the_whole_fragment_from_all_slices() -> None:
     hand.step(4)
     hand.decide(0.75, names=True)
     hand.step(2)
-    assert [type(request) for request in hand.asked] == [AgreeMin, Share]
+    assert [type(request) for request in hand.asked] == [AgreeMin, GatherSlices]
     assert hand.theta() == 1.25
 
 

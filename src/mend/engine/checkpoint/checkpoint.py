@@ -39,7 +39,7 @@ from mend.engine.compute.numerics import Anchor, Numerics
 from mend.engine.features.data_ledger import DataUnits
 from mend.engine.io.rack import RackGroup
 from mend.engine.joining.training_state import TrainingState
-from mend.engine.state.fragment_state import FragmentState, OfferProgress, OpenOffer, Progress
+from mend.engine.state.fragment_state import FragmentState, OfferProgress, OpenOffer, RankProgress
 from mend.engine.trainer.trainer import Trainer
 from mend.errors import CheckpointError, StateRefused
 from mend.fragment.device import on_host
@@ -85,7 +85,7 @@ class Taken:
     anchors are never written to, nor are open offers once they are encoded, which has to be waited
     for; the rest is copied."""
 
-    progress: Progress
+    progress: RankProgress
     offers: tuple[OpenOffer, ...]
     tensors: Mapping[str, Tensor]
     registered: Tensor | None
@@ -160,7 +160,7 @@ def manifest_of(
     files: Sequence[File],
 ) -> Manifest:
     """The rack's manifest, the same on all ranks. All ranks together."""
-    ranks = group.gather(taken.progress, Progress)
+    ranks = group.gather(taken.progress, RankProgress)
     first, weights = ranks[0], taken.weights
     open_tokens = sum(
         rank.tokens - each.tokens_mark for rank in ranks for each in rank.fragments[:weights]
@@ -191,7 +191,7 @@ def manifest_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RackCheckpoint:
     """One rank's part of a checkpoint, as read."""
 
     folder: Path
@@ -256,7 +256,9 @@ class Part:
                 return False
         return True
 
-    def compared(self, tensors: Mapping[str, Tensor], frozen: Callable[[Recut], str]) -> Part:
+    def compared(
+        self, tensors: Mapping[str, Tensor], frozen: Callable[[Recut], str]
+    ) -> RackCheckpoint:
         """This part with `weights_now`, which compares shards of another number of ranks with the
         model. `frozen`: the fact of the frozen parameters as those ranks would have it. All ranks
         together, with collectives over the model. Raises CheckpointError, on all of them."""
@@ -322,7 +324,7 @@ class Cuttable:
 
 def read_part(
     path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None = None
-) -> Part | None:
+) -> RackCheckpoint | None:
     """This rank's part of a checkpoint, or of the newest one in a folder. None: the rack has no
     part, as it was absent then or its part is lost. All ranks together. Raises CheckpointError, on
     all of them."""
@@ -331,7 +333,7 @@ def read_part(
 
 def _read(
     path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None
-) -> Part | None:
+) -> RackCheckpoint | None:
     path = path.absolute()
     folder = path if any(path.glob("rack-*")) else newest_checkpoint(path)
     if folder is None:
@@ -353,11 +355,15 @@ def _read(
     check_files(own, manifest, group.rank, group.ranks)
     if recut is None:
         state, tensors = _read_rank(own, manifest, group.rank)
-        return Part(folder, manifest, state, tensors, _registered(own, manifest, group.rank))
+        return RackCheckpoint(
+            folder, manifest, state, tensors, _registered(own, manifest, group.rank)
+        )
     states, tensors = recut.tensors(partial(_read_rank, own, manifest))
     weights = tuple(tuple(p.weights for p in each.progress.fragments) for each in states)
     state, registered_B = recut.state(states), _registered(own, manifest, 0)
-    return Part(folder, manifest, state, tensors, registered_B, recut, weights_then=weights)
+    return RackCheckpoint(
+        folder, manifest, state, tensors, registered_B, recut, weights_then=weights
+    )
 
 
 def _recut(manifest: Manifest, group: RackGroup, cuttable: Cuttable | None) -> Recut | None:
@@ -419,7 +425,7 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = frozenset()) -> str
     )
 
 
-def left_out(part: Part, racks: int) -> dict[int, float | None]:
+def left_out(part: RackCheckpoint, racks: int) -> dict[int, float | None]:
     """Racks of the checkpoint that the job does not have any more, with the tokens that only they
     had; None where their part is not here."""
     lost: dict[int, float | None] = {}

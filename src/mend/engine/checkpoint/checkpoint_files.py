@@ -26,7 +26,7 @@ from torch import Tensor
 from mend.consensus.records import Units
 from mend.engine.compute.digest import bytes_of
 from mend.engine.compute.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
-from mend.engine.state.fragment_state import OfferProgress, Progress
+from mend.engine.state.fragment_state import OfferProgress, RankProgress
 from mend.errors import CheckpointError
 
 FORMAT = 2
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class State(msgspec.Struct, frozen=True):
     """The part of a rank's file that is not tensors."""
 
-    progress: Progress
+    progress: RankProgress
     offers: tuple[OfferProgress, ...]
 
 

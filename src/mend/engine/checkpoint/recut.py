@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mend.engine.checkpoint.checkpoint_files import State
 from mend.engine.compute.digest import StateDigest
-from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, Progress
+from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, RankProgress
 from mend.errors import CheckpointError
 from mend.fragment.shards import owned_by, whole_of
 from mend.types import Layout, Owned
@@ -79,7 +79,7 @@ class Recut:
             replace(each, digest="", weights="", tokens_mark=mark)
             for each, mark in zip(first.fragments, marks, strict=True)
         )
-        progress = Progress(
+        progress = RankProgress(
             step=first.step,
             tokens=self._share(each.progress.tokens for each in ranks),
             merged=sum(marks[: self.weights]) - discarded,  # what is marked is merged or given up

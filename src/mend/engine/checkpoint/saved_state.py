@@ -20,7 +20,7 @@ from torch import Tensor
 from mend.consensus.records import CheckpointRecord
 from mend.engine.checkpoint.checkpoint import (
     Facts,
-    Part,
+    RackCheckpoint,
     Taken,
     as_many_ranks,
     differing_fact,
@@ -145,7 +145,7 @@ class SavedState:
                 raise CheckpointError(f"{self._where}: {name} of {self._who} is damaged")
         self._loaded = about, tensors
 
-    def part(self, rack: int, rank: int, facts: Facts) -> Part:
+    def part(self, rack: int, rank: int, facts: Facts) -> RackCheckpoint:
         """For `mend_init`. Raises CheckpointError."""
         if self._loaded is None:
             raise CheckpointError(
@@ -163,7 +163,7 @@ class SavedState:
             more = as_many_ranks(about.manifest, ranks)
             raise CheckpointError(f"{self._where} is of another plan: {why}{more}")
         registered = tensors.pop(_REGISTERED, None)
-        return Part(Path(self._where), about.manifest, about.state, tensors, registered)
+        return RackCheckpoint(Path(self._where), about.manifest, about.state, tensors, registered)
 
 
 def source_of(resume: object) -> Path | SavedState | None:

@@ -27,7 +27,7 @@ from mend.engine.joining.training_state import (
     no_mirror,
     room_of,
 )
-from mend.engine.state.fragment_state import POLL_NS, Requests, Spread, Wait, agree
+from mend.engine.state.fragment_state import POLL_NS, BroadcastBytes, Requests, Wait, agree
 from mend.engine.state.published_state import PublishedState
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
@@ -206,7 +206,7 @@ class StateExchange(TrainerFeature):
         make their optimizers in different ways."""
         state, refusal = require(self.state, "no state was asked for"), None
         if copied.shared:
-            yield Spread(copied.data_B)
+            yield BroadcastBytes(copied.data_B)
         try:
             if copied.shared and digest_of_state(copied.data_B) != copied.digest:
                 raise StateRefused(f"the copy of rack {copied.donor} was damaged inside this rack")

@@ -47,7 +47,7 @@ class AgreeMin:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GatherSlices:
     """The answer is this rank's part of a fragment: its slice and those of its replicas."""
 
     fragment: int
@@ -56,14 +56,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class BroadcastBytes:
     """Fill `data_B` (bytes, of one size on all ranks of the rack) with the first rank's bytes. The
     answer is None."""
 
     data_B: Tensor
 
 
-Request = Wait | AgreeMin | Share | Spread
+Request = Wait | AgreeMin | GatherSlices | BroadcastBytes
 Requests = Generator[Request, Any, None]
 
 
@@ -250,7 +250,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class RankPosition:
     """The part of where a rank stands that only a round changes."""
 
     versions: tuple[int, ...]
@@ -265,8 +265,8 @@ class Marks:
     stall_ns_last: int = 0
 
 
-Standing = tuple[int, int, Marks]
-"""(step, tokens, marks), all of one moment. The training thread replaces it; any thread may read
+Standing = tuple[int, int, RankPosition]
+"""(step, tokens, position), all of one moment. The training thread replaces it; any thread may read
 it."""
 
 
@@ -328,7 +328,7 @@ class OfferProgress(msgspec.Struct, frozen=True):
     units_total: int = 0
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RankProgress(msgspec.Struct, frozen=True):
     """One rank. Tokens of the ledger are summed over fragments."""
 
     step: int

@@ -18,7 +18,7 @@ from mend.engine.compute.digest import StateDigest
 from mend.engine.compute.numerics import Anchor, Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
-from mend.engine.state.fragment_state import FragmentState, OpenOffer, Requests, Share
+from mend.engine.state.fragment_state import FragmentState, GatherSlices, OpenOffer, Requests
 from mend.engine.trainer.cuda_staging import CudaStaging
 from mend.fragment.apply import ApplyMode, realign
 from mend.fragment.device import Landed, Side
@@ -183,7 +183,7 @@ class ModelAccess:
     def write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
         """Write what this rank owns, and what its replicas own of the same tensors."""
         if track.shared:
-            held_N = yield Share(fragment, slice_N, track.holding)
+            held_N = yield GatherSlices(fragment, slice_N, track.holding)
             track.view.write(track.holding.everything, held_N)
         else:
             track.view.write(track.owned, slice_N)

@@ -22,7 +22,7 @@ from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentProgress,
     OpenOffer,
-    Progress,
+    RankProgress,
     Requests,
     Wait,
 )
@@ -180,7 +180,7 @@ class Trainer(TrainerEnd):
         reason = "the job runs: its newest weights take the place of the checkpoint's"
         self._note(ResumeIgnored(reason, given_up))
 
-    def state(self) -> tuple[Progress, list[OpenOffer]]:
+    def state(self) -> tuple[RankProgress, list[OpenOffer]]:
         """Where this rank stands, and its open offers: for a checkpoint, after `cut`."""
         calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
         fragments = tuple(
@@ -193,7 +193,7 @@ class Trainer(TrainerEnd):
         ledger = self.ledger
         counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
         missed = tuple(ledger.missed.items())
-        return Progress(*counts, missed, fragments, self.units), offers
+        return RankProgress(*counts, missed, fragments, self.units), offers
 
     def _may_begin_or_look(self) -> bool:
         return self.published.looks_again or self._may_begin()

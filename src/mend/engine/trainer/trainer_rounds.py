@@ -1,8 +1,8 @@
 """The work of the training thread after a step: count it, apply, capture.
 
 The methods are generators that yield requests, so that the simulator can drive them under its own
-clock: `Wait` for something published, `AgreeMin` for the rack's one small collective, `Share` for
-the slices of the rack's other ranks. A rack of one rank answers the last two itself.
+clock: `Wait` for something published, `AgreeMin` for the rack's one small collective,
+`GatherSlices` for the slices of its other ranks. A rack of one rank answers the last two itself.
 
 Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
 point at most one capture of a fragment for which another rack has opened a round (overlap 0:
@@ -43,9 +43,9 @@ from mend.engine.state.fragment_state import (
     FragmentState,
     Ledger,
     Life,
-    Marks,
     OpenOffer,
-    Progress,
+    RankPosition,
+    RankProgress,
     Requests,
     Standing,
     StepOptions,
@@ -119,7 +119,7 @@ class TrainerRounds:
         routes: StateRoutes = NO_ROUTES,
         before_capture: Callable[[], None] = lambda: None,
         troubles: Callable[[], list[str]] = list,
-        resumed: tuple[Progress, Sequence[OpenOffer]] | None = None,
+        resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None,
         compares: bool = False,
         started_ns: int | None = None,
         grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
@@ -157,13 +157,13 @@ class TrainerRounds:
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
         self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
-        self._marks = Marks(tuple(track.anchor.version for track in tracks))
-        self.standing: Standing = (0, 0, self._marks)
+        self._position = RankPosition(tuple(track.anchor.version for track in tracks))
+        self.standing: Standing = (0, 0, self._position)
         published.on_anchor = self._prefetch
         if resumed is not None:
             self._go_on_after(resumed[0])
 
-    def _go_on_after(self, state: Progress) -> None:
+    def _go_on_after(self, state: RankProgress) -> None:
         """Go on from a checkpoint."""
         self.step, self.tokens, self.units = state.step, state.tokens, state.units
         self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
@@ -188,7 +188,7 @@ class TrainerRounds:
         self.step += 1
         self.tokens += tokens if self.weighs else 0
         self.units += units
-        self.standing = (self.step, self.tokens, self._marks)
+        self.standing = (self.step, self.tokens, self._position)
         begun_ns = self.clock.begun_ns
         if not begun_ns:
             self._post(Started(self._now_ns() - self.life.started_ns))
@@ -307,7 +307,7 @@ class TrainerRounds:
     def _stand(self) -> None:
         """Publish where this rank stands, for any thread."""
         versions, ledger = self.versions(), self.ledger
-        self._marks = Marks(
+        self._position = RankPosition(
             versions=versions,
             digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
             marked=sum(track.tokens_mark for track in self.weights),
@@ -317,7 +317,7 @@ class TrainerRounds:
             stall_ns_total=self.stall_ns_total,
             stall_ns_last=self.stall_ns_last,
         )
-        self.standing = (self.step, self.tokens, self._marks)
+        self.standing = (self.step, self.tokens, self._position)
 
     def _measure(self) -> None:
         """Post the step number, and the time per step without mend's own waits."""

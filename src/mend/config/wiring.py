@@ -47,13 +47,13 @@ def numerics_of(
     outer = OUTERS[config.outer_optimizer](config.outer_lr, momentum, ramp)
     pin = CudaPin() if plan.gpu is not None else None
     in_weights = keeps_in_weights(codec, config.apply_mode)
-    numerics = Numerics(
-        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
-        config.staleness_max_rounds, in_weights,
-    )  # fmt: skip
+    on_device = None
     if config.encode_on == "device":
-        numerics.on_device = encoder_on(plan.device, codec, in_weights)
-    return numerics
+        on_device = encoder_on(plan.device, codec, in_weights)
+    return Numerics(
+        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
+        config.staleness_max_rounds, in_weights, on_device,
+    )  # fmt: skip
 
 
 def cores_near(plan: ModelPlan) -> frozenset[int] | None:

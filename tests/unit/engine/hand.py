@@ -65,8 +65,7 @@ class Hand:
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
-        self.numerics = Numerics(*rules, in_weights=in_weights)
-        self.numerics.on_device = on_device
+        self.numerics = Numerics(*rules, in_weights=in_weights, on_device=on_device)
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(numel)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
         self.inbox, self.found = self.published.of(StateInbox), self.published.of(MirrorInbox)

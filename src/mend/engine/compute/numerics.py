@@ -177,7 +177,9 @@ class Numerics:
         cores: frozenset[int] | None = None,
         staleness_max_rounds: int = 2,
         in_weights: bool = False,
+        on_device: DeviceEncoder | None = None,
     ) -> None:
+        """`on_device`: set where the GPU encodes captures."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
@@ -187,8 +189,7 @@ class Numerics:
         """Whether offers are values, not differences to an anchor."""
         self.agreement = Agreement()
         """Of the merges so far; the loop writes it."""
-        self.on_device: DeviceEncoder | None = None
-        """Set where the GPU encodes captures."""
+        self.on_device = on_device
 
     def of(self, *, moments: bool) -> Numerics:
         """This object, or `for_moments`."""

@@ -121,16 +121,13 @@ class PublishedState:
     moment_bytes = 0
     """Of the payloads of moments so far."""
 
-    on_anchor: Callable[[int], None] = staticmethod(lambda fragment: None)
-    """Called by the loop with the fragment of every anchor that it has published. Set by the
-    training thread before the loop publishes."""
-
     looks_again = False
     """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
         self._slices: dict[type[PublishedSlice], Any] = {}
+        self._on_anchor: Callable[[int], None] = lambda fragment: None
         self.panels = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
         self.trains = False
@@ -179,13 +176,18 @@ class PublishedState:
             found: Slice = self._slices[kind]
             return found
 
+    def on_anchor(self, call: Callable[[int], None]) -> None:
+        """Have the loop call this with the fragment of every anchor that it publishes from now
+        on."""
+        self._on_anchor = call
+
     # -------------------------------------------------------------- loop
 
     def publish(self, fragment: int, anchor: Anchor) -> None:
         with self.changed:
             self.panels[fragment].anchors[anchor.version] = anchor
             self.changed.notify_all()
-        self.on_anchor(fragment)
+        self._on_anchor(fragment)
 
     def forget(self, fragment: int, version: int) -> None:
         with self.changed:

@@ -159,7 +159,7 @@ class TrainerRounds:
         self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
         self._position = RankPosition(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._position)
-        published.on_anchor = self._prefetch
+        published.on_anchor(self._prefetch)
         if resumed is not None:
             self._go_on_after(resumed[0])
 

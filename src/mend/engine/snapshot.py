@@ -315,7 +315,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         recent_sent=now.sent - then.sent,
         recent_received=now.received - then.received,
         missed=training.missed(),
-        closed_by=short(training.published.reason_last),
+        closed_by=short(training.published.rounds.reason),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
         turnout=short(describe_rounds(training.published.turned_out()[1])),

@@ -253,12 +253,12 @@ class ReplayTrainer(Trainer):
 
     def _await_state(self, files: StateFiles, copied: GivenState) -> Requests:
         """Wait for a file of another process, at most wait_timeout_s after the last round."""
-        commits, since_ns = self.published.commits, self._now_ns()
+        commits, since_ns = self.published.rounds.count, self._now_ns()
         while not files.has(copied, self._rank):
             if self.published.failure is not None:
                 raise self.published.failure
-            if self.published.commits != commits:
-                commits, since_ns = self.published.commits, self._now_ns()
+            if self.published.rounds.count != commits:
+                commits, since_ns = self.published.rounds.count, self._now_ns()
             if self._now_ns() - since_ns > self.options.give_up_ns:
                 raise GaveUp(
                     f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
@@ -354,9 +354,9 @@ class ReplayTrainer(Trainer):
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
         published, limit_ns = self.published, self.options.give_up_ns
         while True:
-            commits = published.commits
+            commits = published.rounds.count
             waited: bool = yield Wait(
-                lambda commits=commits: ready() or published.commits != commits,  # type: ignore[misc]
+                lambda commits=commits: ready() or published.rounds.count != commits,  # type: ignore[misc]
                 limit_ns,
             )
             if published.failure is not None:

@@ -64,13 +64,13 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert published.panels[1].commits == {1: merged}
     assert [panel.decided for panel in published.panels] == [0, 1]
     assert published.digest(1, 1) == merged.digests
-    assert published.look().outer_last == (3.0, 0.25)
-    assert (published.commits, published.members_last, published.tokens_merged) == (1, (0, 2), 12)
+    assert published.look().rounds.outer == (3.0, 0.25)
+    assert (published.rounds.count, published.rounds.members) == (1, (0, 2))
     assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
     published.on_decided(Drop(0, (), "nothing to show"))
     published.on_decided(roster(1, [0, 2]))
     assert published.seats == (0, 2)
-    assert published.commits == 1
+    assert published.rounds.count == 1
 
 
 def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:

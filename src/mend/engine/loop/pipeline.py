@@ -74,7 +74,7 @@ class Pipeline:
         about = (offer.fragment, offer.seq, size, fp32_bytes, residual)
         with self._published.changed:
             if numerics.of_values:
-                self._published.moment_bytes += size
+                self._published.sent = self._published.sent.plus_moments(size)
             else:
                 self._published.sent = self._published.sent.plus(size, fp32_bytes, residual)
         if numerics.of_values:

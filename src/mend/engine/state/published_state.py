@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from mend.consensus.log import mitigations_after
@@ -80,9 +80,29 @@ class Sent:
     """The same offers without a codec."""
     residual: float = 0.0
     """The share (length over length) that the codec left out of the newest offer."""
+    moment_bytes: int = 0
+    """Of the payloads of moments, which are not in the others."""
 
     def plus(self, size: int, fp32_bytes: int, residual: float) -> Sent:
-        return Sent(self.bytes + size, self.fp32_bytes + fp32_bytes, residual)
+        sums = self.bytes + size, self.fp32_bytes + fp32_bytes
+        return Sent(*sums, residual, self.moment_bytes)
+
+    def plus_moments(self, size: int) -> Sent:
+        return replace(self, moment_bytes=self.moment_bytes + size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The rounds that are decided."""
+
+    count: int = 0
+    members: tuple[int, ...] = ()
+    """Racks merged in the newest one."""
+    reason: str = ""
+    """Why the newest one was closed."""
+    outer: tuple[float, float] = (0.0, 0.0)
+    """Of the newest one of weights: the rounds that its fragment had merged before, its
+    momentum."""
 
 
 class PublishedSlice:
@@ -118,9 +138,6 @@ class PublishedState:
     begun = over = False
     """Whether the log says that the job has begun, and that it has ended."""
 
-    moment_bytes = 0
-    """Of the payloads of moments so far."""
-
     looks_again = False
     """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
 
@@ -134,15 +151,9 @@ class PublishedState:
         """Whether the training thread is out of `begin`; written by it."""
         self.finished = False
         self.last_error = ""
-        self.commits = 0
-        self.members_last: tuple[int, ...] = ()
-        self.reason_last = ""
-        self.sent = Sent()
-        """Of weights."""
-        self.outer_last = (0.0, 0.0)
-        """Of the newest round: the rounds that its fragment had merged before, its momentum."""
+        self.rounds, self.sent = Rounds(), Sent()
+        """Replaced as a whole."""
         self.turnout, self.last_rounds = Participation(), LastRounds()
-        self.tokens_merged = 0
         self.live: tuple[int, ...] = ()
         self.why: tuple[str, ...] = ()
         self.slow: tuple[FailSlow, ...] = ()
@@ -194,7 +205,7 @@ class PublishedState:
             self.panels[fragment].anchors.pop(version, None)
 
     def on_decided(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
-        """Take a committed record. `outer`: of a commit, see `outer_last`; None: the commit is of
+        """Take a committed record. `outer`: of a commit, see `Rounds`; None: the commit is of
         moments, which have no outer step and count the same tokens as the weights."""
         with self.changed:
             if isinstance(record, Commit):
@@ -227,16 +238,14 @@ class PublishedState:
         panel.digests[record.version] = record.digests
         self.tails_dropped -= {(share.member.rack, record.fragment) for share in record.members}
         self._drop(record)
-        self.commits += 1
-        self.members_last = tuple(share.member.rack for share in record.members)
-        self.reason_last = record.reason
+        members = tuple(share.member.rack for share in record.members)
+        newest = outer or self.rounds.outer
+        self.rounds = Rounds(self.rounds.count + 1, members, record.reason, newest)
         # The racks that live now say nothing of rounds before this rack trained.
         live = set(self.live) & set(self.seats) if self.trains else set[int]()
-        self.turnout.add(self.members_last, live)
+        self.turnout.add(members, live)
         if outer is not None:
-            self.outer_last = outer
             self.last_rounds.add(record)
-            self.tokens_merged += sum(share.tokens for share in record.members)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take a snapshot in place of the records before it."""

@@ -35,7 +35,6 @@ from mend.engine.features.followed import Readable
 from mend.engine.features.followed_log import followed_of
 from mend.engine.features.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
 from mend.engine.features.served_metrics import PUBLISH_S, ServedMetrics
-from mend.engine.hooks import signals
 from mend.engine.hooks.model_checks import Copies, Newcomers
 from mend.engine.hooks.step_hooks import FREED
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
@@ -49,22 +48,16 @@ from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
 from mend.engine.snapshot import Training, note_of, view_of_rank
 from mend.engine.state.fragment_state import (
-    AgreeMin,
-    BroadcastBytes,
     FragmentState,
-    GatherSlices,
     Request,
-    Requests,
-    Resumable,
-    Wait,
-    drive,
 )
 from mend.engine.state.outcome import Outcome, report_end, tell_begin
 from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.trainer.driver import Driver
 from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_end import SAY_NS
-from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob, require
+from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     BuffersChanged,
@@ -83,10 +76,7 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import BUFFERS_MAX, MS, SECOND, WITNESS, Member, Peer
-
-SLICE_NS = 100 * MS
-"""How long a signal that comes in a wait may go unseen."""
+from mend.types import BUFFERS_MAX, SECOND, WITNESS, Member, Peer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -116,10 +106,6 @@ class LiveRank(OneTrainer):
         self.group = group or group_of(settings)
         self._told_ns = dict[int, int]()
         """When a rack's pull was noted last."""
-        self._work: Resumable[None] | None = None
-        """The work after a step, until it is done."""
-        self._waited: tuple[Wait | None, int] = (None, 0)
-        """The newest wait, and its end in ns."""
         with ExitStack() as undo:
             self._open(undo, plan, settings)
             model = RackModel(plan, self.settings, self.group, numerics)
@@ -127,6 +113,10 @@ class LiveRank(OneTrainer):
             tracks = together(self.group, lambda: self._tracks(model))
             self._factory = self.settings.factory(self.me, plan.layouts)
             self.published = self._factory.published()
+            self._driver = Driver(
+                self.group, self.published, self.io_loop.now_ns,
+                left=self.close, broken=self._break_off,
+            )  # fmt: skip
             state = state_of(self.recorder.note)
             addresses = self._make_machines(undo, model, tracks, mirrored=state.mirrored)
             self._make_trainer(undo, model, tracks, state)
@@ -433,22 +423,8 @@ class LiveRank(OneTrainer):
         tell_begin(self.me, self.settings.outcomes)
 
     def live(self, doing: Generator[Request, Any, T]) -> T:
-        """Drive a generator of the trainer on this thread and return its value."""
-        try:
-            with signals.held():
-                return drive(doing, self._answer)
-        except LeftJob:
-            self.close()
-            raise
-        except InvariantError as error:
-            self._break_off(error)
-            raise
-
-    def work(self, doing: Requests) -> None:
-        """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
-        there; `go_on` finishes it."""
-        self._work = Resumable(doing)
-        self.go_on()
+        """See `Driver`."""
+        return self._driver.live(doing)
 
     @property
     def parts(self) -> Sequence[LiveRank]:
@@ -466,31 +442,16 @@ class LiveRank(OneTrainer):
 
     def after_step(self) -> None:
         """The work that is due after the step."""
-        self.work(self.trainer.work())
+        self._driver.work(self.trainer.work())
 
     @property
     def unfinished(self) -> bool:
         """Whether `go_on` has something to do."""
-        return self._work is not None
+        return self._driver.unfinished is not None
 
     def go_on(self) -> None:
-        """Finish the work of the last step, if an exception has ended a wait of it: a capture that
-        is left out there would never be made."""
-        if (work := self._work) is None:
-            return
-        try:
-            with signals.held():
-                work.run(self._answer)
-                self._work = None
-        except LeftJob:
-            self.close()
-            raise
-        except InvariantError as error:
-            self._break_off(error)
-            raise
-        finally:
-            if not work.waits:
-                self._work = None
+        """See `Driver`."""
+        self._driver.go_on()
 
     def _break_off(self, error: InvariantError) -> None:
         """Leave without notice, whichever thread found it: a script that catches the error trains
@@ -498,32 +459,6 @@ class LiveRank(OneTrainer):
         self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         self.io_loop.break_off(error)
         self.abort()
-
-    def _answer(self, request: Request) -> object:
-        match request:
-            case Wait():
-                return self._wait(request)
-            case AgreeMin(values):
-                return self.group.minimum(values)
-            case GatherSlices(_, slice_N, mine):
-                return self.group.share(slice_N, mine)
-            case BroadcastBytes(data_B):
-                self.group.spread(data_B)
-                return None
-
-    def _wait(self, request: Wait) -> bool:
-        """Wait in slices, behind each of which handlers of signals run. A wait that one of them has
-        ended by raising goes on within its limit."""
-        known, deadline_ns = self._waited
-        if request is not known:
-            deadline_ns = self.io_loop.now_ns() + request.limit_ns
-            self._waited = request, deadline_ns
-        while True:
-            signals.run_late()
-            left_ns = deadline_ns - self.io_loop.now_ns()
-            ready = self.published.wait(request.ready, min(left_ns, SLICE_NS) / SECOND)
-            if ready or left_ns <= SLICE_NS or self.published.failure is not None:
-                return ready
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool

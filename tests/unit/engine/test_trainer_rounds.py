@@ -1180,7 +1180,7 @@ def news_of(hand: Hand) -> dict[str, Callable[[], object]]:
         "a version that is not here yet": lambda: hand.decide(0.5, publish=False),
         "a failure": lambda: published.fail(MendError("broken")),
         "the end": lambda: published.finish(MINE),
-        "a mitigation": lambda: setattr(published, "mitigations", {MINE.rack: mitigation}),
+        "a mitigation": lambda: published.on_decided(mitigation),
         "a smaller batch": lambda: setattr(trainer.ladder, "batch_pct", 50),
         "a lost seat": lambda: setattr(trainer.life, "lost", True),
     }

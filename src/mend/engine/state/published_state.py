@@ -13,14 +13,12 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-from mend.consensus.log import mitigations_after
 from mend.consensus.records import (
     Commit,
     Drop,
     Genesis,
     Last,
     Lineage,
-    Mitigation,
     Record,
     Roster,
     Snapshot,
@@ -165,8 +163,6 @@ class PublishedState:
         """The members that began the job."""
         self.first: tuple[int, ...] = ()
         """The version of every fragment that they began with."""
-        self.mitigations: Mapping[int, Mitigation] = {}
-        """By slow rack."""
         self.members: frozenset[Member] = frozenset()
         self.removed: dict[Member, str] = {}
         """Members that lost their seats or left -> why; empty: a snapshot does not say."""
@@ -225,8 +221,6 @@ class PublishedState:
                 self._end(members, record.non_voters)
             elif isinstance(record, Drop):
                 self._drop(record)
-            elif isinstance(record, Mitigation):
-                self.mitigations = mitigations_after(self.mitigations, record)
             for each in self._slices.values():
                 each.decided(record)
             self.changed.notify_all()
@@ -259,7 +253,6 @@ class PublishedState:
                 for last in snapshot.last
                 if last.named < last.ended
             }
-            self.mitigations = {one.rack: one for one in snapshot.mitigations}
             for p, panel in enumerate(self.panels):
                 panel.decided = panel.restored = snapshot.versions[p]
                 panel.digests[panel.decided] = snapshot.digests[p]
@@ -279,8 +272,6 @@ class PublishedState:
 
     def _seat(self, members: frozenset[Member], why: str = "") -> None:
         self.removed |= dict.fromkeys(self.members - members, why)
-        stay = {member.rack for member in members & self.members}
-        self.mitigations = {r: one for r, one in self.mitigations.items() if r in stay}
         self.members, self.seats = members, tuple(sorted(member.rack for member in members))
 
     def _begin_anew(self, record: Lineage) -> None:

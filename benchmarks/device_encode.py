@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread
 from mend.codec import codec_named
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder
-from mend.engine.numerics import keeps_in_weights
+from mend.engine.compute.numerics import keeps_in_weights
 from mend.fragment import FragmentView, build_plan
 from mend.fragment.device import Side
 from mend.fragment.shards import replicated

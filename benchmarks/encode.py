@@ -30,7 +30,7 @@ import torch
 
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import Codec, codec_named
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.kernels import block_kernels
 from mend.merge import MERGES
 from mend.outer import Nesterov

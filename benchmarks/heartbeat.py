@@ -42,11 +42,11 @@ from mend.codec import CODECS
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.rank import RankMachine, RankOptions
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.numerics import Numerics
-from mend.engine.published_state import PublishedState
-from mend.engine.store import Payload
+from mend.engine.compute.numerics import Numerics
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.loop.store import Payload
+from mend.engine.state.published_state import PublishedState
 from mend.merge import MERGES
 from mend.outer import OUTERS
 from mend.status.event_log import EventLog

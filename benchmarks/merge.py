@@ -30,9 +30,9 @@ import torch
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import CODECS
 from mend.consensus.weights import WHOLE
-from mend.engine.digest import StateDigest, digest_of
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.sums import Tensors, factors_in
+from mend.engine.compute.digest import StateDigest, digest_of
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.sums import Tensors, factors_in
 from mend.merge import MERGES
 from mend.outer import Nesterov
 

@@ -53,9 +53,9 @@ from benchmarks._common import (
     report,
     spread,
 )
-from mend.engine.digest import StateDigest
-from mend.engine.pulls_ahead import PullsAhead
-from mend.engine.trainer_rounds import TrainerRounds
+from mend.engine.compute.digest import StateDigest
+from mend.engine.loop.pulls_ahead import PullsAhead
+from mend.engine.trainer.trainer_rounds import TrainerRounds
 
 GOAL = Goal("<= 2.0 x gloo all_reduce (stretch 1.5)", 2.0, "x gloo")
 TURNS = ("gloo", "mend")

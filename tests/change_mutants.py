@@ -95,11 +95,13 @@ def find_tests(file: str) -> list[tuple[str, ...]]:
 
 def _direct_tests(file: str) -> tuple[str, ...]:
     module, path = module_of(file), Path(file).relative_to(PACKAGE)
-    own = f"tests/unit/{path.parent}/test_{path.stem}.py"
     tests = [each for each in files(*UNIT) if Path(each).name.startswith("test_")]
-    importers = [each for each in tests if module in imports_of(each) and each != own]
+    rooms = (path.parent, *path.parent.parents)  # those of engine have one folder of tests
+    near = [str(Path("tests/unit", room, f"test_{path.stem}.py")) for room in rooms]
+    own = [each for each in near if each in tests][:1]
+    importers = [each for each in tests if module in imports_of(each) and each not in own]
     importers.sort(key=lambda each: (len(imports_of(each)), each))
-    return (*([own] if own in tests else []), *importers[:IMPORTERS_MAX])
+    return (*own, *importers[:IMPORTERS_MAX])
 
 
 # Running

@@ -58,6 +58,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 """room -> the other rooms that it may import."""
 
+ROOMS_OF_ENGINE = (
+    "compute", "state", "io", "hooks", "loop", "joining", "trainer", "features", "checkpoint", "",
+)  # fmt: skip
+"""The folders of engine, from the bottom up; last the modules beside them, which put a rank
+together. A module imports from its own folder and from those before it: so no core room knows a
+feature."""
+
 _COMMANDS = frozenset({"tools", "mend_lab.commands"})
 
 _TENSORS = _NUMERIC | {

@@ -46,7 +46,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         "fsync-left-out: a rank's file counts before it is on disk",
-        "engine.checkpoint_files:write_rank",
+        "engine.checkpoint.checkpoint_files:write_rank",
         "os.fsync(file.fileno())",
         "pass",
         ("tests/unit/engine/test_checkpoint_files.py",),
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "double-count: a merged offer is carried once more",
-        "engine.trainer_rounds:TrainerRounds._fate",
+        "engine.trainer.trainer_rounds:TrainerRounds._fate",
         "offer.merged_N if fate == 'named' else None",
         "None",
     ),
@@ -118,34 +118,34 @@ MUTANTS = (
     ),
     Mutant(
         "statistics-left-out: the end of a run averages the weights alone",
-        "engine.trainer_end:TrainerEnd._capture_tails",
+        "engine.trainer.trainer_end:TrainerEnd._capture_tails",
         "self.of_model",
         "enumerate(self.weights)",
         ("tests/process/test_statistics.py",),
     ),
     Mutant(
         "merged-behind: a rack that slept through the end says that all is merged",
-        "engine.trainer_end:TrainerEnd._end",
+        "engine.trainer.trainer_end:TrainerEnd._end",
         "self.published.over and not self._reached()",
         "False",
         ("tests/sim/test_ending.py",),
     ),
     Mutant(
         "tail-dropped: a last offer that was too old is not made again",
-        "engine.trainer_end:TrainerEnd._may_try_again",
+        "engine.trainer.trainer_end:TrainerEnd._may_try_again",
         "bool(minus_left and may)",
         "False",
         ("tests/sim/test_ending.py",),
     ),
     Mutant(
         "alone: a rank applies without its rack's collective",
-        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        "engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
         "(yield from agree(self.policy.ranks, values))",
         "values",
     ),
     Mutant(
         "snapshot-kept: what is carried is measured from the snapshot, not from anchor - delta",
-        "engine.trainer_rounds:TrainerRounds._fate",
+        "engine.trainer.trainer_rounds:TrainerRounds._fate",
         "return (fate, offer.merged_N if fate == 'named' else None)",
         "track = self.tracks[fragment]\n"
         "moved = track.anchor.values - (offer.anchor.values - offer.delta_N)\n"
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "tokens-restarted: counters begin at the apply, not at the capture",
-        "engine.trainer_rounds:TrainerRounds._settle",
+        "engine.trainer.trainer_rounds:TrainerRounds._settle",
         "(offer.tokens_total, offer.steps_total)",
         "(self.tokens, self.step)",
     ),
@@ -166,7 +166,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-stretch: racks of unequal steps make too short a step",
-        "engine.numerics:Numerics.rates",
+        "engine.compute.numerics:Numerics.rates",
         "rates._replace(stretch=stretch)",
         "rates",
         ("tests/sim/test_oracle.py",),
@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         "momentum-never-waits: a step is made with momentum against which the offers point",
-        "engine.numerics:Numerics.rates",
+        "engine.compute.numerics:Numerics.rates",
         "rates._replace(momentum=0.0)",
         "rates",
         ("tests/unit/engine/test_numerics.py",),
@@ -231,7 +231,7 @@ MUTANTS = (
     ),
     Mutant(
         "pend-on-drop: a dropped offer is settled like a merged one",
-        "engine.trainer_rounds:TrainerRounds._apply",
+        "engine.trainer.trainer_rounds:TrainerRounds._apply",
         "if fate == 'named':\n"
         "    self._settle(track, offer)\n"
         "else:\n"
@@ -244,14 +244,14 @@ MUTANTS = (
     ),
     Mutant(
         "trusted-donor: a copied state is not compared with the log",
-        "engine.pipeline:Pipeline.copy",
+        "engine.loop.pipeline:Pipeline.copy",
         "result.digest != effect.digest",
         "result.digest == ''",
         ("tests/unit/engine/test_concurrent_outer_step.py",),
     ),
     Mutant(
         "second-capture: an open offer does not stop the next one",
-        "engine.trainer_rounds:TrainerRounds._capture",
+        "engine.trainer.trainer_rounds:TrainerRounds._capture",
         "track.offer is not None",
         "track.offer is not None and track.seq < 0",
     ),
@@ -269,7 +269,7 @@ MUTANTS = (
     ),
     Mutant(
         "endless-budget: each apply point has a stall budget of its own",
-        "engine.trainer_rounds:TrainerRounds._await_results",
+        "engine.trainer.trainer_rounds:TrainerRounds._await_results",
         "self._budget_ns - (now_ns - begun_ns)",
         "self._budget_ns",
     ),
@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "newest-only: the ranks' common version is applied where it is not there",
-        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        "engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
         "version > track.anchor.version and version >= -minus_oldest",
         "version > track.anchor.version",
         ("tests/unit/engine/test_trainer_rounds.py",),
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "own-length: a rank takes its part of a tensor for the whole",
-        "engine.sums:total_of",
+        "engine.compute.sums:total_of",
         "[total.plus(gram) for total, gram in zip(sums, grams, strict=True)]",
         "list(sums)",
         ("tests/conformance/test_merges.py",),
@@ -370,21 +370,21 @@ MUTANTS = (
     ),
     Mutant(
         "began-alike: stages that were made alike are merged as replicas",
-        "engine.model_checks:Copies.refuse",
+        "engine.hooks.model_checks:Copies.refuse",
         "if not names or module is None:\n    return",
         "return",
         ("tests/unit/engine/test_rack_model.py",),
     ),
     Mutant(
         "early-upload: what waits on the GPU is applied though another version is due",
-        "engine.cuda_staging:CudaStaging._taken",
+        "engine.trainer.cuda_staging:CudaStaging._taken",
         "uploaded.move == move",
         "uploaded.move.version <= move.version",
         ("tests/unit/engine/test_cuda_staging.py",),
     ),
     Mutant(
         "discard-alone: a rank forgets an offer before the rack's other ranks know",
-        "engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        "engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
         "discarded_everywhere and track.offer is not None",
         "track.offer is not None and track.offer.seq in dead[fragment]",
         ("tests/unit/engine/test_trainer_rounds.py",),
@@ -555,7 +555,7 @@ MUTANTS = (
     ),
     Mutant(
         "own-ear: a rank joins a round that it has heard of, whatever the rack's others have",
-        "engine.trainer_rounds:TrainerRounds._apply_point",
+        "engine.trainer.trainer_rounds:TrainerRounds._apply_point",
         "(agreed[:len(flags)], agreed[len(flags):2 * len(flags)])",
         "(flags, [-v for v in flags])",
         ("tests/unit/engine/test_trainer_rounds.py",),
@@ -569,7 +569,7 @@ MUTANTS = (
     ),
     Mutant(
         "late-mark: an open offer that counts in a round leaves the rack's own clock as it is",
-        "engine.trainer_rounds:TrainerRounds._join",
+        "engine.trainer.trainer_rounds:TrainerRounds._join",
         "if track.offer is not None:\n"
         "    self._reach(fragment)\n"
         "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
@@ -590,7 +590,7 @@ MUTANTS = (
     ),
     Mutant(
         "closed-door: a rack joins a round whose members are fixed",
-        "engine.concurrent_outer_step:_opened_in",
+        "engine.loop.concurrent_outer_step:_opened_in",
         "(p, version) not in gathers",
         "gathers is not None",
         ("tests/unit/engine/test_concurrent_outer_step.py",),

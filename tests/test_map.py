@@ -19,6 +19,7 @@ from tests.map import (
     MAY_IMPORT,
     NAME_OWNERS,
     OWNERS,
+    ROOMS_OF_ENGINE,
     TENSORS_OF_MEND,
 )
 
@@ -137,18 +138,55 @@ def test_rooms_can_be_built_bottom_up() -> None:
             del left[room]
 
 
+def engine_imports(root: Path) -> dict[str, set[str]]:
+    """Of each module of engine the others that it imports, without `mend.engine.`."""
+    engine = root / "mend" / "engine"
+    paths = {
+        ".".join(path.relative_to(engine).with_suffix("").parts): path
+        for path in engine.rglob("*.py")
+        if path.stem != "__init__"
+    }
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        needs = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+        modules = {n.module for n in needs}
+        modules |= {f"{n.module}.{alias.name}" for n in needs for alias in n.names}
+        found[name] = {m.removeprefix("mend.engine.") for m in modules if m} & paths.keys()
+    return found
+
+
+def upward(imports: dict[str, set[str]]) -> list[str]:
+    def place(name: str) -> int:
+        return ROOMS_OF_ENGINE.index(name.rpartition(".")[0])
+
+    return [
+        f"engine.{name} may not import engine.{need}, which is above it"
+        for name, needs in sorted(imports.items())
+        for need in sorted(needs)
+        if place(need) > place(name)
+    ]
+
+
+def test_rooms_of_engine_import_only_those_below() -> None:
+    imports = engine_imports(SOURCE)
+    assert {name.rpartition(".")[0] for name in imports} == set(ROOMS_OF_ENGINE)
+    assert not (found := upward(imports)), "\n" + "\n".join(found)
+
+
+def test_core_of_engine_that_imports_a_feature_is_found(tmp_path: Path) -> None:
+    for name, code in (("trainer/step", "from mend.engine.features import eviction"),
+                       ("features/eviction", "import time")):  # fmt: skip
+        path = tmp_path / "mend" / "engine" / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(code)
+    (sentence,) = upward(engine_imports(tmp_path))
+    assert sentence.startswith("engine.trainer.step may not import engine.features.eviction")
+
+
 def test_modules_of_engine_import_each_other_in_no_circle() -> None:
     """Not for types alone either: a class that only names another in a type takes it as a whole."""
-    room = SOURCE / "mend" / "engine"
-    paths = {f"mend.engine.{path.stem}": path for path in room.glob("*.py")}
-    left = {
-        name: {
-            node.module
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom) and node.module in paths
-        }
-        for name, path in paths.items()
-    }
+    left = engine_imports(SOURCE)
     while left:
         ready = [name for name, needs in left.items() if not needs & left.keys()]
         assert ready, f"these modules import each other in a circle: {sorted(left)}"
@@ -173,7 +211,7 @@ BROKEN = {
     "coordination/grace.py": ("def f():\n    import time", "may not import 'time'"),
     "codec/raw.py": ("from mend.merge.average import Average", "may not import 'merge'"),
     "merge/average.py": ("from mend import mend_init", "may not import 'mend'"),
-    "engine/rack.py": ("import zmq.asyncio", "may not import 'zmq'"),
+    "engine/io/rack.py": ("import zmq.asyncio", "may not import 'zmq'"),
     "engine/live_rank.py": ("import os\nprint(os.environ['A'])", "may not use os.environ"),
     "engine/clock.py": ("from os import getenv", "may not use os.getenv"),
     "transport/bulk_client.py": ("import time\ntime.sleep(1)", "may not use time.sleep"),

@@ -11,10 +11,10 @@ from mend.types import VERSION
 if TYPE_CHECKING:
     from mend.api import Runtime, get_runtime, mend_init, mend_shutdown, session
     from mend.config import MendConfig
-    from mend.engine.checkpoint_files import newest_checkpoint
-    from mend.engine.checkpoint_writer import PendingCheckpoint
-    from mend.engine.data_ledger import DataLedger
-    from mend.engine.saved_state import SavedState
+    from mend.engine.checkpoint.checkpoint_files import newest_checkpoint
+    from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
+    from mend.engine.checkpoint.saved_state import SavedState
+    from mend.engine.features.data_ledger import DataLedger
     from mend.errors import MendError
     from mend.following import Version, follow
     from mend.mesh import rack_mesh
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 _HOME = {
-    "DataLedger": "mend.engine.data_ledger",
+    "DataLedger": "mend.engine.features.data_ledger",
     "MendConfig": "mend.config",
     "MendError": "mend.errors",
-    "PendingCheckpoint": "mend.engine.checkpoint_writer",
+    "PendingCheckpoint": "mend.engine.checkpoint.checkpoint_writer",
     "Runtime": "mend.api",
-    "SavedState": "mend.engine.saved_state",
+    "SavedState": "mend.engine.checkpoint.saved_state",
     "Status": "mend.status.status",
     "SlowRack": "mend.status.status",
     "TokenLedger": "mend.status.status",
@@ -58,7 +58,7 @@ _HOME = {
     "get_runtime": "mend.api",
     "mend_init": "mend.api",
     "mend_shutdown": "mend.api",
-    "newest_checkpoint": "mend.engine.checkpoint_files",
+    "newest_checkpoint": "mend.engine.checkpoint.checkpoint_files",
     "rack_mesh": "mend.mesh",
     "session": "mend.api",
 }

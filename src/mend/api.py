@@ -22,21 +22,23 @@ from mend.config import MendConfig
 from mend.config.placing import placed
 from mend.config.topology import ranks_of_one_rack
 from mend.config.wiring import cores_near, numerics_of, settings_of
-from mend.engine import registry, signals
-from mend.engine.checkpoint_writer import PendingCheckpoint
+from mend.engine import registry
+from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
+from mend.engine.checkpoint.saved_state import SavedState, source_of
 from mend.engine.counted_steps import CountedSteps
-from mend.engine.data_ledger import DataLedger
-from mend.engine.fragment_state import Marks
+from mend.engine.features.data_ledger import DataLedger, DataUnits
+from mend.engine.hooks import signals
+from mend.engine.hooks.model_checks import check_optimizers, warn_of_statistics
+from mend.engine.hooks.step_hooks import HoldsParameters, optimizers_of
+from mend.engine.io.rack import RackGroup, refuse_ungrouped
+from mend.engine.joining.inbox import MirrorInbox
+from mend.engine.joining.training_state import Stateful, TrainingState
 from mend.engine.live_rank import LiveRank, group_of
 from mend.engine.local_only import LocalOnlyRank
-from mend.engine.model_checks import check_optimizers, warn_of_statistics
-from mend.engine.outcome import Ended, Outcome, refuse_clean_exit
-from mend.engine.rack import RackGroup, refuse_ungrouped
 from mend.engine.rank_of_parts import RankOfParts
-from mend.engine.saved_state import SavedState, source_of
-from mend.engine.step_hooks import HoldsParameters, optimizers_of
-from mend.engine.trainer import Trainer
-from mend.engine.training_state import Stateful, TrainingState
+from mend.engine.state.fragment_state import RankPosition
+from mend.engine.state.outcome import Ended, Outcome, refuse_clean_exit
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
     ConfigError,
@@ -460,12 +462,12 @@ class Runtime:
         """
         return self._digest_of(self._trainer.standing[2])
 
-    def _digest_of(self, marks: Marks) -> str:
-        if not self.config.exchange or not all(marks.digests):
+    def _digest_of(self, position: RankPosition) -> str:
+        if not self.config.exchange or not all(position.digests):
             return ""
         digest = hashlib.sha256()
-        for fragment, version in enumerate(marks.versions):
-            digests = ",".join(marks.digests[fragment])
+        for fragment, version in enumerate(position.versions):
+            digests = ",".join(position.digests[fragment])
             digest.update(f"{fragment} {version} {digests}\n".encode())
         return digest.hexdigest()
 
@@ -491,36 +493,38 @@ class Runtime:
 
     def _status(self) -> Status:
         rank, trainer = self._rank, self._trainer
-        step, tokens, marks = trainer.standing  # read once: all of it is of one moment
+        step, tokens, position = trainer.standing  # read once: all of it is of one moment
         published = rank.published.look()  # after it: applied versions count as committed
-        units = published.units
-        sent = [part.published.look().sent for part in rank.parts]
+        units = rank.published.of(DataUnits).units
+        rounds, sent = published.rounds, [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
         rounds_by_racks, rounds_recent = rank.published.turned_out()
-        merged, open_ = marks.merged / fragments, tokens - marks.marked / fragments
+        merged, open_ = position.merged / fragments, tokens - position.marked / fragments
         return Status(
             rack=self.config.rack_number,
             rank=rank.me.rank,
             step=step,
             tokens=tokens,
-            versions=marks.versions,
-            rounds_committed=published.commits,
-            rounds_missed=dict(marks.missed),
-            ledger=TokenLedger(merged, open_, marks.discarded / fragments),
+            versions=position.versions,
+            rounds_committed=rounds.count,
+            rounds_missed=dict(position.missed),
+            ledger=TokenLedger(merged, open_, position.discarded / fragments),
             tokens_merged_share=merged / tokens if tokens else 0.0,
             racks_configured=self.config.racks,
             racks_live=published.live,
-            racks_merged=published.members_last,
-            closed_by=published.reason_last,
-            stall_ms_total=marks.stall_ns_total / MS,
-            stall_ms_last=marks.stall_ns_last / MS,
+            racks_merged=rounds.members,
+            closed_by=rounds.reason,
+            stall_ms_total=position.stall_ns_total / MS,
+            stall_ms_last=position.stall_ns_last / MS,
             host_bytes=sum(part.numerics.buffers.total_bytes for part in rank.parts),
             device_bytes_peak=sum(
-                part.trainer.beside.side.bytes_peak for part in rank.parts if part.trainer.beside
+                staging.side.bytes_peak
+                for part in rank.parts
+                if (staging := part.trainer.model.staging) is not None
             ),
             bytes_sent=sum(part.io_loop.bytes_sent for part in rank.parts),
             bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),
-            anchor_digest=self._digest_of(marks),
+            anchor_digest=self._digest_of(position),
             waiting=published.why,
             async_tp=self._async_tp.said,
             frames_refused=rank.io_loop.frames_refused,
@@ -530,18 +534,18 @@ class Runtime:
             outcome_detail=trainer.outcome.detail,
             rounds_by_racks=rounds_by_racks,
             rounds_recent=rounds_recent,
-            outer_rounds=published.outer_last[0],
-            outer_momentum=published.outer_last[1],
+            outer_rounds=rounds.outer[0],
+            outer_momentum=rounds.outer[1],
             codec=self.config.codec,
             payload_bytes=sum(each.bytes for each in sent),
-            moment_bytes=published.moment_bytes,
+            moment_bytes=published.sent.moment_bytes,
             payload_bytes_fp32=sum(each.fp32_bytes for each in sent),
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
             slow=tuple(map(slow_rack, published.slow)),
             joined_state=trainer.states.state.account if trainer.states.state else "",
-            mirror_bytes=rank.published.mirror_bytes,
+            mirror_bytes=rank.published.of(MirrorInbox).kept_bytes,
             bytes_relayed=sum(part.io_loop.bytes_relayed for part in rank.parts),
             data=data_rows(units, rank.settings.policy) if units is not None else None,
         )

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mend.config.topology import RACKS, RANKS_PER_RACK, read_hints
-from mend.engine.rack import RackGroup
+from mend.engine.io.rack import RackGroup
 from mend.errors import ConfigError
 from mend.hardware.cpu_affinity import Machine, bus_id_of, host
 from mend.hardware.nccl_topology import announce, read_dump

@@ -30,7 +30,7 @@ from mend.codec import (
 )
 from mend.codec.blocks import TINY
 from mend.codec.raw import RawFloat32
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.errors import ConfigError, NonFinite, WireError
 from mend.merge import Average
 from mend.outer import Nesterov

@@ -12,8 +12,8 @@ import torch
 
 from mend import MendConfig
 from mend.codec import CODECS
-from mend.engine.numerics import Numerics
-from mend.engine.sums import Tensors, factors_in
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.sums import Tensors, factors_in
 from mend.errors import ConfigError
 from mend.merge import MERGES, Average, Measuring, Merge, register
 from mend.outer import Nesterov

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mend.codec import CODECS
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.errors import ConfigError
 from mend.merge import MERGES
 from mend.outer import OUTERS, Make, Nesterov, OuterOptimizer, Rates, register

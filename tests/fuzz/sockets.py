@@ -17,7 +17,7 @@ from mend.coordination import wire
 from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.coordinator import Coordinator
 from mend.coordination.messages import Envelope, Message, Refusal
-from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.engine.witness import Witness
 from mend.errors import MendError, OtherVersion, TransportError
 from mend.status.event_log import EventLog

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import mend
 from mend.codec.on_device import ON_DEVICE
-from mend.engine.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
+from mend.engine.features.micro_benchmark import GEMM_NS_MAX, LiveBenchmark
 from mend.errors import ConfigError
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.device import Move, Side

@@ -17,12 +17,12 @@ from mend.coordination import coordinator, leader, slow_links
 from mend.coordination.events import Validated
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.member_view import MemberView
-from mend.engine.io_loop import IoLoop
+from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.io.io_loop import IoLoop
 from mend.engine.live_rank import LiveRank
-from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.pulls import Patience
-from mend.engine.pulls_ahead import Ahead, PullsAhead
-from mend.engine.step_clock import StepClock
+from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
+from mend.engine.state.pulls import Patience
+from mend.engine.state.step_clock import StepClock
 from mend.errors import PayloadGone
 from mend.transport.bulk_link import HolderEnd
 from mend.transport.growth import Growth
@@ -55,7 +55,7 @@ class ShownBenchmark(MicroBenchmark):
     cause = ""
 
     def stepped(self, step: int, *_: object) -> None:
-        asked, self._published.asks = self._published.asks, None
+        asked, self._request.asked = self._request.asked, None
         if asked is not None:
             times = self.times()
             product_ns = round(PRODUCT_NS * (times if self.cause == "compute" else 1.0))
@@ -69,14 +69,15 @@ def show_pace(runtime: mend.Runtime, times: Times, cause: str = "", *, links: bo
     before its first step."""
     rank = runtime._rank
     assert isinstance(rank, LiveRank)
-    clock, benchmark = rank.trainer.clock, rank.trainer.benchmark
+    clock = rank.trainer.clock
     clock.__class__ = ShownClock
     clock.times = times  # type: ignore[attr-defined]
     if not links:
         slow_links.SAMPLE_NS = slow_links.SAMPLE_NS_MAX = 1 << 62
-    if benchmark is not None:
-        benchmark.__class__ = ShownBenchmark
-        benchmark.times, benchmark.cause = times, cause  # type: ignore[attr-defined]
+    for feature in rank.trainer.features:
+        if isinstance(feature, MicroBenchmark):
+            feature.__class__ = ShownBenchmark
+            feature.times, feature.cause = times, cause  # type: ignore[attr-defined]
 
 
 def slow_between(begins: Path, ends: Path, times: float) -> Times:

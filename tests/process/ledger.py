@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import mend
-from mend.engine.fragment_state import FragmentState, OpenOffer
-from mend.engine.trainer import Trainer
+from mend.engine.state.fragment_state import FragmentState, OpenOffer
+from mend.engine.trainer.trainer import Trainer
 from mend.fragment import VectorLedger
 from tests.process import train
 

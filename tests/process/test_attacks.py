@@ -32,7 +32,7 @@ from mend.coordination.messages import (
     Retire,
     Vote,
 )
-from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.errors import MendError, OtherVersion, TransportError
 from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus, Look, decode_view, encode_look, encode_view

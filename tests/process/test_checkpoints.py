@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import mend
-from mend.engine.checkpoint_files import newest_checkpoint
+from mend.engine.checkpoint.checkpoint_files import newest_checkpoint
 from mend.errors import CheckpointError, UsageError
 from tests.process import train
 from tests.process.conftest import Configure

@@ -33,7 +33,7 @@ MARK = "track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_to
 DECIDE = ("consensus.proposer:Proposer.decide", "log.decide(index)", "log.decide(log.last)")
 BUGS = {
     "a step counts twice": Bug(
-        ("engine.trainer_rounds:TrainerRounds._settle", MARK, f"{MARK} - (offer.seq == 1)"),
+        ("engine.trainer.trainer_rounds:TrainerRounds._settle", MARK, f"{MARK} - (offer.seq == 1)"),
         r"I2: tape-rack\d-rank0.mend: offer 2 of fragment \d of step \d+ counts 5 steps after",
         here=True,
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mend
-from mend.engine.micro_benchmark import PROBE_BYTES
+from mend.engine.features.micro_benchmark import PROBE_BYTES
 from mend.errors import PeerUnreachable
 from mend.transport.bulk_client import BulkLane
 from mend.transport.security import Secrets

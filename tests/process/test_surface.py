@@ -24,7 +24,7 @@ import mend
 from mend import compat
 from mend.compat.reducer import MergeResult
 from mend.compat.runtime import get_runtime
-from mend.engine import scaled_steps
+from mend.engine.hooks import scaled_steps
 from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, UsageError
 from tests.process import train

@@ -20,7 +20,7 @@ from torch import nn
 import mend
 from mend.compat import runtime as older
 from mend.config import wiring
-from mend.engine import io_loop as io_loop_module
+from mend.engine.io import io_loop as io_loop_module
 from mend.engine.live_rank import LiveRank
 from mend.errors import GaveUp, MendError
 from mend.events.base import LoggedEvent

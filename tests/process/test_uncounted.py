@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import mend
-from mend.engine.uncounted_writes import SIGNS_MAX
+from mend.engine.hooks.uncounted_writes import SIGNS_MAX
 from mend.errors import NotMerged, UsageError
 from tests.process import train
 from tests.process.conftest import Configure

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import mend
-from mend.engine import participation
+from mend.engine.state import participation
 
 
 def main() -> None:

@@ -135,13 +135,13 @@ BUGS = (
     _bug(
         "13",
         "a fragment is captured again while its offer is open",
-        ("engine.trainer_rounds:TrainerRounds._capture", "track.offer is not None",
+        ("engine.trainer.trainer_rounds:TrainerRounds._capture", "track.offer is not None",
          "track.offer is not None and track.seq < 0"),
     ),
     _bug(
         "14",
         "the snapshot is kept instead of the delta: what is carried is measured from there",
-        ("engine.trainer_rounds:TrainerRounds._fate",
+        ("engine.trainer.trainer_rounds:TrainerRounds._fate",
          "return (fate, offer.merged_N if fate == 'named' else None)",
          "anchor_N = self.tracks[fragment].anchor.values\n"
          "moved_N = anchor_N - (offer.anchor.values - offer.delta_N)\n"
@@ -150,7 +150,7 @@ BUGS = (
     _bug(
         "15",
         "a dropped offer's residual is taken over like a merged one's",
-        ("engine.trainer_rounds:TrainerRounds._apply",
+        ("engine.trainer.trainer_rounds:TrainerRounds._apply",
          "self.ledger.miss('offer dropped: too old')",
          "self.ledger.miss('offer dropped: too old')\n"
          "track.residual_N = offer.pend_N"),
@@ -158,19 +158,19 @@ BUGS = (
     _bug(
         "16",
         "tokens are counted from the apply on, not from the capture",
-        ("engine.trainer_rounds:TrainerRounds._settle", "(offer.tokens_total, offer.steps_total)",
-         "(self.tokens, self.step)"),
+        ("engine.trainer.trainer_rounds:TrainerRounds._settle",
+         "(offer.tokens_total, offer.steps_total)", "(self.tokens, self.step)"),
     ),
     _bug(
         "17",
         "a rank applies without its rack's collective",
-        ("engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        ("engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
          "(yield from agree(self.policy.ranks, values))", "values"),
     ),
     _bug(
         "17b",
         "ranks agree on the least of their newest versions, here or not",
-        ("engine.trainer_rounds:TrainerRounds.agree_and_apply",
+        ("engine.trainer.trainer_rounds:TrainerRounds.agree_and_apply",
          "version > track.anchor.version and version >= -minus_oldest",
          "version > track.anchor.version"),
     ),
@@ -189,7 +189,7 @@ BUGS = (
     _bug(
         "18b",
         "a rack takes its offer back when a commit does not name it",
-        ("engine.published_state:PublishedFragment.fate",
+        ("engine.state.published_state:PublishedFragment.fate",
          "next((fate for commit in stretch if (fate := fate_in(commit, mine))), '')",
          "next((fate for commit in stretch if (fate := fate_in(commit, mine))), 'dropped' if "
          "stretch else '')"),
@@ -197,7 +197,7 @@ BUGS = (
     _bug(
         "19",
         "a copied state is not compared with the log",
-        ("engine.pipeline:Pipeline.copy",
+        ("engine.loop.pipeline:Pipeline.copy",
          "result.digest != effect.digest", "result.digest == ''"),
     ),
     _bug(
@@ -226,7 +226,7 @@ BUGS = (
     _bug(
         "22",
         "each apply point has a stall budget of its own",
-        ("engine.trainer_rounds:TrainerRounds._await_results",
+        ("engine.trainer.trainer_rounds:TrainerRounds._await_results",
          "self._budget_ns - (now_ns - begun_ns)", "self._budget_ns"),
     ),
     _bug(
@@ -306,7 +306,7 @@ BUGS = (
     _bug(
         "31",
         "receivers merge whatever has the right checksum",
-        ("engine.merge_pass:MergePass._by_torch", "sound(values)", "size"),
+        ("engine.compute.merge_pass:MergePass._by_torch", "sound(values)", "size"),
     ),
     _bug(
         "31b",
@@ -332,7 +332,7 @@ BUGS = (
     _bug(
         "32b",
         "a snapshot does not say which offers were named",
-        ("engine.published_state:PublishedFragment.fate", "seq == known.named",
+        ("engine.state.published_state:PublishedFragment.fate", "seq == known.named",
          "seq < known.named"),
     ),
     _bug(
@@ -476,8 +476,8 @@ BUGS = (
     _bug(
         "43b",
         "a rack that is evicted leaves before its work is merged",
-        ("engine.eviction:EvictableTrainer._leave_evicted", "range(2)", "range(0)"),
-        ("engine.eviction:EvictableTrainer._leave_evicted", "not stands or minus_open",
+        ("engine.features.eviction:EvictableTrainer._leave_evicted", "range(2)", "range(0)"),
+        ("engine.features.eviction:EvictableTrainer._leave_evicted", "not stands or minus_open",
          "not stands"),
     ),
     _bug(
@@ -495,7 +495,7 @@ BUGS = (
     _bug(
         "37c",
         "the momentum's ramp goes by versions, whatever was missing in them",
-        ("engine.numerics:Numerics.merge", "anchor.rounds + part", "version * WHOLE"),
+        ("engine.compute.numerics:Numerics.merge", "anchor.rounds + part", "version * WHOLE"),
     ),
     _bug(
         "37d",

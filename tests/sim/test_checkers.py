@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from mend.consensus.records import Commit, Drop
 from mend.coordination import rank_reports
 from mend.coordination.rank_reports import Aggregate
-from mend.engine.store import Payload
+from mend.engine.loop.store import Payload
 from mend.events.kinds import LeftAlone
 from mend.types import MS, SECOND, WITNESS, Member, Peer
 from mend_lab.sim import World

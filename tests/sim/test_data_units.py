@@ -106,7 +106,7 @@ PLANTED = (
     Bug(
         "taken",
         "an offer names all units that the rack has got",
-        (Edit("engine.trainer_rounds:TrainerRounds._countable", "self.units",
+        (Edit("engine.trainer.trainer_rounds:TrainerRounds._countable", "self.units",
               "self.units + (self.units > 0)"),),
     ),
     Bug(

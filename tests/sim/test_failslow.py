@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mend.coordination.slow import OWN_PAST, PEERS
+from mend.engine.features.micro_benchmark import MicroBenchmark
 from mend.types import MS, SECOND
 from mend_lab.sim import World
 from mend_lab.sim.scenario import Fault, Scenario, calm
@@ -121,4 +122,5 @@ def test_nothing_is_measured_where_verdicts_are_not_validated() -> None:
     world.run()
     assert onsets(world)
     assert not onsets(world, CAUSE)
-    assert all(p.trainer is None or p.trainer.trainer.benchmark is None for p in world.processes())
+    features = [p.trainer.trainer.features for p in world.processes() if p.trainer is not None]
+    assert not any(isinstance(each, MicroBenchmark) for own in features for each in own)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend_lab.sim import World, draw
 from mend_lab.sim.scenario import Scenario
 from mend_lab.sim.story import setup

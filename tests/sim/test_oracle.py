@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mend.consensus.weights import WHOLE
-from mend.engine.digest import digest_of
+from mend.engine.compute.digest import digest_of
 from mend.types import Peer, owned_span
 from mend_lab import reference
 from mend_lab.sim import Scenario, World, draw

@@ -15,7 +15,7 @@ from mend.coordination import events as ev
 from mend.coordination.leader import Leader
 from mend.coordination.messages import RankOrders, Total
 from mend.coordination.rank import RankMachine
-from mend.engine.effects import EventQueue
+from mend.engine.loop.effects import EventQueue
 from mend.trace.state import encode_state
 from mend.types import SECOND
 from mend_lab.sim import World

@@ -13,7 +13,7 @@ import msgspec
 
 from mend.config.kinds import numbered
 from mend.config.settings import MendConfig
-from mend.engine.rack import RackGroup
+from mend.engine.io.rack import RackGroup
 from mend.errors import ConfigError, UsageError, require
 from mend.transport.probe import host_and_port
 from mend.transport.whereabouts import Whereabouts

@@ -16,15 +16,15 @@ from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy, filled_fields
 from mend.detector import DetectorOptions
-from mend.engine.cuda_staging import CudaPin
-from mend.engine.data_ledger import DataLedger
-from mend.engine.fragment_state import StepOptions
-from mend.engine.io_loop import IoLoopOptions
-from mend.engine.numerics import Numerics, keeps_in_weights
+from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.compute.numerics import Numerics, keeps_in_weights
+from mend.engine.compute.worker_pool import pool_threads
+from mend.engine.features.data_ledger import DataLedger
+from mend.engine.features.served_metrics import MetricsAddress
+from mend.engine.io.io_loop import IoLoopOptions
 from mend.engine.rank_config import Settings
-from mend.engine.saved_state import SavedState
-from mend.engine.served_metrics import MetricsAddress
-from mend.engine.worker_pool import pool_threads
+from mend.engine.state.fragment_state import StepOptions
+from mend.engine.trainer.cuda_staging import CudaPin
 from mend.errors import ConfigError
 from mend.fragment.model_plan import ModelPlan
 from mend.hardware.cpu_affinity import worker_cores
@@ -47,13 +47,13 @@ def numerics_of(
     outer = OUTERS[config.outer_optimizer](config.outer_lr, momentum, ramp)
     pin = CudaPin() if plan.gpu is not None else None
     in_weights = keeps_in_weights(codec, config.apply_mode)
-    numerics = Numerics(
-        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
-        config.staleness_max_rounds, in_weights,
-    )  # fmt: skip
+    on_device = None
     if config.encode_on == "device":
-        numerics.on_device = encoder_on(plan.device, codec, in_weights)
-    return numerics
+        on_device = encoder_on(plan.device, codec, in_weights)
+    return Numerics(
+        codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
+        config.staleness_max_rounds, in_weights, on_device,
+    )  # fmt: skip
 
 
 def cores_near(plan: ModelPlan) -> frozenset[int] | None:

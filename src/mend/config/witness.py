@@ -8,7 +8,7 @@ from pathlib import Path
 from mend.config.keyfile import protection_of, secrets_of
 from mend.config.settings import MendConfig
 from mend.engine import witness
-from mend.engine.served_metrics import MetricsAddress
+from mend.engine.features.served_metrics import MetricsAddress
 
 
 def witness_config(bind: str, racks: int, job_id: str, **more: object) -> MendConfig:

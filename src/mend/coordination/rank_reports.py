@@ -8,8 +8,8 @@ counted, so a leader's work per report does not grow with its ranks.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ from mend.coordination.messages import (
     Pace,
     Pulled,
     RankReport,
+    Report,
     Sliced,
     StateCopy,
     UnitsAsk,
@@ -40,7 +41,7 @@ Key = TypeVar("Key", bound=Hashable)
 @dataclass(frozen=True, slots=True)
 class Aggregate:
     """The newest reports of all ranks, combined. `complete`: every rank has reported; before,
-    fields that need all ranks are empty."""
+    fields that need all ranks are empty. What has the name of a field of `Report` goes into it."""
 
     complete: bool
     versions: tuple[int, ...]
@@ -64,6 +65,17 @@ class Aggregate:
     units: UnitsAsk | None
     unequal: str
     """How the ranks have taken unequal numbers of rows of the data ledger; or empty."""
+
+    def reported(self) -> dict[str, Any]:
+        """The fields that the report of the rack has, too."""
+        return {name: getattr(self, name) for name in _REPORTED}
+
+
+_REPORTED = tuple(
+    field.name
+    for field in fields(Aggregate)
+    if field.name in Report.__struct_fields__ and field.name != "declined"  # the leader keeps these
+)
 
 
 def aggregate(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mend.coordination.ladder import taken_of
-from mend.engine import signals
-from mend.engine.outcome import Outcome
-from mend.engine.step_hooks import Counting, HoldsParameters, StepHooks, held_by
-from mend.engine.uncounted_writes import UncountedWrites
+from mend.engine.hooks import signals
+from mend.engine.hooks.step_hooks import Counting, HoldsParameters, StepHooks, held_by
+from mend.engine.hooks.uncounted_writes import UncountedWrites
+from mend.engine.state.outcome import Outcome
 from mend.errors import UsageError
 from mend.events.kinds import OptimizerFound
 from mend.fragment.model_plan import ModelPlan
@@ -87,7 +87,7 @@ class CountedSteps:
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
         for part in self._rank.parts:
             part.trainer.batch = count
-        self._taken = taken_of(count, self._trainer.batch_pct)
+        self._taken = taken_of(count, self._trainer.ladder.batch_pct)
         return self._taken
 
     def count_by_hand(self, tokens: int | None) -> None:
@@ -132,8 +132,8 @@ class CountedSteps:
         """Stop counting. Idempotent."""
         self._hooks.close()
         for part in self._rank.parts:
-            if part.trainer.benchmark is not None:
-                part.trainer.benchmark.close()
+            for feature in part.trainer.features:
+                feature.close()
         self.movement.close()
 
     def _look(self) -> None:
@@ -182,7 +182,7 @@ class CountedSteps:
                 "the first one on"
             )
         trainer = self._trainer
-        if trainer.beside is not None and torch.cuda.is_current_stream_capturing():
+        if trainer.model.staging is not None and torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 "the optimizer's step is being captured into a CUDA graph, whose replays mend does "
                 "not see: give mend_init no optimizer, and call runtime.step() after each step and "

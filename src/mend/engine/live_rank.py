@@ -19,49 +19,45 @@ from torch import Tensor, nn
 from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
 from mend.coordination.validation import plan_hash
-from mend.engine import signals
-from mend.engine.checkpoint import (
-    Part,
+from mend.engine.checkpoint.checkpoint import (
+    RackCheckpoint,
     left_out,
     read_part,
     together,
 )
-from mend.engine.checkpoint_writer import PendingCheckpoint, Save
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.data_ledger import UnitFeed
-from mend.engine.eviction import startup_ns
-from mend.engine.followed import Readable
-from mend.engine.followed_log import followed_of
-from mend.engine.fragment_state import (
-    AgreeMin,
-    FragmentState,
-    Request,
-    Requests,
-    Resumable,
-    Share,
-    Spread,
-    Wait,
-    drive,
-)
-from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
-from mend.engine.model_checks import Copies, Newcomers
-from mend.engine.numerics import Numerics
+from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint, Save
+from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.threads import from_outside
+from mend.engine.features.data_ledger import UnitFeed
+from mend.engine.features.eviction import startup_ns
+from mend.engine.features.followed import Readable
+from mend.engine.features.followed_log import followed_of
+from mend.engine.features.micro_benchmark import LiveBenchmark, MicroBenchmark, watch_forward
+from mend.engine.features.served_metrics import PUBLISH_S, ServedMetrics
+from mend.engine.hooks.model_checks import Copies, Newcomers
+from mend.engine.hooks.step_hooks import FREED
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.rack import RackGroup
+from mend.engine.joining.rack_state_mirror import RackStateMirrors
+from mend.engine.joining.state_copying import StateCopying
+from mend.engine.joining.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.one_trainer import OneTrainer
-from mend.engine.outcome import Outcome, report_end, tell_begin
-from mend.engine.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import Introduction, Settings, parts_of
-from mend.engine.saved_state import SavedState
-from mend.engine.served_metrics import PUBLISH_S, ServedMetrics
 from mend.engine.snapshot import Training, note_of, view_of_rank
-from mend.engine.step_hooks import FREED
-from mend.engine.threads import from_outside
-from mend.engine.trainer import Trainer
-from mend.engine.trainer_end import SAY_NS
-from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import MirrorCalls, Replicas, StateRoutes, TrainingState
-from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, LeftJob
+from mend.engine.state.fragment_state import (
+    FragmentState,
+    Request,
+)
+from mend.engine.state.outcome import Outcome, report_end, tell_begin
+from mend.engine.state.trainer_feature import TrainerFeature
+from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.trainer.driver import Driver
+from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_end import SAY_NS
+from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, require
 from mend.events.base import Emit
 from mend.events.kinds import (
     BuffersChanged,
@@ -80,10 +76,7 @@ from mend.status.event_log import EventLog
 from mend.status.messages import JobStatus
 from mend.status.server import NOTES_S, Recent
 from mend.trace.writer import TapeWriter, begin, header_of
-from mend.types import BUFFERS_MAX, MS, SECOND, WITNESS, Member, Peer
-
-SLICE_NS = 100 * MS
-"""How long a signal that comes in a wait may go unseen."""
+from mend.types import BUFFERS_MAX, SECOND, WITNESS, Member, Peer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,10 +106,6 @@ class LiveRank(OneTrainer):
         self.group = group or group_of(settings)
         self._told_ns = dict[int, int]()
         """When a rack's pull was noted last."""
-        self._work: Resumable[None] | None = None
-        """The work after a step, until it is done."""
-        self._waited: tuple[Wait | None, int] = (None, 0)
-        """The newest wait, and its end in ns."""
         with ExitStack() as undo:
             self._open(undo, plan, settings)
             model = RackModel(plan, self.settings, self.group, numerics)
@@ -124,6 +113,10 @@ class LiveRank(OneTrainer):
             tracks = together(self.group, lambda: self._tracks(model))
             self._factory = self.settings.factory(self.me, plan.layouts)
             self.published = self._factory.published()
+            self._driver = Driver(
+                self.group, self.published, self.io_loop.now_ns,
+                left=self.close, broken=self._break_off,
+            )  # fmt: skip
             state = state_of(self.recorder.note)
             addresses = self._make_machines(undo, model, tracks, mirrored=state.mirrored)
             self._make_trainer(undo, model, tracks, state)
@@ -173,7 +166,7 @@ class LiveRank(OneTrainer):
             return options
         return replace(options, bind=f"tcp://{options.lane_host}:0")
 
-    def _part(self, model: RackModel) -> Part | None:
+    def _part(self, model: RackModel) -> RackCheckpoint | None:
         """This rack's part of the checkpoint to resume, if there is one. Notes what is lost."""
         source, racks, note = self.settings.resume, self.settings.policy.racks, self.recorder.note
         if source is None:
@@ -246,7 +239,7 @@ class LiveRank(OneTrainer):
             self.me, self.member, machines, [track.owned for track in tracks], genesis,
             self.numerics, self.published, self.io_loop, model.plain,
             self._factory.tape(self.tape), self._moments,
-            self._factory.mirrors if mirrored else None,
+            partial(self._factory.features, mirrored=mirrored),
         )  # fmt: skip
         self.io_loop.find_by(Readable(self.rank.store, model.parts(tracks)).find)
         return [rank.address for rank in ranks]
@@ -289,7 +282,7 @@ class LiveRank(OneTrainer):
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
             troubles=io_loop.pull_troubles.describe,
             before_capture=_before_captures(model.plan, group),
-            benchmark=self._benchmark(model.plan.model, post),
+            features=self._trainer_features(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
         self._checkpoints = self._factory.checkpoints(
@@ -303,25 +296,28 @@ class LiveRank(OneTrainer):
 
     def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
         """How the training state reaches racks that join."""
-        group, rank, on_loop = self.group, self.rank, self._on_loop
+        group, on_loop = self.group, self._on_loop
+        copying = require(self.rank.feature(StateCopying), "a live rank copies states")
         boxes = [holders for track in tracks for holders in track.holding.replicas]
         alike = group.ranks > 1 and all(len(holders) == group.ranks for holders in boxes)
         calls = None
-        if (mirrors := rank.mirrors) is not None:
+        if (mirrors := self.rank.feature(RackStateMirrors)) is not None:
             serve, seek, fetch = mirrors.serve, mirrors.seek, mirrors.fetch
             calls = MirrorCalls(on_loop(serve), on_loop(seek), on_loop(fetch))
         return StateRoutes(
-            state, on_loop(rank.give_state), on_loop(rank.reserve_state),
+            state, on_loop(copying.give), on_loop(copying.reserve),
             Replicas(group.rank == 0, group.minimum) if alike else None, calls,
         )  # fmt: skip
 
-    def _benchmark(self, model: nn.Module, post: Callable[[Event], None]) -> MicroBenchmark | None:
-        """What the coordinator asks the training thread to measure, where it validates."""
+    def _trainer_features(
+        self, model: nn.Module, post: Callable[[Event], None]
+    ) -> list[TrainerFeature]:
+        """Where the coordinator validates, what it asks the training thread to measure."""
         if not self.settings.detector.validates:
-            return None
+            return []
         device = self._side.device if self._side is not None else torch.device("cpu")
         product_ns, watch = LiveBenchmark(device).product_ns, watch_forward(weakref.ref(model))
-        return MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)
+        return [MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)]
 
     def _start(self, addresses: Sequence[str]) -> None:
         """Everything is built: receive."""
@@ -427,22 +423,8 @@ class LiveRank(OneTrainer):
         tell_begin(self.me, self.settings.outcomes)
 
     def live(self, doing: Generator[Request, Any, T]) -> T:
-        """Drive a generator of the trainer on this thread and return its value."""
-        try:
-            with signals.held():
-                return drive(doing, self._answer)
-        except LeftJob:
-            self.close()
-            raise
-        except InvariantError as error:
-            self._break_off(error)
-            raise
-
-    def work(self, doing: Requests) -> None:
-        """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
-        there; `go_on` finishes it."""
-        self._work = Resumable(doing)
-        self.go_on()
+        """See `Driver`."""
+        return self._driver.live(doing)
 
     @property
     def parts(self) -> Sequence[LiveRank]:
@@ -460,31 +442,16 @@ class LiveRank(OneTrainer):
 
     def after_step(self) -> None:
         """The work that is due after the step."""
-        self.work(self.trainer.work())
+        self._driver.work(self.trainer.work())
 
     @property
     def unfinished(self) -> bool:
         """Whether `go_on` has something to do."""
-        return self._work is not None
+        return self._driver.unfinished is not None
 
     def go_on(self) -> None:
-        """Finish the work of the last step, if an exception has ended a wait of it: a capture that
-        is left out there would never be made."""
-        if (work := self._work) is None:
-            return
-        try:
-            with signals.held():
-                work.run(self._answer)
-                self._work = None
-        except LeftJob:
-            self.close()
-            raise
-        except InvariantError as error:
-            self._break_off(error)
-            raise
-        finally:
-            if not work.waits:
-                self._work = None
+        """See `Driver`."""
+        self._driver.go_on()
 
     def _break_off(self, error: InvariantError) -> None:
         """Leave without notice, whichever thread found it: a script that catches the error trains
@@ -492,32 +459,6 @@ class LiveRank(OneTrainer):
         self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         self.io_loop.break_off(error)
         self.abort()
-
-    def _answer(self, request: Request) -> object:
-        match request:
-            case Wait():
-                return self._wait(request)
-            case AgreeMin(values):
-                return self.group.minimum(values)
-            case Share(_, slice_N, mine):
-                return self.group.share(slice_N, mine)
-            case Spread(data_B):
-                self.group.spread(data_B)
-                return None
-
-    def _wait(self, request: Wait) -> bool:
-        """Wait in slices, behind each of which handlers of signals run. A wait that one of them has
-        ended by raising goes on within its limit."""
-        known, deadline_ns = self._waited
-        if request is not known:
-            deadline_ns = self.io_loop.now_ns() + request.limit_ns
-            self._waited = request, deadline_ns
-        while True:
-            signals.run_late()
-            left_ns = deadline_ns - self.io_loop.now_ns()
-            ready = self.published.wait(request.ready, min(left_ns, SLICE_NS) / SECOND)
-            if ready or left_ns <= SLICE_NS or self.published.failure is not None:
-                return ready
 
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool

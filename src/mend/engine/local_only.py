@@ -17,17 +17,17 @@ from msgspec import structs
 
 from mend.codec import CODECS
 from mend.coordination.events import Event
-from mend.engine.fragment_state import OpenOffer, Requests
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.threads import from_outside
+from mend.engine.features.served_metrics import ServedMetrics
+from mend.engine.joining.training_state import StateRoutes, TrainingState
 from mend.engine.one_trainer import OneTrainer
-from mend.engine.outcome import report_end
-from mend.engine.published_state import PublishedState
 from mend.engine.rank_config import Settings
-from mend.engine.served_metrics import ServedMetrics
-from mend.engine.threads import from_outside
-from mend.engine.trainer import Trainer
-from mend.engine.training_progress import PERIOD_S, TrainingProgress
-from mend.engine.training_state import StateRoutes, TrainingState
+from mend.engine.state.fragment_state import OpenOffer, Requests
+from mend.engine.state.outcome import report_end
+from mend.engine.state.published_state import PublishedState
+from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import InvariantError
 from mend.events.base import Emit
 from mend.events.kinds import ProcessStarted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from mend.engine.trainer import Trainer
+from mend.engine.trainer.trainer import Trainer
 
 
 class OneTrainer:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mend.engine.rack import RackGroup
+from mend.engine.io.rack import RackGroup
 from mend.errors import MendError, ensure
 from mend.fragment.shards import Holding, put_together, take
 from mend.types import owned_span

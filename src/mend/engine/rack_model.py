@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from mend.engine.checkpoint import FROZEN_FACT, Cuttable, Facts
-from mend.engine.followed import parts_of
-from mend.engine.fragment_state import FragmentState, tracks_of
-from mend.engine.numerics import Numerics
-from mend.engine.rack import RackGroup
+from mend.engine.checkpoint.checkpoint import FROZEN_FACT, Cuttable, Facts
+from mend.engine.checkpoint.recut import Recut
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.sums import check_room
+from mend.engine.features.followed import parts_of
+from mend.engine.io.rack import RackGroup
 from mend.engine.rank_config import Settings
-from mend.engine.recut import Recut
-from mend.engine.sums import check_room
+from mend.engine.state.fragment_state import FragmentState, tracks_of
 from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan, PlannedFragment
 from mend.fragment.plan import (

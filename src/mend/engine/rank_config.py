@@ -17,12 +17,12 @@ from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
 from mend.coordination.messages import Hello, Resume
 from mend.detector import DetectorOptions
-from mend.engine.data_ledger import DataLedger
-from mend.engine.fragment_state import StepOptions
-from mend.engine.io_loop import IoLoopOptions
+from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.features.data_ledger import DataLedger
+from mend.engine.features.served_metrics import NOWHERE, MetricsAddress
+from mend.engine.io.io_loop import IoLoopOptions
 from mend.engine.rank_factory import RankFactory
-from mend.engine.saved_state import SavedState
-from mend.engine.served_metrics import NOWHERE, MetricsAddress
+from mend.engine.state.fragment_state import StepOptions
 from mend.engine.witness import detect_ns
 from mend.errors import UsageError
 from mend.fragment.model_plan import ModelPlan

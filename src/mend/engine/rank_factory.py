@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
-from mend.engine.checkpoint_writer import CheckpointWriter
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.published_state import PublishedState
-from mend.engine.rack_state_mirror import RackStateMirrors
-from mend.engine.trainer import Trainer
+from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter
+from mend.engine.features.data_ledger import UnitCounter
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.features.micro_benchmark import LinkProbes
+from mend.engine.joining.rack_state_mirror import RackStateMirrors
+from mend.engine.joining.state_copying import StateCopying
+from mend.engine.loop.feature import LoopFeature, LoopParts
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.trace.writer import Tape
 from mend.types import Layout, Peer
 
@@ -44,7 +48,12 @@ class RankFactory:
         """What gets the events and effects of the machines. `tape`: the one on disk, if any."""
         return tape
 
-    def mirrors(self, *args: Any) -> RackStateMirrors | None:
-        """Takes the arguments of `RackStateMirrors`. Asked for where racks keep state of scope rack
-        for each other. None: they do not."""
-        return RackStateMirrors(*args)
+    def features(self, parts: LoopParts, *, mirrored: bool) -> list[LoopFeature]:
+        """Those of the loop's half. `mirrored`: racks keep state of scope rack for each other."""
+        features = loop_features(parts)
+        return [*features, RackStateMirrors(parts)] if mirrored else features
+
+
+def loop_features(parts: LoopParts) -> list[LoopFeature]:
+    """The features of the loop's half that every rank has."""
+    return [StateCopying(parts), LinkProbes(parts), UnitCounter(parts)]

@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mend.engine.checkpoint_writer import PendingCheckpoint, Save
-from mend.engine.fragment_state import Request
+from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint, Save
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.threads import OWN, DaemonExecutor, from_outside
+from mend.engine.hooks.step_hooks import FREED
+from mend.engine.io.rack import RackGroup
+from mend.engine.joining.training_state import LikeFirst, Received, TrainingState
 from mend.engine.live_rank import LiveRank
-from mend.engine.numerics import Numerics
 from mend.engine.part_group import Broken, Meeting, PartGroup
-from mend.engine.rack import RackGroup
 from mend.engine.rank_config import Settings
-from mend.engine.step_hooks import FREED
-from mend.engine.threads import OWN, DaemonExecutor, from_outside
-from mend.engine.trainer import Trainer
-from mend.engine.training_state import LikeFirst, Received, TrainingState
+from mend.engine.state.fragment_state import Request
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import CheckpointError, GaveUp, InvariantError, require
 from mend.events.base import Emit
 from mend.fragment.model_plan import ModelPlan

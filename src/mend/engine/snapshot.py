@@ -18,8 +18,8 @@ from mend.coordination.coordinator import Coordinator
 from mend.coordination.leader import Leader
 from mend.coordination.messages import Orders, RankReport, Reason, Report
 from mend.coordination.round import Phase, Round
-from mend.engine.participation import describe_rounds
-from mend.engine.training_progress import TrainingProgress
+from mend.engine.state.participation import describe_rounds
+from mend.engine.state.training_progress import TrainingProgress
 from mend.status.messages import (
     SHOWN_MAX,
     DataSeen,
@@ -37,7 +37,7 @@ from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
 
 if TYPE_CHECKING:  # a witness has no board, and does without torch
-    from mend.engine.published_state import PublishedState
+    from mend.engine.state.published_state import PublishedState
 
 State = Literal["starting", "running", "leaving", "ended"]
 Phased = Literal["open", "merging", "offered"]
@@ -315,7 +315,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         recent_sent=now.sent - then.sent,
         recent_received=now.received - then.received,
         missed=training.missed(),
-        closed_by=short(training.published.reason_last),
+        closed_by=short(training.published.rounds.reason),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
         turnout=short(describe_rounds(training.published.turned_out()[1])),

@@ -20,11 +20,11 @@ from mend.coordination.machines import (
     machines_of,
 )
 from mend.coordination.messages import Message, Orders, Prepare
-from mend.engine.effects import EventQueue, Handlers
-from mend.engine.followed_log import followed_of
-from mend.engine.host import HostInterface, OtherJobs, VersionMismatches
-from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.served_metrics import NOWHERE, PUBLISH_S, MetricsAddress, ServedMetrics
+from mend.engine.features.followed_log import followed_of
+from mend.engine.features.served_metrics import NOWHERE, PUBLISH_S, MetricsAddress, ServedMetrics
+from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.loop.effects import EventQueue, Handlers
 from mend.engine.snapshot import view_of_witness
 from mend.errors import MendError, OtherJob, OtherVersion, require
 from mend.events.base import LoggedEvent, Severity, log_text

@@ -11,9 +11,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from mend.engine.checkpoint_files import sync_folder
-from mend.engine.plain_data import DTYPES
-from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
+from mend.engine.checkpoint.checkpoint_files import sync_folder
+from mend.engine.compute.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
+from mend.engine.joining.plain_data import DTYPES
 from mend.errors import CheckpointError, ConfigError, UsageError
 from mend.following.follower import Version
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from mend.engine.training_progress import plain_values
+from mend.engine.state.training_progress import plain_values
 from mend.errors import ConfigError, GaveUp, TransportError, WireError, require
 from mend.following.fill import fill
 from mend.following.log_view import Decided, LogView

@@ -14,8 +14,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from mend.engine.difference import with_difference
-from mend.engine.digest import DIGEST_BLOCK_BYTES, blocks_in
+from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, blocks_in
+from mend.engine.features.difference import with_difference
 from mend.errors import (
     ChecksumMismatch,
     PayloadGone,

@@ -10,7 +10,7 @@ clocks or files.
 
 On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
 snapshot, two for an anchor that waits for its apply point. `encode` leaves two there, and needs two
-that stay (engine/cuda_staging.py).
+that stay (engine/trainer/cuda_staging.py).
 
 Legend: N elements of a vector.
 """

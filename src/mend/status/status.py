@@ -148,8 +148,8 @@ class Status:
     """Events that are not in the file: lost, or still waiting."""
     last_error: str = ""
     outcome: str = "running"
-    """How this rank left the job, one of `mend.engine.outcome.WORDS`: "merged" when all that it
-    trained is in the model that every rack holds."""
+    """How this rank left the job, one of `WORDS` in `engine/state/outcome.py`: "merged" when all
+    that it trained is in the model that every rack holds."""
     outcome_detail: str = ""
     rounds_by_racks: dict[int, int] = field(default_factory=dict)
     """racks merged -> rounds, of all rounds that this rank has read."""

@@ -23,7 +23,7 @@ from mend.config.kinds import JOB
 from mend.config.settings import check_environment
 from mend.config.sources import DIAGNOSTICS_DIR, INSECURE, KEY_FILE, METRICS_PORT, OUTCOMES
 from mend.consensus.records import EVICTIONS_MAX
-from mend.engine.outcome import KEPT, Ended, read_ended
+from mend.engine.state.outcome import KEPT, Ended, read_ended
 from mend.errors import ConfigError, require
 from mend.tools.begun import Begun
 from mend.tools.keys_command import create

@@ -17,7 +17,7 @@ from mend.codec import CODECS, RANK_MAX, codec_named, cost_of, is_codec
 from mend.codec.on_device import ON_DEVICE
 from mend.config.settings import OVERLAP_STEPS_DEFAULT, MendConfig
 from mend.coordination.schedule import gap_steps
-from mend.engine.numerics import keeps_in_weights
+from mend.engine.compute.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.tools.doctor.estimate import (
     FP32,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mend.consensus.records import Commit, Genesis
 from mend.coordination.events import Effect, Encoded, Event, Fail, Merged, RecordCommitted
-from mend.engine.digest import bytes_of
+from mend.engine.compute.digest import bytes_of
 from mend.errors import MendError, ReplayDiffers
 from mend.types import Peer
 from mend_lab.replay.coordinator import DIFFERS

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from mend.coordination.events import Discarded, Event, Leaving
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
-from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Requests, Wait
-from mend.engine.outcome import Outcome
-from mend.engine.published_state import PublishedState
-from mend.engine.rack_state_mirror import RackStateMirrors
+from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, Save
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.rank_factory import RankFactory
-from mend.engine.trainer import Trainer
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.outcome import Outcome
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer
@@ -135,8 +135,9 @@ class ReplayFactory(RankFactory):
     def tape(self, tape: Tape | None) -> Tape | None:
         return self._comparer
 
-    def mirrors(self, *args: Any) -> RackStateMirrors | None:
-        """None: `ReplayTrainer` passes the state on in files."""
+    def features(self, parts: LoopParts, *, mirrored: bool) -> list[LoopFeature]:
+        """Without mirrors: `ReplayTrainer` passes the state on in files."""
+        return super().features(parts, mirrored=False)
 
     def check(self, facts: Sequence[tuple[str, str]]) -> None:
         """Compare the model and the settings with those of the tape. Raises ReplayDiffers."""
@@ -252,12 +253,12 @@ class ReplayTrainer(Trainer):
 
     def _await_state(self, files: StateFiles, copied: GivenState) -> Requests:
         """Wait for a file of another process, at most wait_timeout_s after the last round."""
-        commits, since_ns = self.published.commits, self._now_ns()
+        commits, since_ns = self.published.rounds.count, self._now_ns()
         while not files.has(copied, self._rank):
             if self.published.failure is not None:
                 raise self.published.failure
-            if self.published.commits != commits:
-                commits, since_ns = self.published.commits, self._now_ns()
+            if self.published.rounds.count != commits:
+                commits, since_ns = self.published.rounds.count, self._now_ns()
             if self._now_ns() - since_ns > self.options.give_up_ns:
                 raise GaveUp(
                     f"replay: {self._title} waited {self.options.give_up_ns / SECOND:g} s "
@@ -296,7 +297,7 @@ class ReplayTrainer(Trainer):
         matter."""
         super().stepped(tokens, units)
         while self._batches and self._batches[0][0] <= self.step:
-            self.batch_pct = self._batches.pop(0)[1]
+            self.ladder.batch_pct = self._batches.pop(0)[1]
         if self._gives and self._gives[0].step == self.step:
             self.states.due = self.member
         due = self._next
@@ -353,9 +354,9 @@ class ReplayTrainer(Trainer):
         """Wait for `ready`, at most wait_timeout_s after the last decided round. Raises GaveUp."""
         published, limit_ns = self.published, self.options.give_up_ns
         while True:
-            commits = published.commits
+            commits = published.rounds.count
             waited: bool = yield Wait(
-                lambda commits=commits: ready() or published.commits != commits,  # type: ignore[misc]
+                lambda commits=commits: ready() or published.rounds.count != commits,  # type: ignore[misc]
                 limit_ns,
             )
             if published.failure is not None:

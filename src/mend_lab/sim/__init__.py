@@ -1,8 +1,8 @@
 """sim: whole jobs under a virtual clock, with the faults drawn from one seed.
 
 The host is replaced, the code is not. What runs here is what runs live: the machines of
-`coordination`, `engine.concurrent_outer_step`, `engine.trainer` and the numerics. Only sockets,
-threads and the clock are simulated.
+`coordination`, `engine.loop`, `engine.trainer` and the numerics. Only sockets, threads and the
+clock are simulated.
 """
 
 from mend_lab.sim.generate import draw

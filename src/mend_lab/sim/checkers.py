@@ -16,11 +16,11 @@ from torch import Tensor
 
 from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
-from mend.engine.fragment_state import POLL_NS, OpenOffer
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.trainer import Trainer
-from mend.engine.trainer_rounds import ASLEEP_NS
-from mend.engine.vectors import first_unsound
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.vectors import first_unsound
+from mend.engine.state.fragment_state import POLL_NS, OpenOffer
+from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.events import kinds
 from mend.events.base import LoggedEvent
 from mend.fragment.ledger import VectorLedger

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mend.engine.fragment_state import OpenOffer
-from mend.engine.numerics import Anchor
+from mend.engine.compute.numerics import Anchor
+from mend.engine.state.fragment_state import OpenOffer
 from mend.events.kinds import RoundCommitted
 from mend.fragment.moments import SECOND
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mend.codec import Codec
-from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded, Read
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.offers import Encoded, Read
 from mend.transport.bulk_wire import checksum_of
 from mend.transport.growth import Growth
 

@@ -16,13 +16,20 @@ from mend.coordination.ladder import taken_of
 from mend.coordination.machines import ProcessSpec
 from mend.coordination.messages import Envelope, Message, Patch
 from mend.coordination.streams import Streams
-from mend.engine.checkpoint_barrier import CheckpointBarrier
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.data_ledger import UnitFeed
-from mend.engine.fragment_state import POLL_NS, AgreeMin, Requests, Share, Spread, Wait
-from mend.engine.host import Host
-from mend.engine.published_state import PublishedState
-from mend.engine.trainer import Trainer
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
+from mend.engine.features.data_ledger import UnitFeed
+from mend.engine.io.host import Host
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.state.fragment_state import (
+    POLL_NS,
+    AgreeMin,
+    BroadcastBytes,
+    GatherSlices,
+    Requests,
+    Wait,
+)
+from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer import Trainer
 from mend.errors import (
     CheckpointError,
     Diverged,
@@ -306,19 +313,21 @@ class WatchedState(PublishedState):
         super().restore(snapshot)
 
 
-Asked = AgreeMin | Share | Spread
+Asked = AgreeMin | GatherSlices | BroadcastBytes
 
 
-def _slices(shares: list[Share], team: tuple[int, ...], slots: tuple[int, ...]) -> list[Tensor]:
+def _slices(
+    shares: list[GatherSlices], team: tuple[int, ...], slots: tuple[int, ...]
+) -> list[Tensor]:
     return [take(shares[rank].slice_N, shares[rank].holding.owned, slots) for rank in team]
 
 
 def _results(requests: Sequence[Asked]) -> Sequence[object]:
     """What each rank gets, in the order of ranks."""
     assert len(set(map(type, requests))) == 1, f"ranks of a rack are out of step: {requests}"
-    if shares := [request for request in requests if isinstance(request, Share)]:
+    if shares := [request for request in requests if isinstance(request, GatherSlices)]:
         return [put_together(s.holding, s.slice_N, partial(_slices, shares)) for s in shares]
-    spread = [request.data_B for request in requests if isinstance(request, Spread)]
+    spread = [request.data_B for request in requests if isinstance(request, BroadcastBytes)]
     for data_B in spread:
         data_B.copy_(spread[0])
     lists = [request.values for request in requests if isinstance(request, AgreeMin)]
@@ -481,7 +490,7 @@ class Training:
         elif self.trainer.step < self._steps and self.units != []:
             slower = self.process.broken.slower(target(self.process.me.rack))
             batch = self.trainer.batch = self.scenario.batch
-            self._taken = taken_of(batch, self.trainer.batch_pct)
+            self._taken = taken_of(batch, self.trainer.ladder.batch_pct)
             part_ns = self._step_ns * self._taken // batch if batch else self._step_ns
             self.process.later(slower * part_ns, self._step)
         else:

@@ -34,19 +34,21 @@ from mend.coordination.machines import (
 )
 from mend.coordination.messages import Hello, Resume, Retire
 from mend.detector import DetectorOptions
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import (
+from mend.engine.compute.numerics import Numerics, keeps_in_weights
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.features.micro_benchmark import MicroBenchmark
+from mend.engine.joining.state_copying import StateCopying
+from mend.engine.joining.training_state import StateRoutes, TrainingState
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.rank_factory import loop_features
+from mend.engine.state.fragment_state import (
     FragmentProgress,
     FragmentState,
-    Progress,
+    RankProgress,
     StepOptions,
     tracks_of,
 )
-from mend.engine.micro_benchmark import MicroBenchmark
-from mend.engine.numerics import Numerics, keeps_in_weights
-from mend.engine.published_state import PublishedState
-from mend.engine.training_state import StateRoutes, TrainingState
+from mend.engine.state.published_state import PublishedState
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan
@@ -107,7 +109,7 @@ def plain_fragments(scenario: Scenario) -> list[tuple[bool, ...]]:
     return [(p == 2 or p >= scenario.fragments,) for p in range(count)]
 
 
-def _progress(tracks: Sequence[FragmentState]) -> Progress:
+def _progress(tracks: Sequence[FragmentState]) -> RankProgress:
     """The progress in a checkpoint right after a merge of everything."""
     fragments = tuple(
         FragmentProgress(
@@ -115,7 +117,7 @@ def _progress(tracks: Sequence[FragmentState]) -> Progress:
         )
         for t in tracks
     )
-    return Progress(0, 0, 0, 0, (), fragments)
+    return RankProgress(0, 0, 0, 0, (), fragments)
 
 
 @dataclass
@@ -301,15 +303,18 @@ class World(Writer):
             plain_fragments(scenario),
             self._tape(process, made_of),
             len(tracks) - scenario.fragments,
+            loop_features,
         )
+        copying = rank.feature(StateCopying)
+        assert copying is not None
         moments = Moments(parameters, process.me.rank) if scenario.carries else None
         state = TrainingState([moments], {}, process.note) if moments is not None else None
-        post, give = process.on_loop(rank.tell), process.on_loop(rank.give_state)
+        post, give = process.on_loop(rank.tell), process.on_loop(copying.give)
         trainer = EvictableTrainer(
             process.member, policy, _step_options(scenario), tracks, published,
             now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
             numerics=numerics, routes=StateRoutes(state, give),
-            benchmark=self._benchmark(process, published, post),
+            features=self._benchmark(process, published, post),
             resumed=(_progress(tracks), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
@@ -371,11 +376,12 @@ class World(Writer):
 
     def _benchmark(
         self, process: Process, published: PublishedState, post: Callable[[Event], None]
-    ) -> MicroBenchmark | None:
+    ) -> Sequence[MicroBenchmark]:
         if not self.scenario.validates:
-            return None
+            return ()
         slower, rack = self.broken.slower, target(process.me.rack)
-        return MicroBenchmark(published, process.now_ns, post, lambda: MS * slower(rack), None)
+        product_ns = lambda: MS * slower(rack)  # noqa: E731
+        return (MicroBenchmark(published, process.now_ns, post, product_ns, None),)
 
     def _resume(self, tracks: Sequence[FragmentState]) -> Resume | None:
         """What a rack reports of the checkpoint that it has read."""

@@ -9,7 +9,7 @@ import torch
 
 from mend.codec import codec_named
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder, device_encoder, encoder_on
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.errors import ConfigError
 from mend.merge import MERGES
 from mend.outer import Nesterov

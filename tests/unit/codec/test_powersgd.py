@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mend.codec.powersgd import LowRank, PowerSGD, matrix_of, orthonormal
-from mend.engine.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Anchor, Numerics
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import Average
 from mend.outer import Nesterov

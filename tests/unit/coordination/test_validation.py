@@ -39,7 +39,7 @@ from mend.coordination.validation import (
     report_misfit,
     resume_misfit,
 )
-from mend.engine.checkpoint import differing_fact
+from mend.engine.checkpoint.checkpoint import differing_fact
 from tests.unit.coordination.nouns import (
     FIRST,
     commit,

@@ -15,23 +15,24 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import Commit, Ended, MergeMember
 from mend.coordination.events import Captured, Event
 from mend.coordination.schedule import Calendar, schedule_of
-from mend.engine.checkpoint_barrier import CheckpointBarrier
-from mend.engine.eviction import EvictableTrainer
-from mend.engine.fragment_state import (
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.features.eviction import EvictableTrainer
+from mend.engine.joining.inbox import MirrorInbox, StateInbox
+from mend.engine.state.fragment_state import (
     AgreeMin,
+    BroadcastBytes,
     FragmentState,
+    GatherSlices,
     OpenOffer,
     Request,
     Requests,
-    Spread,
     StepOptions,
     Wait,
     drive,
     tracks_of,
 )
-from mend.engine.fragment_state import Share as ShareSlice
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.published_state import PublishedState
+from mend.engine.state.published_state import PublishedState
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -64,10 +65,10 @@ class Hand:
     ) -> None:  # fmt: skip
         self.ranks, self.now_ns = ranks, 5 * SECOND
         rules = CODECS[payload](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0)
-        self.numerics = Numerics(*rules, in_weights=in_weights)
-        self.numerics.on_device = on_device
+        self.numerics = Numerics(*rules, in_weights=in_weights, on_device=on_device)
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(numel)) for _ in range(fragments)])
         self.published = PublishedState(fragments)
+        self.inbox, self.found = self.published.of(StateInbox), self.published.of(MirrorInbox)
         self.events: list[Event] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.asked: list[Request] = []
@@ -159,9 +160,9 @@ class Hand:
             return [
                 min(pair) for pair in zip(request.values, self.agree(request.values), strict=True)
             ]
-        if isinstance(request, Spread):
+        if isinstance(request, BroadcastBytes):
             return None
-        if isinstance(request, ShareSlice):
+        if isinstance(request, GatherSlices):
             return torch.cat([request.slice_N] * self.ranks)
         if not request.ready():
             self.during()

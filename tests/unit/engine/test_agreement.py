@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mend.codec import CODECS
-from mend.engine.agreement import COMPARED_MIN, Agreement, cosine_of
-from mend.engine.numerics import Numerics
+from mend.engine.compute.agreement import COMPARED_MIN, Agreement, cosine_of
+from mend.engine.compute.numerics import Numerics
 from mend.merge import Average
 from mend.outer import Nesterov
 

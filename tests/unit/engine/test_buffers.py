@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mend.engine.buffers import POOLED_BYTES_MIN, Buffers
+from mend.engine.compute.buffers import POOLED_BYTES_MIN, Buffers
 
 NUMEL = POOLED_BYTES_MIN // 4
 

@@ -9,8 +9,8 @@ import pytest
 
 from mend import MendConfig
 from mend.config.declared import Scope
-from mend.engine.checkpoint import differing_fact, read_part, together
-from mend.engine.rack import RackGroup
+from mend.engine.checkpoint.checkpoint import differing_fact, read_part, together
+from mend.engine.io.rack import RackGroup
 from mend.errors import CheckpointError
 
 

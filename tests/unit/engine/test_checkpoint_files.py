@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mend.engine.checkpoint_files import (
+from mend.engine.checkpoint.checkpoint_files import (
     File,
     Manifest,
     State,
@@ -27,10 +27,10 @@ from mend.engine.checkpoint_files import (
     summed,
     write_rank,
 )
-from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
+from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, RankProgress
 from mend.errors import CheckpointError
 
-PROGRESS = Progress(
+PROGRESS = RankProgress(
     7, 70, 60, 0, (("offer was late", 2),),
     (FragmentProgress(3, 5, "ab" * 32, 4, 60, 6, 6, 2, "cd" * 32),),
 )  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mend.consensus.records import CheckpointRecord
-from mend.engine.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
-from mend.engine.rack import RackGroup
+from mend.engine.checkpoint.checkpoint_writer import CheckpointWriter, PendingCheckpoint, rest_of
+from mend.engine.io.rack import RackGroup
 from mend.errors import CheckpointError, GaveUp
 from mend.events.base import kind_of
 from mend.types import SECOND

@@ -19,11 +19,10 @@ from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.machines import Machines
 from mend.coordination.messages import MergeProposal, Message, OfferId, Pulled, RankReport, Refusal
 from mend.coordination.rank import RankMachine
-from mend.engine import buffers, state_copying
-from mend.engine.concurrent_outer_step import ConcurrentOuterStep
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import OpenOffer
-from mend.engine.host import (
+from mend.engine.compute import buffers
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.io.host import (
     FOREIGN_FRAMES,
     FOREIGN_GAP_NS,
     FOREIGN_NS,
@@ -31,9 +30,15 @@ from mend.engine.host import (
     OtherJobs,
     VersionMismatches,
 )
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.published_state import PublishedState
-from mend.engine.training_state import LikeFirst
+from mend.engine.joining import state_copying
+from mend.engine.joining.inbox import StateInbox
+from mend.engine.joining.state_copying import StateCopying
+from mend.engine.joining.training_state import LikeFirst
+from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
+from mend.engine.loop.feature import Features
+from mend.engine.rank_factory import loop_features
+from mend.engine.state.fragment_state import OpenOffer
+from mend.engine.state.published_state import PublishedState
 from mend.errors import (
     Diverged,
     JobLost,
@@ -44,6 +49,7 @@ from mend.errors import (
     Refused,
     TransferStalled,
     WorkerFailed,
+    require,
 )
 from mend.events.base import LoggedEvent
 from mend.merge import MERGES
@@ -171,6 +177,7 @@ class Story:
     def __init__(
         self, first: float = 0.0, theirs: float = 0.0, merge: str = "mean",
         owned: Owned = WHOLE_N, plain: tuple[tuple[bool, ...], ...] = (),
+        features: Features = loop_features,
     ) -> None:  # fmt: skip
         self.numerics = Numerics(CODECS["float32"](), MERGES[merge](), OUTERS["nesterov"](1.0, 0.0))
         self.first, self.theirs = self.anchor(first), self.anchor(theirs)
@@ -180,8 +187,10 @@ class Story:
         machine = RankMachine(self.me, MINE, options, (self.first.digest,))
         self.rank = ConcurrentOuterStep(
             self.me, MINE, Machines(machine), [owned], [self.first],
-            self.numerics, self.published, self.host, plain,
+            self.numerics, self.published, self.host, plain, features=features,
         )  # fmt: skip
+        self.inbox = self.published.of(StateInbox)
+        self.copying = require(self.rank.feature(StateCopying), "every rank copies states")
         begin = genesis(racks=3, ranks=2)
         digests = ((begin.digests[0][0], self.theirs.digest),)
         self.records: list[Record] = [replace(begin, digests=digests)]
@@ -671,22 +680,22 @@ def test_only_what_its_leader_says_last_names_the_racks_that_ask_a_donor() -> No
     """Orders that come late, twice, or from elsewhere would take the request back."""
     story, joins = Story(), Member(2, 9)
     story.told(asked=(joins,))
-    assert story.published.asked == (joins,)
+    assert story.inbox.asked == (joins,)
     late = rank_orders(1, story.records)
     story.rank.heard(Peer(1, 0), MINE.incarnation, late)
     newer = rank_orders(9, story.records)
     story.rank.heard(Peer(1, 0), MINE.incarnation + 1, newer)
     story.rank.heard(Peer(2, 0), MINE.incarnation, newer)
-    assert story.published.asked == (joins,)
+    assert story.inbox.asked == (joins,)
     story.told()
-    assert story.published.asked == ()
+    assert story.inbox.asked == ()
 
 
 def test_a_rank_that_has_what_its_first_rank_has_serves_nothing_and_says_what_it_has() -> None:
     story, joins = Story(), Member(2, 9)
     story.told(asked=(joins,))
     before = set(story.host.served)
-    story.rank.give_state(joins, 3, LikeFirst(100, "d" * 32))
+    story.copying.give(joins, 3, LikeFirst(100, "d" * 32))
     assert story.host.served.keys() == before
     copy = story.rank.rank_machine.copies.given[joins]
     assert (copy.step, copy.size, copy.digest, copy.refused) == (3, 100, "d" * 32, "")
@@ -696,22 +705,22 @@ def test_a_donor_whose_copy_is_freed_makes_another_when_it_is_asked_again() -> N
     """As where a new coordinator does not know of the joining rack at first."""
     story, joins = Story(), Member(2, 9)
     story.told(asked=(joins,))
-    story.published.given.add(joins)
+    story.inbox.given.add(joins)
     before = set(story.host.served)
-    story.rank.give_state(joins, 3, torch.ones(4, dtype=torch.uint8))
+    story.copying.give(joins, 3, torch.ones(4, dtype=torch.uint8))
     assert len(story.host.served.keys() - before) == 1
     story.told()
     assert story.host.served.keys() == before
-    assert story.published.given == set()
+    assert story.inbox.given == set()
 
 
 def test_a_donor_without_memory_for_a_copy_trains_on() -> None:
     """Its copy is refused for the same reason, and another rack may give one."""
     story = Story()
-    story.rank.reserve_state(1 << 62)
+    story.copying.reserve(1 << 62)
     assert story.published.failure is None
-    assert story.published.room_B is not None, "nobody waits for it any more"
-    assert story.published.room_B.numel() == 0
+    assert story.inbox.room_B is not None, "nobody waits for it any more"
+    assert story.inbox.room_B.numel() == 0
 
 
 def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
@@ -722,11 +731,11 @@ def test_memory_for_a_copy_is_touched_on_the_worker_in_portions(
     work = story.host.work
     monkeypatch.setattr(state_copying, "PORTION_BYTES", 4)
     monkeypatch.setattr(story.host, "work", lambda job, done: (jobs.append(job), work(job, done)))
-    story.rank.reserve_state(10)
-    assert story.published.room_B is not None
-    assert (story.published.room_B.tolist(), len(jobs)) == ([0] * 10, 3)
+    story.copying.reserve(10)
+    assert story.inbox.room_B is not None
+    assert (story.inbox.room_B.tolist(), len(jobs)) == ([0] * 10, 3)
     copied_B = torch.arange(10, dtype=torch.uint8)
-    story.rank.give_state(Member(2, 9), 3, copied_B)
+    story.copying.give(Member(2, 9), 3, copied_B)
     assert len(jobs) == 6
     assert story.rank.rank_machine.copies.given[Member(2, 9)].digest == digest_of_state(copied_B)
 

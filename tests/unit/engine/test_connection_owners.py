@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mend.engine.connection_owners import SILENT_NS, SPEAKERS_MAX, ConnectionOwners
+from mend.engine.io.connection_owners import SILENT_NS, SPEAKERS_MAX, ConnectionOwners
 from mend.types import Member
 
 RACK = Member(1, 7)

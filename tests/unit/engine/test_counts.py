@@ -26,10 +26,10 @@ from mend.codec import CODECS
 from mend.config.settings import MendConfig
 from mend.config.wiring import spare_vectors
 from mend.engine import live_rank
-from mend.engine import merge_pass as merge_pass_module
-from mend.engine import offers as offers_module
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.vectors import PORTION_NUMEL
+from mend.engine.compute import merge_pass as merge_pass_module
+from mend.engine.compute import offers as offers_module
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import merge_kernel
 from mend.merge import Average
 from mend.outer import Nesterov

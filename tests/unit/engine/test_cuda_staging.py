@@ -139,7 +139,7 @@ def test_the_same_bits_by_either_way(fates: list[str], apply_mode: str) -> None:
     hand, device = life(Side(CPU), fates, **options)
     for one, other in zip(host, device, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
-    assert hand.trainer.beside is not None
+    assert hand.trainer.model.staging is not None
 
 
 def test_an_anchor_is_uploaded_when_it_comes_not_when_it_is_due() -> None:
@@ -166,7 +166,7 @@ def test_upload_of_another_move_is_not_applied() -> None:
     for version, base, offer, mode in product((0, 1), repeat=4):
         hand = Hand(side=Side(CPU), overlap=2, **PATIENT)
         hand.step(4)
-        beside, track = hand.trainer.beside, hand.track()
+        beside, track = hand.trainer.model.staging, hand.track()
         assert beside is not None
         named = track.offer
         assert named is not None
@@ -203,7 +203,7 @@ def test_upload_beside_an_apply_finds_the_commits_that_it_reads() -> None:
 
     published.changed = ApplyFirst()
     hand.trainer._prefetch(0)
-    beside = hand.trainer.beside
+    beside = hand.trainer.model.staging
     assert beside is not None
     assert beside._waiting is not None
     assert beside._waiting[1].move == Move(first.version, second.version, 0, "carry")

@@ -10,7 +10,7 @@ import torch
 
 from mend.consensus.records import UnitBook, Units
 from mend.coordination.events import Event, UnitsAsked
-from mend.engine.data_ledger import ASK_MIN, DataLedger, UnitFeed, shuffled
+from mend.engine.features.data_ledger import ASK_MIN, DataLedger, DataUnits, UnitFeed, shuffled
 from mend.errors import GaveUp, UsageError
 from mend.types import SECOND
 from tests.unit.engine.hand import Hand
@@ -28,7 +28,7 @@ class Fed:
 
     def gives(self, *spans: tuple[int, int], first: int = 0, ended: bool = False) -> None:
         book = UnitBook(self.trainer.member, first, spans, (((0, 0),),))
-        self.trainer.published.count_units(Units(1000, (), books=(book,), ended=ended))
+        self.trainer.published.of(DataUnits).count(Units(1000, (), books=(book,), ended=ended))
 
     def ledger(self, order: Any, rank: int = 0, ranks: int = 1, **options: int) -> DataLedger:
         made = DataLedger(order, **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mend.engine.difference import BLOCK_NUMEL, DENSE, difference_of, with_difference
+from mend.engine.features.difference import BLOCK_NUMEL, DENSE, difference_of, with_difference
 from mend.errors import WireError
 
 

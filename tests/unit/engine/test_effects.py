@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mend.coordination import events as ev
+from mend.engine.loop.effects import Handlers
+from mend.engine.loop.feature import LoopFeature
+from mend.engine.rank_factory import loop_features
 from mend.errors import InvariantError
 from tests.unit.engine.test_concurrent_outer_step import Story
 
@@ -27,3 +30,12 @@ def test_effect_without_a_handler_stops_the_rank() -> None:
     rank = Story().rank
     with pytest.raises(InvariantError, match="an effect has no handler"):
         rank._queue.perform(Unknown(), rank.rank_machine)
+
+
+def test_effect_that_two_features_perform_is_refused() -> None:
+    class Twice(LoopFeature):
+        def handlers(self) -> Handlers:
+            return {ev.Encode: lambda _: None}
+
+    with pytest.raises(InvariantError, match="two parts of a rank perform an effect"):
+        Story(features=lambda parts: [*loop_features(parts), Twice()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from mend.consensus.records import Offer
-from mend.engine.equal_offers import EqualOffers
+from mend.engine.loop.equal_offers import EqualOffers
 from mend.events.kinds import SameData
 from tests.unit.coordination.nouns import offer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.errors import GaveUp, InvariantError, MendError, ensure
 from mend.status.event_log import EventLog
 from mend.types import SECOND, Member, Peer

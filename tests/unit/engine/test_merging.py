@@ -10,8 +10,8 @@ from torch import Tensor
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
 from mend.coordination.messages import MergeProposal, RankReport, Total
-from mend.engine.numerics import Anchor
-from mend.engine.sums import partial_of
+from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Owned, Span

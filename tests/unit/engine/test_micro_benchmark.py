@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from mend.coordination.events import Event, Validate, Validated
-from mend.engine.micro_benchmark import (
+from mend.engine.features.micro_benchmark import (
     GEMM_NS_MAX,
+    BenchmarkRequest,
     LiveBenchmark,
     MicroBenchmark,
     watch_forward,
 )
-from mend.engine.published_state import PublishedState
+from mend.engine.state.published_state import PublishedState
 from mend.types import MS, SECOND
 
 CPU = torch.device("cpu")
@@ -33,6 +34,7 @@ class Loop:
         self.late = 0
         self.model = nn.Linear(2, 2)
         self.published = PublishedState(0)
+        self.request = self.published.of(BenchmarkRequest)
         self.benchmark = MicroBenchmark(
             self.published,
             lambda: self.now_ns,
@@ -59,7 +61,7 @@ def test_the_wait_before_the_forward_is_measured_over_the_steps_that_are_asked_f
     loop = Loop()
     loop.steps(3)
     assert (loop.posted, loop.held) == ([], 0), "nothing runs before it is asked for"
-    loop.published.validate(Validate(5, 4))
+    loop.request.asked = Validate(5, 4)
     loop.steps(5)
     assert loop.posted == [Validated(5, 5, 7, 750_000)]
     assert not loop.model._forward_pre_hooks, "nothing is left in the model"
@@ -69,7 +71,7 @@ def test_the_wait_before_the_forward_is_measured_over_the_steps_that_are_asked_f
 
 def test_of_several_forwards_the_first_counts() -> None:
     loop = Loop()
-    loop.published.validate(Validate(5, 4))
+    loop.request.asked = Validate(5, 4)
     loop.steps(5, forwards=3)
     assert loop.posted == [Validated(5, 5, 7, 500_000)]
 
@@ -79,7 +81,7 @@ def test_a_product_that_is_under_way_is_posted_after_a_later_step_and_counts_no_
 ):
     loop = Loop()
     loop.late = 2
-    loop.published.validate(Validate(5, 4))
+    loop.request.asked = Validate(5, 4)
     loop.steps(5)
     assert (loop.posted, loop.held) == ([], 1)
     loop.steps(2)
@@ -89,23 +91,23 @@ def test_a_product_that_is_under_way_is_posted_after_a_later_step_and_counts_no_
 
 def test_without_forwards_no_wait_is_known() -> None:
     loop = Loop()
-    loop.published.validate(Validate(2, 2))
+    loop.request.asked = Validate(2, 2)
     loop.steps(3, forwards=0)
     assert loop.posted == [Validated(2, 3, 7, -1)]
 
 
 def test_a_verdict_takes_the_place_of_what_is_measured() -> None:
     loop = Loop()
-    loop.published.validate(Validate(1, 4))
+    loop.request.asked = Validate(1, 4)
     loop.steps(3)
-    loop.published.validate(Validate(2, 4))
+    loop.request.asked = Validate(2, 4)
     loop.steps(5)
     assert loop.posted == [Validated(2, 5, 7, 750_000)]
 
 
 def test_the_end_takes_the_hook_along() -> None:
     loop = Loop()
-    loop.published.validate(Validate(5, 4))
+    loop.request.asked = Validate(5, 4)
     loop.steps(2)
     assert loop.model._forward_pre_hooks
     loop.benchmark.close()

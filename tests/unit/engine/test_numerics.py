@@ -20,12 +20,12 @@ import xxhash
 from mend.codec import CLOSING, CODECS
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE, stretch_of
-from mend.engine import vectors as module
-from mend.engine.digest import StateDigest, digest_of
-from mend.engine.numerics import Anchor, Numerics
-from mend.engine.sums import Tensors, factors_in
-from mend.engine.vectors import PORTION_NUMEL
-from mend.engine.worker_pool import stay_on_one_core
+from mend.engine.compute import vectors as module
+from mend.engine.compute.digest import StateDigest, digest_of
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.sums import Tensors, factors_in
+from mend.engine.compute.vectors import PORTION_NUMEL
+from mend.engine.compute.worker_pool import stay_on_one_core
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.kernels import gram_kernel, merge_kernel
 from mend.merge import MERGES, Average
@@ -437,7 +437,7 @@ def test_signs_are_those_of_what_the_payload_decodes_to(
         payload = anchor.codec.encode(delta)
         found.add(numerics.signs(payload, anchor))
         with monkeypatch.context() as without:
-            without.setattr("mend.engine.signs.signs_kernel", lambda _: None)
+            without.setattr("mend.engine.compute.signs.signs_kernel", lambda _: None)
             found.add(numerics.signs(payload, anchor))
         sent = anchor.codec.decode(payload, 0, numel, torch.empty(numel))
         product = np.sign(sent.numpy()) * np.sign(momentum.numpy())
@@ -520,10 +520,10 @@ def by_both(
         assert kernel is not None
         return lambda *arguments: calls.append(1) or kernel(*arguments)
 
-    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", counted)
+    monkeypatch.setattr("mend.engine.compute.merge_pass.merge_kernel", counted)
     fast = merge()
     assert bool(calls) == compiled
-    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", lambda _: None)
+    monkeypatch.setattr("mend.engine.compute.merge_pass.merge_kernel", lambda _: None)
     plain = merge()
     assert np.array_equal(bits(fast.data), bits(plain.data))
     assert fast.digest == plain.digest
@@ -627,7 +627,7 @@ def test_a_compiled_slice_and_a_fragment_of_values_have_the_bits_of_torch(
     anchor = moments.genesis(noise(numel, 3))
     merged = by_both(monkeypatch, partial(moments.merge, payloads, WEIGHTS[1:], anchor, 1))
     out = torch.empty(numel)
-    monkeypatch.setattr("mend.engine.merge_pass.merge_kernel", merge_kernel)
+    monkeypatch.setattr("mend.engine.compute.merge_pass.merge_kernel", merge_kernel)
     numerics.merge_slice(payloads, WEIGHTS[1:], out)
     assert np.array_equal(bits(out), bits(merged.values))
     weights = numerics.genesis(noise(numel, 3))
@@ -657,8 +657,8 @@ def test_compiled_sums_over_tensors_are_those_of_torch(
     kernel = gram_kernel()
     assert kernel is not None
     counted = lambda *arguments: calls.append(1) or kernel(*arguments)  # noqa: E731
-    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: counted)
+    monkeypatch.setattr("mend.engine.compute.numerics.gram_kernel", lambda: counted)
     compiled = numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)
     assert calls
-    monkeypatch.setattr("mend.engine.numerics.gram_kernel", lambda: None)
+    monkeypatch.setattr("mend.engine.compute.numerics.gram_kernel", lambda: None)
     assert compiled == numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)

@@ -16,10 +16,10 @@ from torch import Tensor
 from mend.codec import CLOSING, CODECS, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
-from mend.engine.digest import digest_of_state
-from mend.engine.numerics import Numerics
-from mend.engine.offers import Encoded, _Hashing, _squares
-from mend.engine.vectors import PORTION_NUMEL
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.offers import Encoded, _Hashing, _squares
+from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
 from mend.outer import Nesterov
@@ -138,8 +138,8 @@ def test_what_is_left_out_of_the_greatest_numbers_is_a_number(name: str) -> None
 def test_kernels_of_offers_are_made_ready_where_the_host_encodes_and_only_there() -> None:
     """Moments are encoded by the host, whatever encodes weights."""
     codec, asked = CODECS["int8"](), offer_kernel.cache_info()
-    numerics = Numerics(codec, Average(), Nesterov(1.0, 0.0))
-    numerics.on_device = DeviceEncoder(codec, reference(codec))
+    on_device = DeviceEncoder(codec, reference(codec))
+    numerics = Numerics(codec, Average(), Nesterov(1.0, 0.0), on_device=on_device)
     numerics.codecs(3 * ROW_NUMEL)
     assert offer_kernel.cache_info() == asked
     assert numerics.of(moments=True).on_device is None

@@ -13,7 +13,7 @@ import pytest
 from mend.config import MendConfig
 from mend.config.wiring import settings_of
 from mend.coordination.messages import Message
-from mend.engine.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.errors import ConfigError, MendError, OtherJob, OtherVersion
 from mend.status.event_log import EventLog
 from mend.tools.keys_command import create

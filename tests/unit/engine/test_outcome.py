@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mend.engine.outcome import (
+from mend.engine.state.outcome import (
     GOOD,
     WORDS,
     Ended,

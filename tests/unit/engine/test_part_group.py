@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 import torch
 
+from mend.engine.io.rack import RackGroup
 from mend.engine.part_group import Broken, Meeting, PartGroup
-from mend.engine.rack import RackGroup
 from mend.fragment.shards import Shard, holding
 from mend.types import Layout, Slot
 

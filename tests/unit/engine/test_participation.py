@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from mend.consensus.records import merge_member_of
-from mend.engine.participation import (
+from mend.engine.state.participation import (
     ALONE_LEAST,
     ROUNDS_LEAST,
     ROUNDS_RECENT,

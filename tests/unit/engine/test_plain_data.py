@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from mend.engine import plain_data
-from mend.engine.digest import digest_of_state
-from mend.engine.plain_data import DTYPES, Carried, Packing, unpack
-from mend.engine.worker_pool import WorkerPool
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.worker_pool import WorkerPool
+from mend.engine.joining import plain_data
+from mend.engine.joining.plain_data import DTYPES, Carried, Packing, unpack
 from mend.errors import StateRefused
 
 SAMPLE: dict[str, Any] = {

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mend.engine.io_loop import IoLoop, IoLoopOptions
-from mend.engine.port_holders import find_holder, open_when_free
+from mend.engine.io.io_loop import IoLoop, IoLoopOptions
+from mend.engine.io.port_holders import find_holder, open_when_free
 from mend.errors import AddressInUse
 from mend.events.base import LoggedEvent
 from mend.events.kinds import PortAwaited
@@ -123,7 +123,7 @@ def test_port_of_an_outgoing_connection_is_refused(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process listens, so there is none whose end could be awaited for long."""
-    monkeypatch.setattr("mend.engine.port_holders.CLOSES_S_MAX", 0.2)
+    monkeypatch.setattr("mend.engine.io.port_holders.CLOSES_S_MAX", 0.2)
     with closing(socket.socket()) as end:
         end.bind(("127.0.0.1", free_port))
         with pytest.raises(AddressInUse, match="No process listens there"):

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from mend.consensus.records import CheckpointRecord, Drop
-from mend.engine.numerics import Anchor
-from mend.engine.participation import ROUNDS_RECENT, SHORT_NS
-from mend.engine.published_state import PublishedState
-from mend.errors import GaveUp, PlanMismatch, WorkerFailed
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
+from mend.engine.compute.numerics import Anchor
+from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
+from mend.engine.state.published_state import PublishedState
+from mend.errors import GaveUp, InvariantError, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
 LIMIT_S = 30.0
@@ -63,13 +64,13 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert published.panels[1].commits == {1: merged}
     assert [panel.decided for panel in published.panels] == [0, 1]
     assert published.digest(1, 1) == merged.digests
-    assert published.look().outer_last == (3.0, 0.25)
-    assert (published.commits, published.members_last, published.tokens_merged) == (1, (0, 2), 12)
+    assert published.look().rounds.outer == (3.0, 0.25)
+    assert (published.rounds.count, published.rounds.members) == (1, (0, 2))
     assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
     published.on_decided(Drop(0, (), "nothing to show"))
     published.on_decided(roster(1, [0, 2]))
     assert published.seats == (0, 2)
-    assert published.commits == 1
+    assert published.rounds.count == 1
 
 
 def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
@@ -167,9 +168,17 @@ def test_a_snapshot_shows_the_checkpoint_that_was_made_before_it() -> None:
     log = log_of(genesis(), commit(1, [offer(0)]), first, commit(2, [offer(0, 2)]), written)
     log.decide(log.last - 1)
     published = PublishedState(1)
+    records = published.of(CheckpointRecords)
     published.restore(log.snapshot())
-    assert (published.mark, published.written) == ((first, (1,)), None)
+    assert (records.begun, records.written) == ((first, (1,)), None)
     log.decide(log.last)
     published.restore(log.snapshot())
-    assert published.written == written
-    assert published.mark == (first, (1,)), "whose racks are those that were to write it"
+    assert records.written == written
+    assert records.begun == (first, (1,)), "whose racks are those that were to write it"
+
+
+def test_slice_that_takes_records_is_refused_after_the_first_one() -> None:
+    published = PublishedState(1)
+    published.on_decided(genesis())
+    with pytest.raises(InvariantError, match="a slice is made after the first record"):
+        published.of(CheckpointRecords)

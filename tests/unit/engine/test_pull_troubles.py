@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mend.engine.pull_troubles import FAILURES, SECONDS, PullTroubles
+from mend.engine.io.pull_troubles import FAILURES, SECONDS, PullTroubles
 from mend.errors import ChecksumMismatch, PayloadGone, PeerUnreachable, TransferStalled
 from mend.events.kinds import PULLS_PAGE
 from mend.types import Address

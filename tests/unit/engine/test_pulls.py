@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mend.coordination.messages import Pulled
-from mend.engine.pulls import Patience, Pulls, Transfers
+from mend.engine.state.pulls import Patience, Pulls, Transfers
 from mend.types import MB, SECOND
 
 

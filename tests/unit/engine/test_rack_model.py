@@ -8,8 +8,8 @@ from torch import nn
 
 from mend.config import MendConfig
 from mend.config.wiring import numerics_of, settings_of
-from mend.engine.model_checks import Copies
-from mend.engine.rack import RackGroup
+from mend.engine.hooks.model_checks import Copies
+from mend.engine.io.rack import RackGroup
 from mend.engine.rack_model import RackModel
 from mend.engine.rank_config import TORCH, Introduction, parts_of
 from mend.errors import ConfigError, UsageError

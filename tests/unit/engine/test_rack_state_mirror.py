@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from mend.consensus.records import Commit
-from mend.engine.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
-from mend.engine.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
-from mend.errors import PayloadGone, TransferStalled
+from mend.engine.joining.inbox import MirrorInbox
+from mend.engine.joining.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
+from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
+from mend.engine.rank_factory import loop_features
+from mend.errors import PayloadGone, TransferStalled, require
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Address, mirrors_key, rack_state_key
 from tests.unit.coordination.nouns import commit, member, offer, roster
@@ -29,10 +31,9 @@ class Mirrors(Story):
     """Rank 1 of rack 1, of three."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.mirrors = self.rank.mirrors = RackStateMirrors(
-            self.rank.store, self.rank.jobs, lambda: self.rank.rank_machine.folded.seats
-        )
+        super().__init__(features=lambda parts: [*loop_features(parts), RackStateMirrors(parts)])
+        self.mirrors = require(self.rank.feature(RackStateMirrors), "it is made above")
+        self.found = self.published.of(MirrorInbox)
         self.told()
         self.version = 0
 
@@ -97,7 +98,7 @@ def test_what_a_merged_capture_had_is_fetched_and_kept() -> None:
     assert pull.checksum == checksum_of(state.numpy().data), "accepted by its digest"
     assert story.host.noted("mirror-kept") == [{"peer": 0, "step": 24, "bytes": 5}]
     assert story.host.served[pull.key] == bytes([7] * 5)
-    assert story.published.mirror_bytes == 5
+    assert story.found.kept_bytes == 5
 
 
 def test_it_keeps_the_newest_two() -> None:
@@ -107,7 +108,7 @@ def test_it_keeps_the_newest_two() -> None:
         story.keep(bytes_(number))
     kept = [key for key in story.host.served if key[:1] == b"r"]
     assert len(kept) == KEPT
-    assert story.published.mirror_bytes == 5 * KEPT
+    assert story.found.kept_bytes == 5 * KEPT
     story.mirrors.committed(commit(1, [offer(0, 3, fragment=1)], fragment=1), 5)
     assert story.begun() == [], "a capture before the newest, of a fragment that was merged late"
 
@@ -122,7 +123,7 @@ def test_it_keeps_those_of_one_rack_and_of_another_once_that_ones_holder_is_sile
     story.merge((2, 3), live=(0, 1, 2))
     assert story.begun() == []
     assert mirrors_key(2, 1) not in story.host.served
-    assert story.published.mirror_bytes == 0
+    assert story.found.kept_bytes == 0
 
 
 @pytest.mark.parametrize("size", [0, RACK_STATE_BYTES_MAX + 1, 1 << 60])
@@ -200,10 +201,10 @@ def entries(story: Mirrors) -> list[Mirror]:
     back.mirrors.seek()
     assert [pull.key for pull in back.begun()] == [mirrors_key(1, 1)] * 2
     back.answer(GONE)
-    assert not back.published.sought
+    assert not back.found.sought
     back.answer(story.listed())
-    assert back.published.sought
-    return list(back.published.mirrors)
+    assert back.found.sought
+    return list(back.found.mirrors)
 
 
 def test_a_rack_that_returns_is_told_rounds_steps_and_lives() -> None:
@@ -224,8 +225,8 @@ def test_nobody_who_lives_is_nothing() -> None:
     story = Mirrors()
     story.published.heard((1,), (), ())
     story.mirrors.seek()
-    assert story.published.sought
-    assert story.published.mirrors == ()
+    assert story.found.sought
+    assert story.found.mirrors == ()
 
 
 def test_a_rack_that_does_not_answer_hides_no_mirror_of_another_and_is_named() -> None:
@@ -234,34 +235,34 @@ def test_a_rack_that_does_not_answer_hides_no_mirror_of_another_and_is_named() -
     story.keep(bytes_(1))
     back = Mirrors()
     back.mirrors.seek()
-    assert (back.published.mirrors, back.published.unheard) == ((), (0, 2))
+    assert (back.found.mirrors, back.found.unheard) == ((), (0, 2))
     frozen = back.begun()[0]
     back.host.pulls.remove(frozen)
     back.answer(story.listed())
-    assert [each.step for each in back.published.mirrors] == [56]
-    assert (back.published.unheard, back.published.sought) == ((0,), False)
+    assert [each.step for each in back.found.mirrors] == [56]
+    assert (back.found.unheard, back.found.sought) == ((0,), False)
     frozen.done(TransferStalled("no verified byte"))
-    assert (back.published.unheard, back.published.sought) == ((0,), True)
+    assert (back.found.unheard, back.found.sought) == ((0,), True)
 
 
 def test_one_is_fetched_from_its_holder_and_accepted_by_its_digest() -> None:
     story, state = Mirrors(), bytes_(3)
     digest = checksum_of(state.numpy().data)
     mirror = Mirror(4, member(1, 0), 24, 5, digest, 2)
-    story.published.want(mirror)
+    story.found.want(mirror)
     story.mirrors.fetch(mirror)
     pull = story.answer(state)
     assert (pull.holders, pull.checksum) == ((Address("rack2", 11),), digest)
-    found = story.published.mirrored
+    found = story.found.mirrored
     assert isinstance(found, Mirrored)
     assert torch.equal(found.data_B, state)
     story.mirrors.fetch(mirror)
     story.answer(GONE)
-    assert story.published.mirrored == "PayloadGone: it is served no more"
+    assert story.found.mirrored == "PayloadGone: it is served no more"
     left = Mirror(4, member(1), 24, 5, digest, 9)
-    story.published.want(left)
+    story.found.want(left)
     story.mirrors.fetch(left)
-    assert story.published.mirrored == "rack 9 has left"
+    assert story.found.mirrored == "rack 9 has left"
 
 
 def test_a_commit_of_a_life_that_has_no_seat_is_left_alone() -> None:
@@ -280,8 +281,8 @@ def test_what_is_kept_of_a_rack_that_a_person_has_retired_is_freed() -> None:
     story.merge((0, 1))
     story.keep(bytes_(1))
     story.told(replace(roster(1, (1, 2), ranks=2), reason="rack 0 was absent for too long"))
-    assert story.published.mirror_bytes == 5
+    assert story.found.kept_bytes == 5
     story.told(replace(roster(2, (1, 2), ranks=2), retired=(0,)))
-    assert story.published.mirror_bytes == 0
+    assert story.found.kept_bytes == 0
     assert mirrors_key(0, 1) not in story.host.served
     assert not any(key[:1] == b"r" for key in story.host.served)

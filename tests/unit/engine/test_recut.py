@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from mend.consensus.units import all_free
-from mend.engine.checkpoint import (
+from mend.engine.checkpoint.checkpoint import (
     FROZEN_FACT,
     Cuttable,
     Facts,
-    Part,
+    RackCheckpoint,
     _recut,
     as_many_ranks,
     read_part,
 )
-from mend.engine.checkpoint_files import (
+from mend.engine.checkpoint.checkpoint_files import (
     Manifest,
     State,
     begin_part,
@@ -34,10 +34,10 @@ from mend.engine.checkpoint_files import (
     write_rank,
     write_whole,
 )
-from mend.engine.digest import digest_of
-from mend.engine.fragment_state import FragmentProgress, OfferProgress, Progress
-from mend.engine.rack import RackGroup
-from mend.engine.recut import Recut
+from mend.engine.checkpoint.recut import Recut
+from mend.engine.compute.digest import digest_of
+from mend.engine.io.rack import RackGroup
+from mend.engine.state.fragment_state import FragmentProgress, OfferProgress, RankProgress
 from mend.errors import CheckpointError
 from mend.fragment import build_plan
 from mend.fragment.shards import replicated
@@ -93,7 +93,7 @@ def state(tokens: int, rank: int = 0, **offer: Any) -> State:
         FragmentProgress(4 + p, 9, f"d{rank}", 2, mark, 6, 8, 4, f"w{rank}")
         for p, mark in enumerate(marks)
     )
-    progress = Progress(13, tokens, sum(marks) - 6, 6, (("late", 2),), fragments)
+    progress = RankProgress(13, tokens, sum(marks) - 6, 6, (("late", 2),), fragments)
     made = {"seq": 2, "base": 5, "capture_step": 12, "tokens": 18, "steps": 6}
     total = tokens - 2
     return State(
@@ -149,7 +149,9 @@ def test_weights_of_another_model_are_found_whose_shards_no_rank_has_any_more(th
         ]  # fmt: skip
         expected.append(tuple(digest_of(flat, flat.numel(), 0) for flat in flats))
     assert made.weights_digests(parameters) == tuple(expected)
-    part = Part(Path("cut"), manifest(), state(50), {}, recut=made, weights_then=tuple(expected))
+    part = RackCheckpoint(
+        Path("cut"), manifest(), state(50), {}, recut=made, weights_then=tuple(expected)
+    )
     part = replace(part, manifest=msgspec.structs.replace(manifest(), facts=((FROZEN_FACT, "a"),)))
     with pytest.raises(CheckpointError, match="frozen parameters was a, is b here"):
         part.compared(parameters, lambda _: "b")

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from mend.engine.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
+from mend.engine.compute.safetensors import LENGTH_BYTES, Entry, head_of, length_in, read_head
 
 ENTRIES = {"a": Entry("F32", (2, 3), (0, 24)), "b": Entry("BOOL", (), (24, 25))}
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import mend
-from mend.engine.saved_state import source_of
+from mend.engine.checkpoint.saved_state import source_of
 from mend.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mend.engine import signals
+from mend.engine.hooks import signals
 
 FIRST, SECOND = signal.SIGUSR1, signal.SIGUSR2
 

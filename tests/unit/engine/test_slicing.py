@@ -9,7 +9,7 @@ import torch
 
 from mend.codec import codec_named, cut_numel
 from mend.consensus.weights import WHOLE
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.errors import Unmergeable
 from mend.merge import MERGES
 from mend.outer import OUTERS

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from mend.coordination.acceptor_host import Follower, WitnessFollower
 from mend.coordination.messages import Reason
-from mend.engine.published_state import PublishedState
 from mend.engine.snapshot import Training, note_of, view_of_rank, view_of_witness
-from mend.engine.training_progress import TrainingProgress
+from mend.engine.state.published_state import PublishedState
+from mend.engine.state.training_progress import TrainingProgress
 from mend.errors import GaveUp
 from mend.status.messages import (
     JobStatus,

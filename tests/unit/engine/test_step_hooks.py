@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from mend.engine import scaled_steps
-from mend.engine.step_hooks import Counting, StepHooks, optimizers_of
+from mend.engine.hooks import scaled_steps
+from mend.engine.hooks.step_hooks import Counting, StepHooks, optimizers_of
 from mend.errors import GaveUp, UsageError
 
 

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from mend.codec import CODECS
 from mend.consensus.records import SUMS_BYTES_MAX
-from mend.engine.numerics import Numerics
-from mend.engine.sums import Tensors, check_room, factors_in, partial_of, tensors_of, total_of
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.sums import (
+    Tensors,
+    check_room,
+    factors_in,
+    partial_of,
+    tensors_of,
+    total_of,
+)
 from mend.errors import ConfigError, WireError
 from mend.merge import Gram, Measuring, Radial, nothing
 from mend.merge.gram import gram_of

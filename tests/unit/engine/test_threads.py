@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mend.engine.threads import DaemonExecutor, from_outside
+from mend.engine.compute.threads import DaemonExecutor, from_outside
 
 
 @pytest.fixture

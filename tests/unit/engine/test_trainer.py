@@ -34,12 +34,13 @@ from mend.coordination.events import (
     StillOpen,
     Wanting,
 )
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import POLL_NS, Requests, Wait
-from mend.engine.pulls import LOOK_NS
-from mend.engine.state_exchange import MIRROR_NS
-from mend.engine.trainer_end import LEAVE_NS, SAY_NS
-from mend.engine.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.state_exchange import MIRROR_NS
+from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.pulls import LOOK_NS
+from mend.engine.trainer.trainer_end import LEAVE_NS, SAY_NS
 from mend.errors import (
     CheckpointError,
     Diverged,
@@ -230,7 +231,7 @@ def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> N
     step of others."""
     hand, optimizer = joiner()
     hand.published.panels[0].anchors.clear()
-    hand.published.receive(given(7))
+    hand.inbox.receive(given(7))
     hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
     with pytest.raises(JobLost, match="rack 0 died"):
         hand.run(hand.trainer.begin(SECOND))
@@ -241,7 +242,7 @@ def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> N
 def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
     """H 4, tau 2: behind step 9 it is due after 12, as its donor is."""
     hand, optimizer = joiner()
-    hand.during = lambda: hand.published.receive(given(9))
+    hand.during = lambda: hand.inbox.receive(given(9))
     hand.run(hand.trainer.begin(9 * SECOND))
     assert [event for event in hand.events if isinstance(event, Wanting)] == [
         Wanting(True), Wanting(False),
@@ -265,7 +266,7 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
 def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: str) -> None:
     hand, optimizer = joiner()
     if told is not None:
-        hand.during = lambda: hand.published.receive(told)
+        hand.during = lambda: hand.inbox.receive(told)
     hand.run(hand.trainer.begin(9 * SECOND))
     assert dict(hand.notes)["state-fresh"]["reason"] == reason
     assert hand.trainer.states.state is not None
@@ -275,7 +276,7 @@ def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: s
 
 def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
     hand, _ = joiner(ranks=2)
-    hand.during = lambda: hand.published.receive(given(9))
+    hand.during = lambda: hand.inbox.receive(given(9))
     hand.agree = lambda values: (
         [0] if values == [1] and hand.trainer.states.state.copied else values
     )
@@ -285,7 +286,7 @@ def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:
 
 def test_ranks_whose_copies_are_of_different_steps_begin_fresh() -> None:
     hand, optimizer = joiner(ranks=2)
-    hand.during = lambda: hand.published.receive(given(9))
+    hand.during = lambda: hand.inbox.receive(given(9))
     other = [1, 7, -1, -7, 0]
     hand.agree = lambda values: other if values[:2] == [1, 9] else values
     hand.run(hand.trainer.begin(9 * SECOND))
@@ -296,7 +297,7 @@ def test_ranks_whose_copies_are_of_different_steps_begin_fresh() -> None:
 def test_a_rank_wants_the_copy_until_all_ranks_of_its_rack_have_it() -> None:
     """The donor frees what the rack does not want; the other rank may still pull."""
     hand, _ = joiner(ranks=2)
-    hand.during = lambda: hand.published.receive(given(9))
+    hand.during = lambda: hand.inbox.receive(given(9))
     wanted: list[bool] = []
 
     def agree(values: list[int]) -> list[int]:
@@ -313,7 +314,7 @@ def test_a_rank_wants_the_copy_until_all_ranks_of_its_rack_have_it() -> None:
 @pytest.mark.parametrize("other", [(1, 7), (0, 9)], ids=["another step", "another donor"])
 def test_ranks_whose_donor_changed_between_their_pulls_pull_again(other: tuple[int, int]) -> None:
     hand, _ = joiner(ranks=2)
-    hand.during = lambda: hand.published.receive(given(9))
+    hand.during = lambda: hand.inbox.receive(given(9))
     theirs = iter([[*other, -other[0], -other[1], 1]])
     hand.agree = lambda values: next(theirs, values) if values[:2] == [1, 9] else values
     hand.run(hand.trainer.begin(9 * SECOND))
@@ -337,7 +338,7 @@ def test_what_is_passed_on_inside_a_rack_is_compared_with_its_digest() -> None:
     hand, _ = joiner(ranks=2)
     whole = given(9)
     other = replaced(whole, data_B=whole.data_B.flip(0), shared=True)
-    hand.during = lambda: hand.published.receive(other)
+    hand.during = lambda: hand.inbox.receive(other)
     with pytest.raises(StateRefused, match="damaged inside this rack"):
         hand.run(hand.trainer.begin(9 * SECOND))
 
@@ -363,11 +364,11 @@ class Way:
 
     def seek(self) -> None:
         found = [Mirror(number, THEIRS, 8 * number, 5, "ab", 1) for number in self.kept]
-        self.hand.published.find(tuple(found), self.unheard, complete=not self.unheard)
+        self.hand.found.find(tuple(found), self.unheard, complete=not self.unheard)
 
     def fetch(self, mirror: Mirror) -> None:
         found = "it is gone" if mirror.round in self.lost else Mirrored(mirror, self.data_B)
-        self.hand.published.take_back(mirror, found)
+        self.hand.found.take_back(mirror, found)
 
 
 def together(*doings: Requests) -> None:
@@ -436,7 +437,7 @@ class SlowWay(Way):
 
     def fetch(self, mirror: Mirror) -> None:
         late = replaced(mirror, round=8, step=64)
-        self.hand.published.take_back(late, Mirrored(late, self.data_B))
+        self.hand.found.take_back(late, Mirrored(late, self.data_B))
 
         def wait() -> None:
             self.waits -= 1
@@ -785,7 +786,7 @@ def test_a_snapshot_says_at_once_that_a_checkpoint_was_made_without_this_rack() 
     for found in (alone, replace(alone, written=True)):
         with pytest.raises(CheckpointError, match="'one' was made without rack 0"):
             run_with(hand, hand.barrier.cut("one", 60 * SECOND), snapshot(hand, merged(1), found))
-        hand.published.mark = None
+        hand.published.of(CheckpointRecords).begun = None
     assert hand.now_ns == began_ns, "it waited until the time was over"
 
 
@@ -823,7 +824,7 @@ def test_a_snapshot_says_that_all_have_written() -> None:
     come = snapshot(hand, merged(1), OURS, merged(2), written)
     run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), come)
     missing = replace(written, racks=(0,))
-    hand.published.written = None
+    hand.published.of(CheckpointRecords).written = None
     with pytest.raises(CheckpointError, match="incomplete: racks 1 have not written it"):
         run_with(hand, hand.barrier.await_written(OURS, 60 * SECOND), snapshot(hand, OURS, missing))
 

@@ -22,11 +22,11 @@ from mend.coordination.events import (
     StillOpen,
     Timed,
 )
-from mend.engine import offers
-from mend.engine.digest import digest_of_state
-from mend.engine.fragment_state import AgreeMin, OpenOffer, Share
-from mend.engine.trainer_rounds import ASLEEP_NS
-from mend.engine.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.compute import offers
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.training_state import LikeFirst, Mirror, Replicas, TrainingState
+from mend.engine.state.fragment_state import AgreeMin, GatherSlices, OpenOffer
+from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
 from mend.transport.growth import Growth
@@ -167,10 +167,10 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
     hand.published.on_decided(Mitigation(THEIRS.rack, SMALLER, "slow", 10))
     hand.published.on_decided(Mitigation(mine, SMALLER, reason, 50))
     hand.step(3)
-    assert hand.trainer.batch_pct == 100
+    assert hand.trainer.ladder.batch_pct == 100
     heard = True
     hand.step()
-    assert hand.trainer.batch_pct == 50
+    assert hand.trainer.ladder.batch_pct == 50
     assert hand.posted(BatchSet) == [BatchSet(4, 50)], "it is on the tape, for a replay"
     assert hand.noted("local-batch") == [
         ("local-batch", {"step": 4, "batch_pct": 50, "reason": reason})
@@ -507,7 +507,7 @@ def test_every_rank_writes_the_whole_fragment_from_all_slices() -> None:
     hand.step(4)
     hand.decide(0.75, names=True)
     hand.step(2)
-    assert [type(request) for request in hand.asked] == [AgreeMin, Share]
+    assert [type(request) for request in hand.asked] == [AgreeMin, GatherSlices]
     assert hand.theta() == 1.25
 
 
@@ -962,7 +962,7 @@ def donor(**options: Any) -> Hand:
 def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     """All that belongs to a step is done by then: a scheduler steps behind the optimizer."""
     hand = donor()
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step()
     hand.trainer.give_state()
     assert hand.given == [], "it has not looked yet"
@@ -975,13 +975,13 @@ def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
     hand.step(4)
     hand.trainer.give_state()
     assert len(hand.given) == 1, "it was asked once"
-    hand.published.ask(())
+    hand.inbox.ask(())
     hand.step(2)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     assert len(hand.given) == 1, "the copy is still there"
-    hand.published.free(THEIRS)
+    hand.inbox.free(THEIRS)
     hand.step(2)
     hand.trainer.give_state()
     assert [step for _, step, _ in hand.given] == [2, 12], "the copy was freed, and nobody saw it"
@@ -989,7 +989,7 @@ def test_a_donor_copies_once_before_the_step_behind_a_poll() -> None:
 
 def test_a_rank_that_has_its_copy_still_makes_another_where_another_rank_lost_its_own() -> None:
     hand = donor(ranks=2)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     hand.step(2)
@@ -1011,7 +1011,7 @@ def test_of_replicas_only_the_first_copies_what_all_have(first: bool, same: bool
         return values if same else [value - 1 for value in values]
 
     hand.trainer.states.replicas = Replicas(first, minimum)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     ((_, _, given),) = hand.given
@@ -1031,7 +1031,7 @@ def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
     hand, agreed = donor(ranks=2), list[list[int]]()
     hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
     hand.trainer.states.replicas = Replicas(False, lambda values: agreed.append(values) or values)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
@@ -1040,7 +1040,7 @@ def test_a_replica_that_cannot_copy_agrees_all_the_same() -> None:
 
 def test_of_several_racks_that_join_each_gets_its_copy() -> None:
     hand, other = donor(), Member(7, 70)
-    hand.published.ask((THEIRS, other))
+    hand.inbox.ask((THEIRS, other))
     for _ in range(6):
         hand.step(1)
         hand.trainer.give_state()
@@ -1050,7 +1050,7 @@ def test_of_several_racks_that_join_each_gets_its_copy() -> None:
 def test_ranks_of_a_donor_copy_behind_one_step() -> None:
     """The other rank hears of it later."""
     hand = donor(ranks=2)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.agree = lambda values: [*values[:2], 0, 0, 0, *values[5:]]  # behind what is open
     hand.step(2)
     hand.trainer.give_state()
@@ -1064,7 +1064,7 @@ def test_ranks_of_a_donor_copy_behind_one_step() -> None:
 def test_a_donor_that_cannot_says_why() -> None:
     hand = donor()
     hand.trainer.states.state = TrainingState([Wrapper()], {}, lambda *_: None)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     assert hand.given == [(THEIRS, 2, "optimizer (Wrapper) has no state_dict")]
@@ -1081,7 +1081,7 @@ def test_an_error_of_a_state_dict_is_a_refusal_and_the_donor_trains_on(error: Ex
     hand = donor()
     assert hand.trainer.states.state is not None
     hand.trainer.states.state._registered["mine"] = (Broken(), "job")
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
     hand.trainer.give_state()
     ((_, _, refused),) = hand.given
@@ -1102,11 +1102,11 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     The ranks copy once the memory is there, and a rank that has none ready may copy no less."""
     hand, asked = donor(), list[int]()
     hand.trainer.states.reserve = asked.append
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.step(4)
     hand.trainer.give_state()
     assert (len(asked), hand.given) == (1, []), "asked for once; until it is there it trains on"
-    hand.published.make_room(room_B := torch.zeros(asked[0], dtype=torch.uint8))
+    hand.inbox.make_room(room_B := torch.zeros(asked[0], dtype=torch.uint8))
     hand.step(2)
     hand.trainer.give_state()
     ((_, step, data_B),) = hand.given
@@ -1114,10 +1114,10 @@ def test_a_donor_copies_into_memory_that_was_made_ready_beside_training() -> Non
     assert hand.trainer.states.state is not None
     assert torch.equal(data_B, hand.trainer.states.state.take(step))
     assert data_B.data_ptr() == room_B.data_ptr()
-    assert hand.published.room_B is None, "the copy alone keeps it alive"
-    hand.published.free(THEIRS)
+    assert hand.inbox.room_B is None, "the copy alone keeps it alive"
+    hand.inbox.free(THEIRS)
     hand.step(2)
-    hand.published.make_room(torch.zeros(2, dtype=torch.uint8))  # the state has grown since
+    hand.inbox.make_room(torch.zeros(2, dtype=torch.uint8))  # the state has grown since
     hand.step(2)
     hand.trainer.give_state()
     assert torch.equal(hand.given[1][2], hand.trainer.states.state.take(10))
@@ -1138,7 +1138,7 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
     assert hand.trainer.states.state is not None
     hand.trainer.states.state._registered["averages"] = (Averages(), "job")
     hand.trainer.states.reserve = reserved.append
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     hand.agree = lambda values: [*values[:2], 0, 0, -1, *values[5:]]  # the other has not heard
     hand.step(2)
     assert (calls, reserved) == ([], [])
@@ -1146,7 +1146,7 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
     hand.agree = lambda values: [*values[:2], life, -life, -2, *values[5:]]
     hand.step(2)
     assert (calls, len(reserved)) == ([4], 1)
-    hand.published.make_room(torch.zeros(reserved[0], dtype=torch.uint8))
+    hand.inbox.make_room(torch.zeros(reserved[0], dtype=torch.uint8))
     hand.step(2)
     hand.trainer.give_state()
     assert (calls, len(reserved), hand.given) == ([4, 6], 1, []), "the other still waits for memory"
@@ -1158,13 +1158,13 @@ def test_ranks_of_a_donor_ask_together_how_much_memory_a_copy_takes() -> None:
 
 def test_memory_for_a_copy_that_nobody_wants_any_more_is_freed() -> None:
     hand = donor()
-    hand.trainer.states.reserve = lambda size: hand.published.make_room(torch.zeros(size))
-    hand.published.ask((THEIRS,))
+    hand.trainer.states.reserve = lambda size: hand.inbox.make_room(torch.zeros(size))
+    hand.inbox.ask((THEIRS,))
     hand.step(2)
-    assert hand.published.room_B is not None
-    hand.published.ask(())
+    assert hand.inbox.room_B is not None
+    hand.inbox.ask(())
     hand.step(2)
-    assert hand.published.room_B is None
+    assert hand.inbox.room_B is None
 
 
 # -------------------------------------------------------------- polls without news
@@ -1180,8 +1180,8 @@ def news_of(hand: Hand) -> dict[str, Callable[[], object]]:
         "a version that is not here yet": lambda: hand.decide(0.5, publish=False),
         "a failure": lambda: published.fail(MendError("broken")),
         "the end": lambda: published.finish(MINE),
-        "a mitigation": lambda: setattr(published, "mitigations", {MINE.rack: mitigation}),
-        "a smaller batch": lambda: setattr(trainer, "batch_pct", 50),
+        "a mitigation": lambda: published.on_decided(mitigation),
+        "a smaller batch": lambda: setattr(trainer.ladder, "batch_pct", 50),
         "a lost seat": lambda: setattr(trainer.life, "lost", True),
     }
 
@@ -1215,9 +1215,9 @@ def test_poll_is_due_where_a_joining_rack_waits_for_the_state_or_memory_is_kept(
     hand = Hand(polls=2, period=100)
     hand.trainer.states.state = TrainingState([], {}, lambda *_: None)
     assert not hand.trainer.due(2)
-    hand.published.ask((THEIRS,))
+    hand.inbox.ask((THEIRS,))
     assert hand.trainer.due(4)
-    hand.published.ask(())
+    hand.inbox.ask(())
     assert not hand.trainer.due(4)
-    hand.published.make_room(torch.empty(1))
+    hand.inbox.make_room(torch.empty(1))
     assert hand.trainer.due(6)

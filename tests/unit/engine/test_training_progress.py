@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mend.engine.agreement import Agreement
-from mend.engine.training_progress import VALUES_MAX, TrainingProgress
+from mend.engine.compute.agreement import Agreement
+from mend.engine.state.training_progress import VALUES_MAX, TrainingProgress
 from mend.errors import UsageError
 from mend.types import SECOND
 from tests.noted import pair

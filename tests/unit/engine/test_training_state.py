@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mend.engine.schedulers import schedulers_of
-from mend.engine.training_state import (
+from mend.engine.hooks.schedulers import schedulers_of
+from mend.engine.joining.optimizer_state import first_difference
+from mend.engine.joining.training_state import (
     RACK_STATE_BYTES_MAX,
     Mirror,
     Mirrored,
     Received,
     TrainingState,
-    first_difference,
 )
 from mend.errors import StateRefused, UsageError
 from mend.types import Member

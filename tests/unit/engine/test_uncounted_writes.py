@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mend import MendConfig, session
-from mend.engine.uncounted_writes import CANARIES_MAX, SIGNS_MAX, UncountedWrites
+from mend.engine.hooks.uncounted_writes import CANARIES_MAX, SIGNS_MAX, UncountedWrites
 from tests.noted import pair
 
 

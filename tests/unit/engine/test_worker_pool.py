@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from mend.engine.worker_pool import WorkerPool, pool_threads
+from mend.engine.compute.worker_pool import WorkerPool, pool_threads
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mend.engine.difference import difference_of
-from mend.engine.digest import DIGEST_BLOCK_BYTES, bytes_of, digest_of_proof, proof_of
+from mend.engine.compute.digest import DIGEST_BLOCK_BYTES, bytes_of, digest_of_proof, proof_of
+from mend.engine.features.difference import difference_of
 from mend.errors import PayloadGone, TransportError
 from mend.following.log_view import Decided
 from mend.following.pull import Puller

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from mend.engine import trainer_rounds
-from mend.engine.trainer_rounds import TrainerRounds
-from mend.engine.vectors import PORTION_NUMEL
+from mend.engine.compute.vectors import PORTION_NUMEL
+from mend.engine.trainer import model_access
+from mend.engine.trainer.model_access import ModelAccess
 from mend.fragment import realign
 from mend.kernels import apply_kernel
 
@@ -41,12 +41,12 @@ def test_compiled_apply_has_the_bits_of_realign_and_counts_as_a_write(
     kernel = apply_kernel()
     assert kernel is not None
     counted = lambda *arguments: calls.append(1) or kernel(*arguments)  # noqa: E731
-    monkeypatch.setattr(trainer_rounds, "apply_kernel", lambda: counted)
-    trainer: Any = SimpleNamespace(options=SimpleNamespace(apply_mode=apply_mode, blend_alpha=0.3))
+    monkeypatch.setattr(model_access, "apply_kernel", lambda: counted)
+    access: Any = SimpleNamespace(apply_mode=apply_mode, _alpha=0.3)
     before = theta._version
     cuts = (0, 1000, PORTION_NUMEL, len(theta))
     pieces = [(theta[a:b], slice(a, b)) for a, b in pairwise(cuts)]
-    TrainerRounds._move(trainer, old, given, new, pieces)
+    ModelAccess._move(access, old, given, new, pieces)
     assert bool(calls) == (apply_mode != "overwrite" or not named)
     same = theta.numpy().view(np.int32) == expected.numpy().view(np.int32)
     assert bool((same | np.isnan(expected.numpy())).all())

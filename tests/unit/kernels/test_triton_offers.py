@@ -14,7 +14,7 @@ import torch
 from mend.codec import codec_named
 from mend.codec.on_device import ON_DEVICE, device_encoder
 from mend.consensus.records import NORM_MAX
-from mend.engine.numerics import Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.merge import MERGES
 from mend.outer import Nesterov
 from tests.unit.codec.offer_reference import offers

@@ -15,8 +15,8 @@ from mend.coordination.events import Applied, Captured, Discarded, Leaving
 from mend.coordination.fragment_replica import RankOptions
 from mend.coordination.leader import LeaderOptions
 from mend.coordination.machines import CoordinatorSpec, LeaderSpec, ProcessSpec, RankSpec
-from mend.engine.digest import digest_of_state
-from mend.engine.training_state import Received, TrainingState
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.joining.training_state import Received, TrainingState
 from mend.errors import GaveUp, MendError, ReplayDiffers, TapeError
 from mend.types import Peer
 from mend_lab.replay.comparison import (
@@ -99,7 +99,7 @@ def test_replayed_rack_takes_as_many_micro_batches_as_then(tmp_path: Path) -> No
     found = []
     for _ in range(4):
         hand.step()
-        found.append(hand.trainer.batch_pct)
+        found.append(hand.trainer.ladder.batch_pct)
     assert found == [100, 50, 100, 100]
 
 

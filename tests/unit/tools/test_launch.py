@@ -14,7 +14,7 @@ from torch.distributed.run import get_args_parser
 
 from mend.config import MendConfig
 from mend.consensus.records import EVICTIONS_MAX
-from mend.engine.outcome import Ended, write_ended
+from mend.engine.state.outcome import Ended, write_ended
 from mend.errors import ConfigError
 from mend.tools import app
 from mend.tools import launch as launch_module

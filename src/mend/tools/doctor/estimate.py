@@ -15,7 +15,7 @@ from statistics import median
 from mend.codec import codec_named, fragment_codec
 from mend.config.settings import MendConfig
 from mend.config.wiring import rounds_in_flight
-from mend.engine.numerics import keeps_in_weights
+from mend.engine.compute.numerics import keeps_in_weights
 from mend.errors import ConfigError
 from mend.outer import OUTERS
 from mend.tools.doctor.terms import Finding, ok, problem, remark
@@ -200,7 +200,7 @@ def merge_ns_per_element(merge: str, racks: int) -> float:
     `racks` racks and to digest the result."""
     import torch
 
-    from mend.engine.digest import StateDigest
+    from mend.engine.compute.digest import StateDigest
     from mend.merge import MERGES, Measuring
 
     rule, threads = MERGES[merge](), torch.get_num_threads()

@@ -26,8 +26,8 @@ from torch import nn
 from mend.api import Runtime, mend_init, mend_shutdown
 from mend.config.settings import MendConfig
 from mend.config.sources import OUTCOMES
-from mend.engine.outcome import Outcome
-from mend.engine.rack import RackGroup
+from mend.engine.io.rack import RackGroup
+from mend.engine.state.outcome import Outcome
 from mend.engine.witness import detect_ns
 from mend.errors import (
     ConfigError,

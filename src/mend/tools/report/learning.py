@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from mend.config.pair_warnings import GAIN_SHORT_MAX, default_momentum
-from mend.engine.agreement import APART
-from mend.engine.participation import short_of
+from mend.engine.compute.agreement import APART
+from mend.engine.state.participation import short_of
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.summary import steps_of
 

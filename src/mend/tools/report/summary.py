@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mend.config import describe
 from mend.coordination.slow import OWN_PAST
-from mend.engine.participation import describe_rounds, short_of
+from mend.engine.state.participation import describe_rounds, short_of
 from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
 from mend.tools.report.rounds import Rounds

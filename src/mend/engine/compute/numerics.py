@@ -1,0 +1,593 @@
+"""Combines codec, merge and outer step. Runs on workers.
+
+All operations are element-wise and done block by block, so that a block stays in the cache from
+decoding to its digest. Bits do not depend on the size of a block or the number of threads: the only
+reductions are checksums, which read bytes in order, and exact sums.
+
+Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from mend.codec import (
+    CLOSING,
+    CODECS,
+    Codec,
+    FragmentCodec,
+    LayoutCodec,
+    Varying,
+    cut_numel,
+    fragment_codec,
+)
+from mend.codec.on_device import DeviceEncoder
+from mend.consensus.records import NORM_MAX
+from mend.consensus.weights import WHOLE
+from mend.engine.compute.agreement import Agreement, cosine_of
+from mend.engine.compute.buffers import Buffers, Pin
+from mend.engine.compute.digest import StateDigest, bytes_of, digest_of_proof, proof_of
+from mend.engine.compute.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
+from mend.engine.compute.offers import Encoded, Read, compile_kernels, make_offer
+from mend.engine.compute.signs import count_signs, kernel_of
+from mend.engine.compute.sums import Tensors, Weights, partial_of, total_of
+from mend.engine.compute.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
+from mend.engine.compute.worker_pool import WorkerPool
+from mend.errors import Unmergeable, WireError, ensure, require
+from mend.fragment.apply import ApplyMode
+from mend.kernels import GramKernel, apply_kernel, gram_kernel
+from mend.merge import (
+    MERGES,
+    PIECE_NUMEL_MAX,
+    Gram,
+    Made,
+    Measuring,
+    Merge,
+    Radial,
+    gram_by,
+    nothing,
+)
+from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
+from mend.transport.growth import Growth
+from mend.types import Owned, Span, fp32
+
+_FLOAT32, _MADE = CODECS["float32"](), Made()
+
+
+def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
+    """Why this codec cannot read the payload, or empty."""
+    try:
+        codec.check(payload_B, numel)
+    except WireError as error:
+        return str(error)
+    return ""
+
+
+def _check_buffer(data: Tensor, size: int) -> None:
+    layout = (tuple(data.shape), data.dtype, data.is_contiguous())
+    ensure(layout == ((size,), torch.float32, True), "no anchor buffer", size=size, layout=layout)
+
+
+def _owned(part: Owned | int) -> Owned:
+    """What is owned; a number stands for one tensor of so many elements."""
+    return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
+
+
+def keeps_in_weights(codec: Codec | LayoutCodec, apply_mode: ApplyMode) -> bool:
+    """Whether the error of the codec stays in the rack's weights. It cannot where an apply discards
+    a part of the weights, as the error would be lost too."""
+    return codec.feedback == "weights" and apply_mode == "carry"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchor:
+    """A committed (or tentative) fragment part: N values, N of each state vector of the outer
+    optimizer, then the state of its codec. Never written to."""
+
+    data: Tensor
+    numel: int
+    version: int
+    digest: str
+    rounds: int = 0
+    """Rounds merged so far, in parts of `weights.WHOLE`."""
+    codecs: FragmentCodec | None = None
+    """None: nothing is encoded against this anchor."""
+    proof: bytes = b""
+    """What `digest` is the sha256 of; see `StateDigest.proof`."""
+
+    @property
+    def values(self) -> Tensor:
+        return self.data[: self.numel]
+
+    @property
+    def states(self) -> tuple[Tensor, ...]:
+        """State vectors of the outer optimizer, N each, in the order of its names."""
+        end = self.data.numel() - self.codec_numel
+        return self.data[self.numel : end].view(-1, self.numel).unbind() if end > self.numel else ()
+
+    @property
+    def codec_numel(self) -> int:
+        return self.codecs.state_numel if self.codecs is not None else 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Maximum size of an offer against this anchor."""
+        return self._known_codecs.payload_bytes
+
+    @property
+    def codec_state(self) -> Tensor:
+        return self.data[self.data.numel() - self.codec_numel :]
+
+    @property
+    def codec(self) -> Codec:
+        """The codec of offers against this anchor. A new one each time, as it caches what it has
+        read."""
+        return self._known_codecs.at(self.codec_state, self.version)
+
+    @property
+    def _known_codecs(self) -> FragmentCodec:
+        return require(self.codecs, "this version is only a number here", version=self.version)
+
+    def of_base(self, base: int) -> Anchor:
+        """An older anchor, of which only the version and the codec state are left."""
+        return Anchor(self.codec_state, 0, base, "", codecs=self.codecs)
+
+    def recomputed(self) -> str:
+        """The digest of the current bits."""
+        return digest_of_proof(self.proven())
+
+    def proven(self) -> bytes:
+        """The proof of the digest of the current bits."""
+        return proof_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
+
+    def view(self) -> memoryview:
+        """The bytes that a donor serves."""
+        return bytes_of(self.data)
+
+
+class Numerics:
+    """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
+    fragment is given as what the rank owns of it, or as its number of elements.
+
+    `staleness_max_rounds`: age in versions up to which an offer may be merged. `pool`: threads
+    that share long jobs; the bits do not depend on their number, as every operation is
+    element-wise and every digest block is within one part. `buffers`: `spare` large vectors are
+    kept from round to round. The training thread uses both. `in_weights`: the error of the codec
+    stays in the rack's weights,
+    and no residual is kept.
+    """
+
+    def __init__(
+        self,
+        codec: Codec | LayoutCodec,
+        merge: Merge,
+        outer: OuterOptimizer,
+        threads: int = 1,
+        spare: int = 0,
+        pin: Pin | None = None,
+        cores: frozenset[int] | None = None,
+        staleness_max_rounds: int = 2,
+        in_weights: bool = False,
+        on_device: DeviceEncoder | None = None,
+    ) -> None:
+        """`on_device`: set where the GPU encodes captures."""
+        self.codec, self.rule, self.outer = codec, merge, outer
+        self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
+        self._codecs: dict[Owned, FragmentCodec] = {}
+        self.measuring = merge if isinstance(merge, Measuring) else None
+        self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
+        self.of_values = False
+        """Whether offers are values, not differences to an anchor."""
+        self.agreement = Agreement()
+        """Of the merges so far; the loop writes it."""
+        self.on_device = on_device
+
+    def of(self, *, moments: bool) -> Numerics:
+        """This object, or `for_moments`."""
+        return self.for_moments() if moments else self
+
+    def for_moments(self) -> Numerics:
+        """The numerics of fragments of moments and running statistics, whose values are averaged as
+        fp32. Shares the buffers and the pool."""
+        numerics = copy(self)
+        numerics.codec, numerics.rule, numerics.outer = _FLOAT32, MERGES["mean"](), Replace()
+        numerics.measuring, numerics._codecs, numerics.of_values = None, {}, True
+        numerics.on_device, numerics.in_weights = None, False
+        return numerics
+
+    def close(self) -> list[str]:
+        """End the threads and free the spare vectors; wait for a merge in flight. Returns the names
+        of threads that still run after the limit."""
+        self.buffers.close()
+        return self.pool.close()
+
+    def codecs(self, part: Owned | int) -> FragmentCodec:
+        """The codec of a part; the first call compiles its kernels."""
+        owned = _owned(part)
+        if owned not in self._codecs:
+            codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
+            compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
+            self._gram_kernel(owned.numel)
+            if owned.numel >= PORTION_NUMEL:
+                apply_kernel()
+            for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
+                kernel_for(self.rule, self.outer, plain, owned.numel)
+            if self.outer.states:
+                kernel_of(self.codec, owned.numel)
+            self._codecs.setdefault(owned, codecs)
+        return self._codecs[owned]
+
+    def payload_bytes(self, part: Owned | int) -> int:
+        """Maximum size of a payload, except a closing one."""
+        return self.codecs(part).payload_bytes
+
+    def payload_bytes_max(self, part: Owned | int) -> int:
+        """Maximum size of any payload."""
+        size = self.payload_bytes(part)
+        if self.codec.feedback == "buffer":
+            return size
+        return max(size, CLOSING.payload_bytes(_owned(part).numel))
+
+    def _data_numel(self, part: Owned | int) -> int:
+        return self._vectors * _owned(part).numel + self.codecs(part).state_numel
+
+    @property
+    def _vectors(self) -> int:
+        """Number of vectors of an anchor: the values and the outer states."""
+        return 1 + len(self.outer.states)
+
+    def empty(self, part: Owned | int, *, locked: bool = True) -> Tensor:
+        """An unwritten anchor buffer: for a state pull, or for `merge(out=)`. `locked`: see
+        `Buffers.empty`; `adopt` locks it later."""
+        return self.buffers.empty(self._data_numel(part), locked=locked)
+
+    def genesis(self, values_N: Tensor, owned: Owned | None = None) -> Anchor:
+        """Version 0: a copy of the values, zero outer state, the first state of the codec."""
+        return self.begun(lambda into_N: into_N.copy_(values_N), owned or _owned(values_N.numel()))
+
+    def begun(self, read: Callable[[Tensor], object], part: Owned) -> Anchor:
+        """Version 0 of values that `read` writes into the vector it is given. This saves a copy of
+        the size of the model."""
+        data = self.empty(part)
+        read(data[: part.numel])
+        return self.adopt_first(data, part)
+
+    def adopt_first(self, data: Tensor, part: Owned) -> Anchor:
+        """Version 0 in a buffer that holds its values and nothing else yet."""
+        codecs = self.codecs(part)
+        data[part.numel :].zero_()
+        codecs.first(data[data.numel() - codecs.state_numel :])
+        return self.adopt(data, part, 0)
+
+    def adopt(self, data: Tensor, part: Owned | int, version: int, rounds: int = 0) -> Anchor:
+        """The anchor in a filled buffer. The caller compares its digest with the log's."""
+        _check_buffer(data, self._data_numel(part))
+        self.buffers.lock(data)
+        anchor = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
+        proof = anchor.proven()
+        return replace(anchor, digest=digest_of_proof(proof), proof=proof)
+
+    def encode(
+        self,
+        delta_N: Tensor,
+        residual_N: Tensor | None,
+        anchor_N: Tensor | None = None,
+        codec: Codec | None = None,
+        read: Read | None = None,
+        grows: Callable[[Tensor], Growth] | None = None,
+    ) -> Encoded:
+        """x = delta + residual; payload = C(x); pend = x - decode(payload), or with feedback in the
+        weights sent = decode(payload).
+
+        With `anchor_N`, `delta_N` is still a snapshot and becomes anchor - snapshot here. `codec`:
+        that of the anchor; None: a codec without state. `read`: fills the snapshot on the way.
+        `grows`: gets the payload (uint8 B) before its first byte is there, where it is made from
+        front to back, and gives what to tell how far it is. The payload may share the memory of
+        `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
+        the range of the codec; `delta_N` is of no use then.
+        """
+        codec = codec or self._stateless(delta_N.numel())
+        vectors = delta_N, residual_N, anchor_N
+        return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool, read, grows)
+
+    def signs(self, payload_B: Tensor, anchor: Anchor) -> tuple[int, int]:
+        """Elements of an offer against this anchor that have the sign of its outer momentum, and
+        that have the other one. (0, 0) without mend's momentum."""
+        if not isinstance(self.outer, Nesterov) or not anchor.states or not anchor.rounds:
+            return 0, 0
+        return count_signs(anchor.codec, payload_B, anchor.states[0], self.pool)
+
+    def measure(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        tensors: Tensors,
+        anchor: Anchor | None = None,
+    ) -> bytes:
+        """The sums over this part of the tensors, for the leader. `anchor`: that of the merge; only
+        a codec with a state needs it. Raises WireError like `merge`."""
+        rule, numel = self._measuring(), tensors.cuts[-1]
+        codec = anchor.codec if anchor is not None else self._stateless(numel)
+        self._check_payloads(codec, payloads, numel)
+        pieces = [
+            (number, begin + first, begin + last)
+            for number, (begin, end) in enumerate(tensors.measured)
+            for first, last in blocks(end - begin, PORTION_NUMEL)
+        ]
+        measured, kernel = [nothing(len(payloads))] * len(pieces), self._gram_kernel(numel)
+
+        def job(position: int) -> None:
+            _, start, stop = pieces[position]
+            measured[position] = self._measured(rule, kernel, codec, payloads, start, stop)
+
+        self.pool.each([partial(job, position) for position in range(len(pieces))])
+        grams = [nothing(len(payloads))] * len(tensors.measured)
+        for (number, _, _), gram in zip(pieces, measured, strict=True):
+            grams[number] = grams[number].plus(gram)
+        return partial_of(tuple(weights), grams)
+
+    def _measured(
+        self,
+        rule: Measuring,
+        kernel: GramKernel | None,
+        codec: Codec,
+        payloads: Sequence[Tensor],
+        begin: int,
+        end: int,
+    ) -> Gram:
+        gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
+        if kernel is not None and codec.exact:
+            size = PORTION_NUMEL  # nothing is decoded
+        decode = decoding(codec, payloads, min(size, end - begin))
+        for first, last in blocks(end - begin, size):
+            deltas = decode(begin + first, begin + last)
+            gram = gram.plus(gram_by(kernel, deltas) if kernel else rule.measure(deltas))
+        return gram
+
+    def _gram_kernel(self, numel: int) -> GramKernel | None:
+        """None for a rule of others, and for a short vector, as in `kernel_for`."""
+        ours = type(self.rule) is Radial and numel >= PORTION_NUMEL
+        return gram_kernel() if ours else None
+
+    def total(self, partials: Sequence[bytes]) -> bytes:
+        """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""
+        return total_of(self._measuring(), partials)
+
+    def _measuring(self) -> Measuring:
+        return require(self.measuring, "this merge needs no sums", merge=self.rule.name)
+
+    def merge(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        version: int,
+        out: Tensor | None = None,
+        runs: Sequence[tuple[int, Weights]] | None = None,
+        part: int = WHOLE,
+        rates: Rates | None = None,
+    ) -> Anchor:
+        """The next anchor from the members' payloads, in the order given (ascending rack).
+
+        `out`: a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches with weights
+        of their own. `part`: the share of a round that this merge is, in parts of WHOLE. `rates`:
+        of the outer step; None: from the number of payloads. Raises WireError for a payload of
+        another size, Unmergeable when an element of the result is NaN or not below NORM_MAX.
+        """
+        codecs, codec = anchor._known_codecs, anchor.codec
+        data = self.buffers.empty(anchor.data.numel()) if out is None else out
+        runs = runs or [(anchor.numel, tuple(weights))]
+        self._check(codec, payloads, runs, anchor, data)
+        parts = self._parts(anchor.numel)
+        after, states = anchor.rounds + part, len(self.outer.states)
+        state_numel = codecs.state_numel
+        digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
+        rates = rates or self.rates(anchor.rounds, part, len(payloads))
+        merging = self._pass(codec, payloads, runs, anchor, data, rates)
+        self.pool.each(
+            [
+                partial(merging.run, *part, digest)
+                for digest, part in zip(digests, parts, strict=True)
+            ]
+        )
+        digest = digests[0]
+        for rest in digests[1:]:
+            digest.extend(rest)
+        state_S = data[data.numel() - state_numel :]
+        if state_numel:
+            codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
+            digest.feed_codec(state_S)
+        proof = digest.proof()
+        return Anchor(data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof)
+
+    def compare(self, payloads: Sequence[Tensor], anchor: Anchor | int) -> float | None:
+        """The cosine of the members' deltas on a sample. `anchor`: that of the merge, or of a slice
+        the number of elements."""
+        if self.of_values:
+            return None
+        if isinstance(anchor, int):
+            return cosine_of(self._stateless(anchor), payloads, anchor)
+        return cosine_of(anchor.codec, payloads, anchor.numel)
+
+    def cuts(self, part: Owned | int, count: int) -> list[int]:
+        """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so
+        that each slice of a payload is a payload."""
+        numel = _owned(part).numel
+        unit = cut_numel(self.codec)
+        ensure(unit, "payloads of this codec are not cut", codec=self.codec.name)
+        units = -(-numel // unit)
+        return [min(units * i // count * unit, numel) for i in range(count + 1)]
+
+    def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
+        """The place of the elements [begin, end) in a payload; both are of `cuts`."""
+        codec = self._stateless(end)
+        return codec.payload_bytes(begin), codec.payload_bytes(end)
+
+    def _stateless(self, numel: int) -> Codec:
+        """The codec of a vector without an anchor, for one that keeps no state."""
+        return self.codecs(numel).at(torch.empty(0, dtype=torch.float32, device="cpu"), 0)
+
+    def merge_slice(
+        self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
+    ) -> None:
+        """Merge the members' slices of a part into `out`, without the outer step. `payloads`: of
+        the slices alone. Raises Unmergeable where an element of `out` is NaN or not below NORM_MAX.
+        """
+        numel = out.numel()
+        codec = self._stateless(numel)
+        self._check_payloads(codec, payloads, numel)
+
+        runs, rates = [(numel, tuple(weights))], Rates(1.0)
+        merging = MergePass(self.rule, Replace(), codec, payloads, runs, rates, out, out)
+        try:
+            self.pool.each([partial(merging.run, *part, None) for part in self._parts(numel)])
+        except Unmergeable:
+            raise Unmergeable("a slice contains NaN or Inf", ()) from None
+
+    def finish(
+        self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates
+    ) -> Anchor:
+        """The rest of a `merge` whose slices are merged: the outer step and the digest."""
+        numerics = copy(self)
+        numerics.codec, numerics.rule, numerics._codecs = _FLOAT32, _MADE, {}
+        ensure(not anchor.codec_numel, "a codec with a state needs all payloads")
+        plain = replace(anchor, codecs=numerics.codecs(anchor.numel))
+        merged_B = merged_N.view(torch.uint8)
+        new = numerics.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
+        return replace(new, codecs=anchor.codecs)
+
+    def rates(
+        self,
+        rounds: int,
+        part: int,
+        members: int,
+        closing: bool = False,
+        stretch: float = 1.0,
+        waits: bool = False,
+    ) -> Rates:
+        """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
+        `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
+        stretches. `waits`: without momentum, which still takes up the merged delta."""
+        plain = closing or (members == 1 and part == WHOLE)
+        rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
+        if waits:
+            rates = rates._replace(momentum=0.0)
+        return rates if closing else rates._replace(stretch=stretch)
+
+    def merge_into(
+        self,
+        payloads: Sequence[Tensor],
+        weights: Sequence[float],
+        anchor: Anchor,
+        data: Tensor,
+        digest: StateDigest | None,
+        block: int | None = None,
+    ) -> None:
+        """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
+        while the block is in the cache."""
+        runs = [(anchor.numel, tuple(weights))]
+        codec = anchor.codec
+        self._check(codec, payloads, runs, anchor, data)
+        rates = self.rates(anchor.rounds, WHOLE, len(payloads))
+        merging = self._pass(codec, payloads, runs, anchor, data, rates)
+        merging.run(0, anchor.numel, digest, block)
+
+    def _parts(self, numel: int) -> list[tuple[int, int]]:
+        """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
+        blocks = -(-numel // DIGEST_NUMEL)
+        count = max(1, min(self.pool.threads, blocks))
+        cuts = [min(blocks * i // count * DIGEST_NUMEL, numel) for i in range(count + 1)]
+        return list(pairwise(cuts))
+
+    def _pass(
+        self,
+        codec: Codec,
+        payloads: Sequence[Tensor],
+        runs: Sequence[tuple[int, Weights]],
+        anchor: Anchor,
+        data: Tensor,
+        rates: Rates,
+    ) -> MergePass:
+        numel, old = anchor.numel, anchor.states
+        new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
+        return MergePass(
+            self.rule, self.outer, codec, payloads, runs, rates,
+            anchor.values, data[:numel], old, new,
+        )  # fmt: skip
+
+    def _check(
+        self,
+        codec: Codec,
+        payloads: Sequence[Tensor],
+        runs: Sequence[tuple[int, Weights]],
+        anchor: Anchor,
+        data: Tensor,
+    ) -> None:
+        ensure(
+            runs[-1][0] == anchor.numel,
+            "weights for another length",
+            end=runs[-1][0],
+            numel=anchor.numel,
+        )
+        for weights in {weights for _, weights in runs}:
+            ensure(
+                len(payloads) == len(weights) > 0, "not one weight per payload",
+                payloads=len(payloads), weights=weights,
+            )  # fmt: skip
+            for weight in weights:
+                ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)
+        size = self._vectors * anchor.numel + anchor.codec_numel
+        _check_buffer(anchor.data, size)
+        _check_buffer(data, size)
+        fresh = size == 0 or data.data_ptr() != anchor.data.data_ptr()
+        ensure(fresh, "an anchor would be overwritten", version=anchor.version)
+        self._check_payloads(codec, payloads, anchor.numel)
+
+    def _check_payloads(self, codec: Codec, payloads: Sequence[Tensor], numel: int) -> None:
+        if isinstance(codec, Varying):
+            if any(_misfit(codec, payload, numel) for payload in payloads):
+                raise Unmergeable("", ())
+            return
+        expected = codec.payload_bytes(numel)
+        for position, payload in enumerate(payloads):
+            if payload.numel() != expected:
+                raise WireError(
+                    f"payload {position} has {payload.numel()} bytes, {codec.name}: {expected}"
+                )
+
+    def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
+        """The error of a `merge` that gave no numbers although the checksums of its inputs are
+        right. It names the payloads that hold no numbers, or else the longest one; no payload if
+        the anchor itself holds none."""
+        numel = anchor.numel
+        if first_unsound(anchor.values) is not None:
+            return Unmergeable("the anchor itself holds no numbers", ())
+        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32, device="cpu")
+        codec = anchor.codec
+        if isinstance(codec, Varying):
+            misfits = [_misfit(codec, payload, numel) for payload in payloads]
+            if wrong := tuple(i for i, misfit in enumerate(misfits) if misfit):
+                return Unmergeable(misfits[wrong[0]], wrong)
+        norms = []
+        for payload in payloads:
+            norm = 0.0
+            for start, stop in blocks(numel, block_numel()):
+                part = magnitude(codec.decode(payload, start, stop, room_n[: stop - start]))
+                norm = max(norm, math.inf if math.isnan(part) else part)
+            norms.append(norm)
+        guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)
+        if guilty:
+            listed = ", ".join(f"{norms[i]:g}" for i in guilty)
+            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {listed}", guilty)
+        longest = max(range(len(norms)), key=lambda i: (norms[i], -i))
+        text = f"merging it leaves the range of fp32; its greatest magnitude is {norms[longest]:g}"
+        return Unmergeable(text, (longest,))

@@ -1,0 +1,1 @@
+"""engine.hooks: what watches a script: its optimizers, schedulers, weights and signals."""

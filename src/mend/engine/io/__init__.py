@@ -1,0 +1,1 @@
+"""engine.io: the host interface, the loop's thread with its sockets, the collectives of a rack."""

@@ -1,0 +1,1 @@
+"""engine.loop: the loop's half of a rank. It gives the machines events and performs effects."""

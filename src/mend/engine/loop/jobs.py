@@ -1,0 +1,48 @@
+"""The background jobs of one rank, and the way back of what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mend.coordination.events import Event
+from mend.engine.io.host import HostInterface
+from mend.engine.state.published_state import PublishedState
+from mend.errors import InvariantError, WorkerFailed
+
+T = TypeVar("T")
+
+
+class Jobs:
+    """Loop thread. `tell` gives an event to the rank's machine."""
+
+    def __init__(
+        self,
+        host: HostInterface,
+        published: PublishedState,
+        rack: int,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._host, self.published, self._rack, self.tell = host, published, rack, tell
+
+    def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        """As `HostInterface.work`. A broken invariant is no result: it stops this rank. Taken for a
+        failed merge or copy, it would be tried again for ever."""
+
+        def ended(result: T | Exception) -> None:
+            if isinstance(result, InvariantError):
+                raise result
+            done(result)
+
+        self._host.work(job, ended)
+
+    def broken(self, error: Exception) -> None:
+        """Fail this rank: a background job met a bug, or the machine is out of memory."""
+        failure = WorkerFailed(f"a background job of rack {self._rack} failed: {error!r}")
+        failure.__cause__ = error
+        self.published.fail(failure)
+
+
+def format_error(error: Exception | None) -> str:
+    """The error in words; empty: there is none."""
+    return f"{type(error).__name__}: {error}" if error is not None else ""

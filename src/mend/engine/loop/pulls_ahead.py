@@ -1,0 +1,92 @@
+"""Pulls that begin before the offer is announced: while its rack still encodes it.
+
+A rank that captures a fragment expects an offer against the same version from each other rack, and
+asks for it by a key that says no more than that. What comes is kept until the offer is announced,
+and counts only if its checksum is that of the offer. In all other cases the offer is pulled as
+ever, so nothing depends on a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mend.consensus.records import Offer
+from mend.coordination.fetch_queue import FETCHES_MAX
+from mend.engine.loop.store import TensorStore
+from mend.errors import ChecksumMismatch
+from mend.types import Address, Member, Meter, growing_key
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """One pull of an offer against version `base`. `checksum`: of the offer, once it is announced;
+    `tell` then gets the end. `before`: bytes that had come by then."""
+
+    base: int
+    payload_B: Tensor
+    meter: Meter
+    ended: bool = False
+    error: Exception | None = None
+    checksum: str = ""
+    before: int = 0
+    tell: Callable[[Ahead, Exception | None], None] | None = None
+
+    def look(self) -> None:
+        """Tell the end, if it has come and is waited for."""
+        if not self.ended or self.tell is None:
+            return
+        error = self.error
+        if error is None and self.meter.checksum != self.checksum:
+            error = ChecksumMismatch("what came before the offer was announced is another one")
+        self.tell(self, error)
+
+
+class PullsAhead:
+    """Of one rank. Loop thread."""
+
+    def __init__(self, store: TensorStore) -> None:
+        self._store = store
+        self._pulls: dict[tuple[Member, int], Ahead] = {}
+        """By (member, fragment)."""
+
+    def begin(self, fragment: int, base: int, racks: Sequence[tuple[Member, Address]]) -> None:
+        """Expect an offer against version `base` from each of these racks, if they are few."""
+        store, rules = self._store, self._store.rules[fragment]
+        size = rules.payload_bytes
+        if rules.varies or not size or len(racks) > FETCHES_MAX:
+            return
+        for member, lane in racks:
+            payload_B = rules.numerics.buffers.empty(size, torch.uint8, locked=False)
+            ahead = Ahead(base, payload_B, Meter(size, member.rack))
+            self._pulls[member, fragment] = ahead
+            key = growing_key(member, store.me.rank, fragment, base)
+            done = partial(self._ended, (member, fragment), ahead)
+            store.host.pull_ahead(lane, key, payload_B.numpy().data, done, ahead.meter)
+
+    def _ended(self, key: tuple[Member, int], ahead: Ahead, error: Exception | None) -> None:
+        ahead.ended, ahead.error = True, error
+        if error is not None and self._pulls.get(key) is ahead:
+            del self._pulls[key]
+        ahead.look()
+
+    def join(
+        self,
+        offer: Offer,
+        size: int,
+        checksum: str,
+        tell: Callable[[Ahead, Exception | None], None],
+    ) -> bool:
+        """Whether a pull was begun for this offer and has not failed; `tell` gets its end."""
+        ahead = self._pulls.pop((offer.member, offer.fragment), None)
+        if ahead is None or (ahead.base, ahead.meter.size) != (offer.base, size):
+            return False
+        ahead.checksum, ahead.tell = checksum, tell
+        ahead.before = ahead.meter.verified
+        self._store.pulls.count(ahead.meter)
+        ahead.look()
+        return True

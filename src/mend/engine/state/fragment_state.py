@@ -1,0 +1,341 @@
+"""The training thread's state per fragment, the requests that it yields, and its form in a
+checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from torch import Tensor
+
+from mend.codec import CLOSING
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.offers import Encoded, Read
+from mend.fragment.apply import ApplyMode
+from mend.fragment.device import Landed
+from mend.fragment.model_plan import ModelPlan, PlannedFragment
+from mend.fragment.moments import MomentsView
+from mend.fragment.running_statistics import StatisticsView
+from mend.fragment.shards import Holding
+from mend.fragment.view import FragmentView
+from mend.transport.growth import Growth
+from mend.types import MS, Owned
+
+T = TypeVar("T")
+
+POLL_NS = 50 * MS
+"""How often a rank that waits looks again; what is published wakes it at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until ready(), at most limit_ns. The answer is whether it was ready."""
+
+    ready: Callable[[], bool]
+    limit_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgreeMin:
+    """The answer is the element-wise minimum over the ranks of the rack."""
+
+    values: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSlices:
+    """The answer is this rank's part of a fragment: its slice and those of its replicas."""
+
+    fragment: int
+    slice_N: Tensor
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastBytes:
+    """Fill `data_B` (bytes, of one size on all ranks of the rack) with the first rank's bytes. The
+    answer is None."""
+
+    data_B: Tensor
+
+
+Request = Wait | AgreeMin | GatherSlices | BroadcastBytes
+Requests = Generator[Request, Any, None]
+
+
+def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
+    """The element-wise minimum over the ranks of a rack of `ranks`."""
+    return values if ranks == 1 else (yield AgreeMin(values))
+
+
+class Resumable(Generic[T]):
+    """A generator of the trainer on its way to its end."""
+
+    def __init__(self, doing: Generator[Request, Any, T]) -> None:
+        self._doing = doing
+        self._request: Request | None = None
+        self._ended = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can go on: an exception has ended a wait, and not the generator."""
+        return isinstance(self._request, Wait) and not self._ended
+
+    def run(self, answer: Callable[[Request], object]) -> T:
+        """Run it to its end on this thread and return its value. `answer` answers what it
+        yields."""
+        while True:
+            reply = answer(self._request) if self._request is not None else None
+            self._ended = True  # unless it asks for something more
+            try:
+                self._request = self._doing.send(reply)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            self._ended = False
+
+
+def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]) -> T:
+    """Run a generator to its end on this thread and return its value. Close it on an exception of
+    `answer`."""
+    with contextlib.closing(doing):
+        return Resumable(doing).run(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """The options of steps that a rack decides for itself; the others are in the `Policy`."""
+
+    overlapped: bool
+    apply_mode: ApplyMode
+    blend_alpha: float
+    give_up_ns: int
+    shutdown_ns: int
+    stall_ns: int
+    """A wait for bytes that is past its limit ends after this long without any."""
+
+
+@dataclass
+class OpenOffer:
+    """An own contribution until the log ends it.
+
+    `delta_N` begins as the snapshot. A worker turns it into the delta; or the GPU does, where it
+    then stays with the pending residual.
+    """
+
+    fragment: int
+    seq: int
+    capture_step: int
+    tokens: int
+    steps: int
+    tokens_total: int
+    steps_total: int
+    anchor: Anchor
+    delta_N: Tensor
+    residual_N: Tensor | None
+    pend_N: Tensor | None = None
+    sent_N: Tensor | None = None
+    """With feedback in the weights: the decoded payload, if it is not the delta."""
+    units_total: int = 0
+    """Units of data that this rank had taken."""
+    closing: bool = False
+    """The last offer of its fragment. With feedback in the weights it is sent as fp32."""
+    landed: Landed | None = None
+    """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
+    `delta_N`."""
+    encoding: Callable[[], Encoded] | None = None
+    """Gives the offer that the GPU encodes, or that the training thread has encoded; None: a worker
+    encodes it. Raises NonFinite."""
+    encoded: bool = False
+    """Whether `delta_N` is the delta by now."""
+    declined: str = ""
+    """Why the offer was not sent; empty: it was, or will be."""
+
+    def encode(
+        self,
+        numerics: Numerics,
+        read: Read | None = None,
+        grows: Callable[[Tensor], Growth] | None = None,
+    ) -> Encoded:
+        """See Numerics.encode."""
+        anchor_N = None if self.encoded or numerics.of_values else self.anchor.values
+        codec = CLOSING if self.closing and numerics.in_weights else self.anchor.codec
+        return numerics.encode(self.delta_N, self.residual_N, anchor_N, codec, read, grows)
+
+    @property
+    def merged_N(self) -> Tensor:
+        """The part of the rack's own weights that is merged once a commit names the offer: the
+        delta, or with feedback in the weights the decoded payload."""
+        return self.delta_N if self.sent_N is None else self.sent_N
+
+
+@dataclass
+class FragmentState:
+    """One fragment of the training thread: its anchor, its marks, its open offer."""
+
+    view: FragmentView
+    holding: Holding
+    anchor: Anchor
+    seq: int = 0
+    tokens_mark: int = 0
+    steps_mark: int = 0
+    offer: OpenOffer | None = None
+    residual_N: Tensor | None = None
+    behind_until: int = 0
+    """Step at which it last went on to a version more than `staleness_max_rounds` newer, unmerged:
+    the steps from the mark to there were made while the others merged theirs."""
+
+    @property
+    def owned(self) -> Owned:
+        """The elements that this rank owns."""
+        return self.holding.owned
+
+    @property
+    def moments(self) -> MomentsView | None:
+        """The view of a fragment of moments or running statistics; None: it is of weights."""
+        return self.view if isinstance(self.view, MomentsView) else None
+
+    @property
+    def in_model(self) -> bool:
+        """Whether it is a part of the model, which begins and ends with the anchor: weights, or
+        running statistics."""
+        return self.moments is None or isinstance(self.view, StatisticsView)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other ranks hold some of the same elements. Then writing is collective."""
+        return bool(self.holding.teams)
+
+    def unweighed_steps(self, step: int, tokens: int) -> int:
+        """Steps since the mark, if they counted no token and so have no weight in an offer."""
+        return step - self.steps_mark if tokens == self.tokens_mark else 0
+
+
+@dataclass
+class Ledger:
+    """Tokens of this rank, summed over fragments: merged, and discarded by overwrite."""
+
+    merged: int = 0
+    discarded: int = 0
+    missed: dict[str, int] = field(default_factory=dict)
+
+    def miss(self, reason: str) -> None:
+        self.missed[reason] = self.missed.get(reason, 0) + 1
+
+
+class Unfinished(Protocol):
+    """Something that is done later."""
+
+    def done(self) -> bool: ...
+
+
+@dataclass
+class Life:
+    """The life of a rank's process."""
+
+    started_ns: int
+    lost: bool = False
+    """Whether all ranks know that the rack has lost its seat while it trained."""
+    writing: Unfinished | None = None
+    """The newest checkpoint of this rank."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank is writing a checkpoint, which no rack can complete without it."""
+        return self.writing is not None and not self.writing.done()
+
+
+@dataclass(frozen=True, slots=True)
+class RankPosition:
+    """The part of where a rank stands that only a round changes."""
+
+    versions: tuple[int, ...]
+    digests: tuple[tuple[str, ...], ...] = ()
+    """Per fragment the decided digests of all rails; empty before the job begins."""
+    marked: int = 0
+    """Tokens that no offer will count again, summed over fragments, like `merged`, `discarded`."""
+    merged: int = 0
+    discarded: int = 0
+    missed: tuple[tuple[str, int], ...] = ()
+    stall_ns_total: int = 0
+    stall_ns_last: int = 0
+
+
+Standing = tuple[int, int, RankPosition]
+"""(step, tokens, position), all of one moment. The training thread replaces it; any thread may read
+it."""
+
+
+def tracks_of(
+    plan: ModelPlan, numerics: Numerics, holding_of: Callable[[PlannedFragment], Holding]
+) -> list[FragmentState]:
+    """The fragments at version 0: the model's weights and running statistics, and moments of
+    zero."""
+    tracks = []
+    for cut in plan.planned:
+        view, held = plan.view_of(cut), holding_of(cut)
+        rules = numerics.of(moments=cut.averaged)
+        read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)
+        tracks.append(FragmentState(view, held, rules.begun(read, held.owned)))
+    return tracks
+
+
+def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
+    """(newest, oldest) of the unbroken run of versions after `base` that ends at the newest one;
+    (base, base) if there is none."""
+    newest = max((version for version in anchors if version > base), default=base)
+    oldest = newest
+    while oldest - 1 > base and oldest - 1 in anchors:
+        oldest -= 1
+    return newest, oldest
+
+
+# ------------------------------------------------------------------ in a checkpoint
+
+
+class FragmentProgress(msgspec.Struct, frozen=True):
+    """One fragment on one rank. `digest`: of anchor and outer state; `weights`: of the model's
+    weights (xxh3 by blocks, sha256 over these)."""
+
+    version: int
+    rounds: int
+    """Rounds merged so far, in parts of `weights.WHOLE`."""
+    digest: str
+    seq: int
+    tokens_mark: int
+    steps_mark: int
+    captured_step: int
+    """Step of the newest capture point; 0: there was none."""
+    captured_version: int
+    weights: str
+
+
+class OfferProgress(msgspec.Struct, frozen=True):
+    """An open offer."""
+
+    fragment: int
+    seq: int
+    base: int
+    capture_step: int
+    tokens: int
+    steps: int
+    tokens_total: int
+    steps_total: int
+    units_total: int = 0
+
+
+class RankProgress(msgspec.Struct, frozen=True):
+    """One rank. Tokens of the ledger are summed over fragments."""
+
+    step: int
+    tokens: int
+    merged: int
+    discarded: int
+    missed: tuple[tuple[str, int], ...]
+    fragments: tuple[FragmentProgress, ...]
+    units: int = 0
+    """Units of data taken."""

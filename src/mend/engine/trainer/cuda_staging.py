@@ -1,0 +1,193 @@
+"""Captures and applies on a GPU, on a side stream; the training thread only launches them.
+
+Used by the training thread, but for `prefetch`: the loop uploads a new anchor as soon as it is
+published, if no other one waits on the device; else it is uploaded at its apply point.
+
+Where the device encodes, it keeps of every fragment the anchor that was applied last and the
+residual, and of an open offer the delta and what is pending; with feedback in the weights no
+residual, and what is sent in place of what is pending.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.codec.on_device import DeviceEncoder
+from mend.consensus.records import NORM_MAX
+from mend.engine.compute.buffers import POOLED_BYTES_MIN
+from mend.engine.compute.digest import digest_of_state
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.offers import Encoded
+from mend.engine.state.fragment_state import FragmentState
+from mend.errors import NonFinite
+from mend.fragment.apply import ApplyMode
+from mend.fragment.device import Landed, Move, Side, Uploaded
+from mend.kernels import ROW_NUMEL
+
+
+class CudaPin:
+    """Page-locks memory for CUDA. Memory that cannot be locked is used as it is, with a warning:
+    copies of it hold up the training thread."""
+
+    def __init__(self) -> None:
+        self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        self._locked: set[int] = set()
+        self._warned = False
+
+    def lock(self, address: int, size: int) -> None:
+        portable = 1  # for every device of the process
+        error = int(self._runtime.cudaHostRegister(address, size, portable))
+        if error == 0:
+            self._locked.add(address)
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"CUDA could not page-lock {size >> 20} MiB (error {error}): exchanges will hold "
+                "up training; look at the memory limits of this process or container",
+                stacklevel=2,
+            )
+
+    def unlock(self, address: int) -> None:
+        if address in self._locked:
+            self._locked.remove(address)
+            self._runtime.cudaHostUnregister(address)
+
+
+class CudaStaging:
+    """The device's side of a rank: at most one anchor waits there."""
+
+    def __init__(
+        self, side: Side, numerics: Numerics, apply_mode: ApplyMode, blend_alpha: float
+    ) -> None:
+        self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
+        self.apply_mode, self._alpha = apply_mode, blend_alpha
+        self._lock = threading.Lock()
+        """Of the side and of what waits on it."""
+        self._waiting: tuple[int, Uploaded] | None = None
+        self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
+        """By fragment: which one is on the device, and its values there."""
+        self._held: dict[int, int] = {}
+        """Bytes on the device by fragment, beside what waits there."""
+
+    def snapshot(self, track: FragmentState) -> tuple[Tensor, Landed]:
+        """The owned elements on the host (fp32), once the second value has been called."""
+        out_N = self._buffers.empty(track.owned.numel)
+        with self._lock:
+            return out_N, self.side.snapshot(track.view, track.owned, out_N)
+
+    def encode(
+        self, encoder: DeviceEncoder, fragment: int, track: FragmentState
+    ) -> tuple[Tensor, Callable[[], Encoded]]:
+        """The delta, and what waits for the payload; that may be called by any thread."""
+        with self._lock:
+            anchor_N = self._anchor(fragment, track)
+            if track.residual_N is not None and track.residual_N.device != self.side.device:
+                track.residual_N = self.side.fetch(track.residual_N)  # of a checkpoint
+            owes, numel = track.residual_N is not None, track.owned.numel
+            self._hold(fragment, 4 * (3 + owes) * numel)
+            out_B = self._landing(encoder.parcel_bytes(numel))
+            delta_N, left_N, landed = self.side.encode(
+                track.view, track.owned, anchor_N, track.residual_N, encoder.encode, out_B
+            )
+        return delta_N, partial(_encoded, encoder, numel, landed, out_B, left_N)
+
+    def _landing(self, size: int) -> Tensor:
+        """Host memory that a copy from the device does not wait for, whatever its size."""
+        if size < POOLED_BYTES_MIN and self.side.device.type == "cuda":
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
+        return self._buffers.empty(size, torch.uint8)
+
+    def _anchor(self, fragment: int, track: FragmentState) -> Tensor:
+        """Of a track, on the device."""
+        kept = self._anchors.get(fragment)
+        if kept is None or kept[0] is not track.anchor:  # the first, or one that was copied
+            kept = track.anchor, self.side.fetch(track.anchor.values)
+            self._anchors[fragment] = kept
+        return kept[1]
+
+    def _hold(self, fragment: int, size: int) -> None:
+        self.side.held(size - self._held.get(fragment, 0))
+        self._held[fragment] = size
+
+    def prefetch(
+        self, fragment: int, old: Anchor, offer: int, delta_N: Tensor | None, new: Anchor
+    ) -> None:
+        """Begin the upload of an anchor that will be applied. `old`: the anchor that is applied;
+        `offer`, `delta_N`: as for `realign`. Any thread may call it: `realign` uses the upload only
+        if it is of the move that is due by then."""
+        old_N = old.values
+        with self._lock:
+            if self.encoder is not None:
+                on_device = self._anchors.get(fragment)
+                if on_device is None or on_device[0] is not old:
+                    return  # the training thread brings it there
+                old_N = on_device[1]
+            if self._waiting is not None:
+                before, older = self._waiting
+                if before != fragment or older.move.version >= new.version:
+                    return
+                self.side.forget(older)
+                self._waiting = None
+            move = Move(old.version, new.version, offer, self.apply_mode)
+            self._waiting = fragment, self.side.upload(move, old_N, delta_N, new.values)
+
+    def realign(
+        self,
+        fragment: int,
+        track: FragmentState,
+        offer: int,
+        delta_N: Tensor | None,
+        new: Anchor,
+        out_N: Tensor | None,
+    ) -> None:
+        """Order the move under the new anchor: of the model, or into `out_N` (device, fp32).
+        `offer`: number of the own offer that it has merged, with its merged part `delta_N`; 0 and
+        None: it has merged none."""
+        move = Move(track.anchor.version, new.version, offer, self.apply_mode)
+        with self._lock:
+            uploaded = self._taken(fragment, move)
+            if uploaded is None:
+                encodes = self.encoder is not None
+                old_N = self._anchor(fragment, track) if encodes else track.anchor.values
+                uploaded = self.side.upload(move, old_N, delta_N, new.values)
+            self.side.apply(track.view, track.owned, uploaded, self._alpha, out_N)
+            if self.encoder is not None:
+                self._anchors[fragment] = new, uploaded.next_N
+                if delta_N is not None:  # named: it leaves a residual, or nothing
+                    self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
+
+    def _taken(self, fragment: int, move: Move) -> Uploaded | None:
+        """What waits, if it is of this move. It may be older, or have gone another way."""
+        if self._waiting is None or self._waiting[0] != fragment:
+            return None
+        uploaded, self._waiting = self._waiting[1], None
+        if uploaded.move == move:
+            return uploaded
+        self.side.forget(uploaded)
+        return None
+
+
+def _encoded(
+    encoder: DeviceEncoder, numel: int, landed: Landed, out_B: Tensor, left_N: Tensor
+) -> Encoded:
+    """What `Numerics.encode` returns. Raises NonFinite as it does."""
+    landed()
+    found = encoder.read(out_B, numel, NORM_MAX)
+    if found.bad is not None:
+        raise NonFinite(
+            f"one of the elements {found.bad} to {min(found.bad + ROW_NUMEL, numel) - 1} of the "
+            f"delta is NaN or not below {NORM_MAX:g}: it is not offered. "
+            "Look for a loss that is NaN or a learning rate that is too high."
+        )
+    return Encoded(
+        found.payload, digest_of_state(found.payload),
+        None if encoder.in_weights else left_N, left_N if encoder.in_weights else None,
+        found.norm, found.unsent, found.length,
+    )  # fmt: skip

@@ -1,0 +1,194 @@
+"""How the training thread reads and writes the live model.
+
+What writes is a generator, as in `trainer_rounds`: ranks that hold copies of the same elements
+exchange their slices first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from mend.engine.compute.digest import StateDigest
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.offers import Encoded, Read
+from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
+from mend.engine.state.fragment_state import FragmentState, GatherSlices, OpenOffer, Requests
+from mend.engine.trainer.cuda_staging import CudaStaging
+from mend.fragment.apply import ApplyMode, realign
+from mend.fragment.device import Landed, Side
+from mend.fragment.moments import MomentsView
+from mend.fragment.view import Pieces, between, portions
+from mend.kernels import apply_kernel
+
+
+class Snapshot(NamedTuple):
+    """What a capture has read. `read`: reads it later, while the offer is encoded. `landed`,
+    `encoding`: see `OpenOffer`."""
+
+    values_N: Tensor
+    read: Read | None = None
+    landed: Landed | None = None
+    encoding: Callable[[], Encoded] | None = None
+
+
+class ModelAccess:
+    """The live model of one rank, fragment by fragment."""
+
+    def __init__(
+        self, numerics: Numerics, side: Side | None, apply_mode: ApplyMode, blend_alpha: float
+    ) -> None:
+        self._buffers, self._pool = numerics.buffers, numerics.pool
+        self.apply_mode, self._alpha = apply_mode, blend_alpha
+        self.staging = None
+        """Set where the model is on a GPU."""
+        if side is not None:
+            self.staging = CudaStaging(side, numerics, apply_mode, blend_alpha)
+
+    def carry_from_here(self) -> None:
+        """From now on an apply keeps everything that the weights hold, whatever apply_mode says."""
+        self.apply_mode = "carry"
+        if self.staging is not None:
+            self.staging.apply_mode = "carry"
+
+    # -------------------------------------------------------------- reading
+
+    def read(self, track: FragmentState) -> Tensor:
+        """A copy of what this rank owns, in fp32 on the host."""
+        theta_N = self._buffers.empty(track.owned.numel)
+        track.view.read(track.owned, theta_N)
+        return theta_N
+
+    def snapshot(
+        self, fragment: int, track: FragmentState, *, closing: bool, waits: bool
+    ) -> Snapshot:
+        """What this rank owns, for an offer. `waits`: training waits for the result anyway; the
+        offer may then be encoded portion by portion, right behind the copy."""
+        if self.staging is not None and track.moments is None:
+            encoder = self.staging.encoder
+            if encoder is not None and not (closing and encoder.in_weights):
+                values_N, encoding = self.staging.encode(encoder, fragment, track)
+                return Snapshot(values_N, encoding=encoding)
+            values_N, landed = self.staging.snapshot(track)
+            return Snapshot(values_N, landed=landed)
+        values_N = self._buffers.empty(track.owned.numel)
+        live = track.view.in_place(track.owned)
+        if live is None:
+            track.view.read(track.owned, values_N)
+            return Snapshot(values_N)
+
+        def copy(pieces: Pieces) -> None:
+            for theta_n, place in pieces:
+                values_N[place].copy_(theta_n)
+
+        if track.moments is None and waits:
+            return Snapshot(values_N, lambda begin, end: copy(between(live, begin, end)))
+        self._pool.each([partial(copy, pieces) for pieces in portions(live, PORTION_NUMEL)])
+        return Snapshot(values_N)
+
+    def unsound(self, track: FragmentState) -> str:
+        """The first of this rank's weights that is no usable number, in words; empty: none."""
+        theta_N = self.read(track)
+        first = first_unsound(theta_N)
+        if first is None:
+            return ""
+        cuts, slots = track.owned.cuts, track.view.layout.slots
+        slot = next(slot for slot, end in zip(slots, cuts[1:], strict=True) if first < end)
+        return f"{slot.name} holds {theta_N[first].item()}"
+
+    def digest(self, track: FragmentState) -> str:
+        """The `digest_of` the weights, without a copy where they are fp32 on the CPU. Every part
+        but the last is a whole number of blocks."""
+        numel = track.owned.numel
+        live = track.view.in_place(track.owned)
+        if live is None:
+            live = [(self.read(track), slice(0, numel))]
+        parts = [(StateDigest(numel, 0), pieces) for pieces in portions(live, PORTION_NUMEL)]
+        self._pool.each([partial(_feed, digest, pieces) for digest, pieces in parts])
+        whole = StateDigest(numel, 0)
+        for digest, _ in parts:
+            whole.extend(digest)
+        return whole.hexdigest()
+
+    def distance(self, tracks: Sequence[FragmentState], anchors: Sequence[Anchor]) -> float:
+        """How far this rank's weights are from the anchors: length over length, in fp64."""
+        apart = whole = 0.0
+        for track, anchor in zip(tracks, anchors, strict=True):
+            if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
+                theta_N = self.read(track).sub_(anchor.values)
+                apart += float(torch.linalg.vector_norm(theta_N, dtype=torch.float64)) ** 2
+            whole += float(torch.linalg.vector_norm(anchor.values, dtype=torch.float64)) ** 2
+        return float((apart / whole) ** 0.5 if whole else apart)
+
+    # -------------------------------------------------------------- writing
+
+    def realign(
+        self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
+    ) -> Requests:
+        """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
+        if self.staging is not None:
+            device = self.staging.side.device
+            numel = track.owned.numel if track.shared else 0
+            room_N = torch.empty(numel, dtype=torch.float32, device=device)
+            out_N = room_N if track.shared else None
+            seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
+            self.staging.realign(fragment, track, seq, delta_N, anchor, out_N)
+            if out_N is not None:
+                yield from self.write(track, fragment, out_N)
+            return
+        live = None if track.shared else track.view.in_place(track.owned)
+        theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
+        if live is None:
+            theta_N = self.read(track)
+        move = partial(self._move, track.anchor.values, delta_N, anchor.values)
+        parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
+        self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
+        if live is None:
+            yield from self.write(track, fragment, theta_N)
+
+    def average(
+        self,
+        track: FragmentState,
+        view: MomentsView,
+        fragment: int,
+        offer: OpenOffer,
+        anchor: Anchor,
+        steps: int,
+    ) -> Requests:
+        """Continue from the mean, which has this rank's moments, with the `steps` made since."""
+        live_N = self.read(track)
+        view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
+        yield from self.write(track, fragment, live_N)
+
+    def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
+        apply_mode, alpha = self.apply_mode, self._alpha
+        kernel = apply_kernel() if new_N.numel() >= PORTION_NUMEL else None
+        if delta_N is not None and apply_mode == "overwrite":
+            kernel = None  # a copy
+        for theta_n, place in pieces:
+            delta_n = delta_N[place] if delta_N is not None else None
+            if kernel is not None:
+                given = (theta_n, old_N[place], new_N[:0] if delta_n is None else delta_n)
+                theta, old, delta = (each.numpy() for each in given)
+                kernel(theta, old, delta, new_N[place].numpy(), apply_mode == "blend", alpha)
+                increment_version(theta_n)  # autograd and UncountedWrites look at it
+                continue
+            realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
+
+    def write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
+        """Write what this rank owns, and what its replicas own of the same tensors."""
+        if track.shared:
+            held_N = yield GatherSlices(fragment, slice_N, track.holding)
+            track.view.write(track.holding.everything, held_N)
+        else:
+            track.view.write(track.owned, slice_N)
+
+
+def _feed(digest: StateDigest, pieces: Pieces) -> None:
+    for theta_n, _ in pieces:
+        digest.feed(theta_n)

@@ -1,0 +1,237 @@
+"""How a training loop begins and makes checkpoints.
+
+`trainer_rounds` has the work after each step, `trainer_end` the end. The methods are generators, as
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from mend.coordination.events import (
+    Applied,
+    Captured,
+    StillOpen,
+)
+from mend.coordination.events import StepReached as Stepped
+from mend.coordination.schedule import NEVER_CAPTURED
+from mend.engine.compute.numerics import Anchor
+from mend.engine.joining.training_state import Received
+from mend.engine.state.fragment_state import (
+    AgreeMin,
+    FragmentProgress,
+    OpenOffer,
+    RankProgress,
+    Requests,
+    Wait,
+)
+from mend.engine.trainer.trainer_end import TrainerEnd
+from mend.errors import (
+    CheckpointError,
+    JobLost,
+    StartTimeout,
+    require,
+)
+from mend.events.kinds import RackJoined, ResumeIgnored, WeightsReplaced
+
+
+class Trainer(TrainerEnd):
+    """The methods that `api` calls for a training script. One per rank, on its training thread."""
+
+    def begin(self, limit_ns: int) -> Requests:
+        """Wait until every rack holds the first versions of the job, and train on them.
+
+        Version 0 is the lowest rack's weights. A job that resumes a checkpoint begins with its
+        versions, and the weights stay as the script has loaded them. All racks begin together, so
+        that their capture steps fall into the same rounds. A rack that joins a running job begins
+        with the newest decided versions, as soon as it has copied them. Raises the error that stops
+        the start.
+        """
+        copied = yield from self._copy_state(limit_ns // 2)
+        anchors = yield from self._await_anchors(limit_ns)
+        self.published.begin_to_train()
+        if copied is not None:
+            yield from self.states.load(copied)
+        own = self.resumes
+        if own:
+            yield from self._check_begun(anchors)
+        yield from self._train_on(anchors, own=own)
+        if own:
+            self._offer_again()
+        elif self._resumed is not None:
+            self._forget_progress()
+        self._go_on_from(copied)
+        self._stand()
+        if self._joins():
+            self._tell_joined([anchor.version for anchor in anchors])
+
+    def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
+        """The anchors to begin with, once all ranks of the rack may begin. Until then the script
+        has nothing of the job, so a rack whose job is lost can begin again."""
+        anchors, patience = list[Anchor](), self._patience(limit_ns, stall_ns=self.options.stall_ns)
+        while not anchors:
+            yield Wait(self._may_begin_or_look, patience.look_ns(self._now_ns()))
+            ready, self.published.looks_again = self._may_begin(), False
+            failure, late = self.published.failure, patience.over(self._now_ns())
+            lost, ends = isinstance(failure, JobLost), bool(failure) or late
+            all_ready, none_lost, none_ends = yield from self._all_ranks(
+                [int(ready), int(ready or not lost), int(ready or not ends)]
+            )
+            if not none_lost:
+                raise JobLost(str(self.published.failure or "another rank of this rack says so"))
+            if all_ready:
+                anchors = yield from self._first_anchors()
+            elif not none_ends:
+                what = "the newest version" if self._joins() else "the first version"
+                raise failure or StartTimeout(
+                    f"not every rack held {what} after {patience} ({self.why()})"
+                )
+        return anchors
+
+    def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
+        """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
+        compares = self.compares and not (own or self._joins())
+        replaced = self.model.distance(self.tracks, anchors) if compares else 0.0
+        if replaced:
+            self._note(WeightsReplaced(round(100 * replaced, 3)))
+        for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
+            foreign = anchor.digest != track.anchor.digest or track.shared
+            if not own and foreign and track.in_model:
+                yield from self.model.write(track, fragment, anchor.values)
+            track.anchor = anchor
+            if anchor.version:
+                self.published.applied(fragment, anchor.version)
+                self._post(Applied(fragment, anchor.version, 0))
+
+    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
+        """Get a donor's training state, if this rack joins a running job. None: it does not."""
+        if self.states.state is None:
+            return None
+        yield Wait(lambda: self.member in self.published.members, limit_ns)
+        (joins,) = yield from self._all_ranks([int(self._joins())])
+        return (yield from self.states.copy(limit_ns)) if joins else None
+
+    def _tell_joined(self, versions: list[int]) -> None:
+        state = self.states.state
+        if state is not None and not state.joins:  # `_copy_state` did not see that it joins
+            missed = "missed the first version" if self._missed_first else ""
+            state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
+        self._note(RackJoined(tuple(versions)))
+
+    def _go_on_from(self, copied: Received | None) -> None:
+        """Go on from the donor's step. Fragments are due as the schedule says; nothing is trained
+        yet."""
+        if copied is None:
+            return
+        self.step = step = copied.step
+        schedule = self.calendar.schedule
+        for fragment, track in enumerate(self.tracks):
+            track.tokens_mark, track.steps_mark = self.tokens, step
+            first, period = schedule.first(fragment), schedule.period(fragment)
+            last = first + (step - first) // period * period
+            self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
+        self.calendar.past(step)
+        self.clock.measured_step = step
+        self._post(Stepped(step, 0))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
+        return self._resumed is not None and not self._joins()
+
+    def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
+        """Check that the job began with this rack's checkpoint. Otherwise its progress since its
+        own anchor would be taken for progress since another one."""
+        pairs = zip(self.tracks, anchors, strict=True)
+        same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
+        same = yield from self._all_ranks(same)
+        if not all(same):
+            raise CheckpointError(
+                f"the job has begun with other bits of fragment {same.index(0)} than rack "
+                f"{self.member.rack} has in its checkpoint"
+            )
+
+    def _offer_again(self) -> None:
+        """Open the offers again that were open at the checkpoint."""
+        _, offers = require(self._resumed, "nothing is resumed")
+        self._post(Stepped(self.step, 0))
+        for offer in offers:
+            track = self.tracks[offer.fragment]
+            track.offer = offer
+            self._own(offer)
+            base, step = offer.anchor.version, offer.capture_step
+            counted = offer.tokens, offer.steps, offer.closing, offer.units_total
+            self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
+            if track.anchor.version > offer.anchor.version:
+                self._post(StillOpen(offer.fragment, track.anchor.version))
+
+    def _forget_progress(self) -> None:
+        """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
+        since, so the rack begins with the merged weights and owes nothing."""
+        progress, _ = require(self._resumed, "nothing is resumed")
+        self.units = 0  # a new member has got none
+        for track in self.tracks:
+            track.residual_N = None
+            if track.moments is None:
+                self.ledger.discarded += self.tokens - track.tokens_mark
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        given_up = (self.ledger.discarded - progress.discarded) / (len(self.weights) or 1)
+        reason = "the job runs: its newest weights take the place of the checkpoint's"
+        self._note(ResumeIgnored(reason, given_up))
+
+    def state(self) -> tuple[RankProgress, list[OpenOffer]]:
+        """Where this rank stands, and its open offers: for a checkpoint, after `cut`."""
+        calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
+        fragments = tuple(
+            FragmentProgress(
+                t.anchor.version, t.anchor.rounds, t.anchor.digest, t.seq, t.tokens_mark,
+                t.steps_mark, calendar.marks[p], calendar.versions[p], self.model.digest(t),
+            )
+            for p, t in enumerate(self.tracks)
+        )  # fmt: skip
+        ledger = self.ledger
+        counts = (self.step, self.tokens, ledger.merged, ledger.discarded)
+        missed = tuple(ledger.missed.items())
+        return RankProgress(*counts, missed, fragments, self.units), offers
+
+    def _may_begin_or_look(self) -> bool:
+        return self.published.looks_again or self._may_begin()
+
+    def _may_begin(self) -> bool:
+        published = self.published
+        if self.member not in published.members:
+            return False
+        if self._joins() or self._has_missed_first():
+            return all(panel.decided in panel.anchors for panel in published.panels)
+        first, settled = published.first, published.settled
+        held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
+        return (
+            held
+            and len(settled) == len(first)
+            and all(has >= v for has, v in zip(settled, first, strict=True))
+        )
+
+    def _has_missed_first(self) -> bool:
+        """Whether this rank will never hold what the job began with: the others counted this rack
+        as silent, began without it, and have replaced a version that it had not copied."""
+        pairs = zip(self.published.panels, self.published.first, strict=False)
+        with self.published.changed:
+            return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
+
+    def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
+        """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
+        that is the newest of another, so look again."""
+        (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
+        self._missed_first = self._missed_first or bool(missed)
+        with self.published.changed:
+            held = [dict(panel.anchors) for panel in self.published.panels]
+            newest = [panel.decided for panel in self.published.panels]
+        if not self._joins():
+            newest = list(self.published.first)
+        if self.policy.ranks > 1:
+            newest = yield AgreeMin(newest)
+            pairs = zip(newest, held, strict=True)
+            if not all((yield AgreeMin([int(version in anchors) for version, anchors in pairs]))):
+                return []
+        return [anchors[version] for version, anchors in zip(newest, held, strict=True)]

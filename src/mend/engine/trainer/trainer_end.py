@@ -1,0 +1,350 @@
+"""How a training loop drains, and leaves the job: what is merged, what is put into the model, and
+its outcome. The methods are generators, as in `trainer_rounds`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.coordination.events import Idle, Leaving, StillOpen
+from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.outcome import Ended, Outcome, late_steps
+from mend.engine.state.pulls import Patience
+from mend.engine.trainer.trainer_rounds import TrainerRounds
+from mend.errors import GaveUp
+from mend.events.kinds import DrainGaveUp, EndAwaited, LeftAlone, StepsLate, WeightsKept
+from mend.types import SECOND
+
+LEAVE_NS = 5 * SECOND
+"""How long a rack waits for the end of the job after it has asked to leave at once; and for a copy
+of what it has missed of it, where pulls fail."""
+
+SAY_NS = 5 * SECOND
+"""How often a rack that waits for the others says so."""
+
+
+class TrainerEnd(TrainerRounds):
+    """The end of `Trainer`."""
+
+    _late_steps = 0
+    """Most steps of a fragment that were made on an old version, and are in the last offer."""
+    _missed_first = False
+    """Whether a rank of this rack, which founded the job, has missed its first versions."""
+
+    def open_tokens(self) -> int:
+        """Tokens trained and not merged yet, summed over fragments."""
+        return sum(self.tokens - track.tokens_mark for track in self.weights)
+
+    def drain(self, limit_ns: int) -> Requests:
+        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
+        yield from self._drain(self._patience(limit_ns, stall_ns=0))
+
+    def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
+        return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
+
+    def _arrived(self) -> dict[int, int]:
+        """The bytes that a wait goes by. A rack that joins waits for no other rack."""
+        return self.published.arrived(of_all=not self._joins() or self.published.trains)
+
+    def _joins(self) -> bool:
+        """Whether the job already ran when this rack said hello, or when it could begin."""
+        founds = self.member in self.published.founders and not self._missed_first
+        return self.published.begun and not founds
+
+    def _at_the_end(self) -> Patience:
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
+        return self._patience(limit_ns, stall_ns=self.options.stall_ns)
+
+    def _drain(self, patience: Patience) -> Requests:
+        everything = list(range(len(self.tracks)))
+        for fragment, track in enumerate(self.tracks):
+            if track.offer is not None:
+                self._post(StillOpen(fragment, track.anchor.version))
+        while True:
+            versions = self.versions()
+            open_ = any(track.offer is not None for track in self.tracks)
+            pairs = zip(self.published.panels, versions, strict=True)
+            done = not open_ and all(panel.decided <= version for panel, version in pairs)
+            late, over = patience.over(self._now_ns()), self.published.finished
+            values = [int(done), -int(late), -int(over)]
+            done_everywhere, any_late, any_over = yield from self.agree_and_apply(
+                everything, values
+            )
+            if done_everywhere:
+                return
+            if any_late or any_over:
+                why = f"after {patience}"
+                if any_over:
+                    why = "the job is over for this rack"
+                count = sum(track.offer is not None for track in self.tracks)
+                raise GaveUp(f"drain: {count} offers are still open: {why} ({self.why()})")
+            for fragment, track in enumerate(self.tracks):
+                if track.offer is not None and track.anchor.version > versions[fragment]:
+                    self._post(StillOpen(fragment, track.anchor.version))
+            yield Wait(self._news, POLL_NS)
+
+    def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
+        """Merge the tail of every fragment, leave the job, and put the anchor into the model.
+
+        It leaves together with the other racks, or alone after shutdown_timeout_s, unless bytes of
+        the last exchange still arrive then. A rack that has
+        to leave with unmerged work keeps its own weights instead: the anchor does not have that
+        work, and overwriting the weights would lose it. So does a rack whose weights may not be
+        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
+        numbers.
+        """
+        patience = self._at_the_end()
+        refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
+        kept = self.local_weights() if refused[0] else []
+        if refused[0]:
+            self.model.carry_from_here()
+            yield from self._try_drain(patience)
+        else:
+            yield from self._merge_tails(patience)
+        self._post(Leaving())
+        yield from self._leave(patience)
+        if refused[0]:
+            # The saved weights have to be its own, without a merge that is applied meanwhile.
+            self.put_back(kept)
+            self.outcome = refusal or Outcome(
+                "kept-local", "see the other ranks of this rack for the reason"
+            )
+            self._stand()
+            return
+        yield from self._end(keep_local)
+
+    def _merge_tails(self, patience: Patience) -> Requests:
+        """Merge what was trained since the last captures. A tail that was dropped, as the others
+        merged theirs meanwhile, is captured again on the newest version."""
+        if not self.policy.lockstep:
+            # At once, so that the racks' tails meet in one round; open offers go first.
+            self._capture_tails()
+            self._post(Leaving())
+        with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
+            yield from self._drain(patience)
+        again = True
+        while again:
+            before = self.versions()
+            self._capture_tails()
+            yield from self._try_drain(patience)
+            again = yield from self._may_try_again(before, patience)
+
+    def _may_try_again(
+        self, before: tuple[int, ...], patience: Patience
+    ) -> Generator[Any, Any, bool]:
+        """Whether work is left that was captured on versions which are not the newest any more."""
+        pairs = zip(self.weights, before, strict=False)
+        left = any(
+            track.offer is None and self.tokens > track.tokens_mark and track.anchor.version > base
+            for track, base in pairs
+        )
+        stops = self.policy.lockstep or self.published.finished or patience.over(self._now_ns())
+        minus_left, may = yield from self._all_ranks([-int(left), int(not stops)])
+        return bool(minus_left and may)
+
+    def _end(self, keep_local: bool) -> Requests:
+        """The rack has left: put the anchor into the model, unless its own weights hold more."""
+        unsound = [self.model.unsound(track) for track in self.weights]
+        sound = yield from self.agree_and_apply([], [int(not why) for why in unsound])
+        if not all(sound):
+            fragment = sound.index(0)
+            raise self._diverged(fragment, unsound[fragment])
+        unmerged = self.open_tokens()
+        idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
+        behind = self.published.over and not self._reached()
+        minus_most, minus_behind = yield from self.agree_and_apply(
+            [], [-unmerged - idle, -int(behind)]
+        )
+        if not self.published.finished:
+            self._note(LeftAlone(tuple(self.published.why), self.open_per_fragment()))
+        if minus_most or minus_behind:
+            reason = "unmerged work is only in these weights"
+            if minus_behind:
+                reason = "the job ended with newer merged weights than this rack has"
+            self._note(WeightsKept(self.open_per_fragment(), reason))
+            self.outcome = Outcome("kept-local", self._why_kept(idle, behind=bool(minus_behind)))
+        else:
+            if not keep_local:
+                yield from self.publish_anchor()
+            self.outcome = self._outcome_of_leaving()
+        self._stand()
+
+    def ended(self, rank: int) -> Ended:
+        """How this rank, which does no more, has left the job."""
+        outcome = self.outcome if self.outcome.word != "running" else Outcome("aborted")
+        merged = self.ledger.merged / (len(self.weights) or 1)
+        how = outcome.word, outcome.detail, self.step, self.tokens, merged
+        return Ended(self.member.rack, rank, *how)
+
+    def open_per_fragment(self) -> float:
+        """The tokens that the ledger has as open."""
+        return self.open_tokens() / (len(self.weights) or 1)
+
+    def _why_kept(self, idle: int, *, behind: bool) -> str:
+        """Why this rack keeps its own weights; never empty."""
+        if idle:
+            return f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
+        why = []
+        if behind:
+            ended = [panel.decided for panel in self.published.panels]
+            why = [
+                f"the job ended at versions {_listed(ended)}, this rack has "
+                f"{_listed(self.versions())}: it was silent then, and the rest can be copied from "
+                "no rack"
+            ]
+            why += sorted({error for error in self.published.copies_failed.values() if error})
+            if named := self._named_ahead():
+                words = f"fragments {_listed(named)}" if named[1:] else f"fragment {named[0]}"
+                why.append(f"its last offers of {words} are merged there")
+        open_ = self.open_per_fragment()
+        if open_:
+            missed = max(self.ledger.missed, key=self.ledger.missed.__getitem__, default="")
+            most = f" (most often it was not merged because: {missed})" if missed else ""
+            words = f"{open_:.10g} of its {self.tokens} tokens are in no merged weights here{most}"
+            why += [words, *self.published.why, *self.troubles()]
+        return "; ".join(dict.fromkeys(why))
+
+    def _named_ahead(self) -> list[int]:
+        """Fragments whose open offer is merged in a version that this rack does not have."""
+        panels = self.published.panels
+        fates = [self._outcome(p, panel.decided)[0] for p, panel in enumerate(panels)]
+        return [p for p, fate in enumerate(fates) if fate == "named"]
+
+    def _reached(self) -> bool:
+        """Whether everything that is decided is applied."""
+        panels = zip(self.published.panels, self.versions(), strict=True)
+        return all(panel.decided <= version for panel, version in panels)
+
+    def _outcome_of_leaving(self) -> Outcome:
+        """The outcome of a rack whose work is all merged."""
+        if not self.tracks:
+            return Outcome("local")
+        if not self.published.finished:
+            why = "; ".join(self.published.why)
+            return Outcome("left-alone", why or "no rack has confirmed the end")
+        others = sorted(member.rack for member in self.published.members - {self.member})
+        if others and self.member not in self.published.members:
+            return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
+        with self.published.changed:
+            alone = self.published.last_rounds.in_words()
+        late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
+        if late:
+            self._note(StepsLate(self._late_steps, late))
+        said = filter(None, (self._without(), self._dropped(), alone, late))
+        return Outcome("merged", "; ".join(said))
+
+    def _without(self) -> str:
+        """The racks whose newest work may be missing in the merged weights."""
+        racks = [rack for rack in self.published.missing if rack != self.member.rack]
+        if not racks:
+            return ""
+        missing = "what it had not merged is missing here"
+        return f"without {_racks(racks)}, silent or gone at the end: {missing}"
+
+    def _dropped(self) -> str:
+        """The other racks that were there, and whose last offer was not merged."""
+        with self.published.changed:
+            dropped = set(self.published.tails_dropped)
+        own = {self.member.rack, *self.published.missing}
+        of_weights = self.policy.of_weights
+        racks = sorted({rack for rack, p in dropped if p < of_weights and rack not in own})
+        return f"the last offer of {_racks(racks)} was dropped: it is missing here" if racks else ""
+
+    def _capture_tails(self) -> None:
+        """Capture the steps since the last capture, of what has no open offer."""
+        for fragment, track in self.of_model:
+            if track.offer is None:
+                self._capture(fragment, closing=True)
+        behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
+        self._late_steps = max([self._late_steps, *behind])
+
+    def _leave(self, patience: Patience) -> Requests:
+        """Apply what is still decided, until the log says that this rack has left.
+
+        Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
+        """
+        hurried, posted, said_ns = False, None, self._now_ns()
+        patience.deadline_ns = max(patience.deadline_ns, said_ns)
+        everything = list(range(len(self.tracks)))
+        while True:
+            values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
+            finished, late = yield from self.agree_and_apply(everything, values)
+            if finished:
+                yield from self._catch_up(patience)
+            if finished or (late and hurried):
+                return
+            if late:
+                # An offer that is still open now forbids leaving in order; it had its time.
+                grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
+                hurried, patience = True, self._patience(grace_ns, stall_ns=0)
+                self._post(Leaving(now=True))
+            if (versions := self.versions()) != posted:
+                posted = versions
+                self._post(Idle(versions))
+            if self._now_ns() - said_ns > SAY_NS:
+                said_ns = self._now_ns()
+                left_s = max(0, patience.deadline_ns - said_ns) // SECOND
+                self._note(EndAwaited("the other racks to finish", left_s))
+            yield Wait(self._news, POLL_NS)
+
+    def _catch_up(self, patience: Patience) -> Requests:
+        """Apply what was decided before the end of the job, if this rack has missed it and some
+        rack still serves it: until the deadline, or until no copy is to be had."""
+        everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
+        patience.deadline_ns = max(patience.deadline_ns, enough_ns)
+        while True:
+            failed = any(self.published.copies_failed.values())
+            now_ns = self._now_ns()
+            stops = not self.published.over or (failed and now_ns > enough_ns)
+            values = [int(self._reached()), -int(stops or patience.over(now_ns))]
+            reached, minus_stops = yield from self.agree_and_apply(everything, values)
+            if reached or minus_stops:
+                return
+            yield Wait(self._may_apply, POLL_NS)
+
+    def _may_apply(self) -> bool:
+        """Whether a version is here that is newer than the one that is applied."""
+        with self.published.changed:
+            newest = [max(panel.anchors, default=-1) for panel in self.published.panels]
+        return any(new > has for new, has in zip(newest, self.versions(), strict=True))
+
+    def _try_drain(self, patience: Patience) -> Requests:
+        """Drain, but go on with the shutdown if offers cannot be merged; see `close`."""
+        try:
+            yield from self._drain(patience)
+        except GaveUp as error:
+            self._note(DrainGaveUp(str(error), self.open_per_fragment()))
+
+    def _news(self) -> bool:
+        return self.published.finished or any(self._resolved(p) for p in range(len(self.tracks)))
+
+    def publish_anchor(self) -> Requests:
+        """Write the anchor into the model."""
+        for fragment, track in self.of_model:
+            yield from self.model.write(track, fragment, track.anchor.values)
+
+    def local_weights(self) -> list[Tensor]:
+        """A copy on the host of this rank's part of the live model, in its dtypes."""
+        return [live.to("cpu", copy=True) for live in self._held()]
+
+    @torch.no_grad()
+    def put_back(self, weights: list[Tensor]) -> None:
+        """Write what `local_weights` returned."""
+        for live, kept in zip(self._held(), weights, strict=True):
+            live.copy_(kept)
+
+    def _held(self) -> list[Tensor]:
+        return [live for _, track in self.of_model for live in track.view.held()]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _racks(racks: Sequence[int]) -> str:
+    return ", ".join(f"rack {rack}" for rack in racks)

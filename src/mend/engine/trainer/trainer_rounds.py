@@ -1,0 +1,614 @@
+"""The work of the training thread after a step: count it, apply, capture.
+
+The methods are generators that yield requests, so that the simulator can drive them under its own
+clock: `Wait` for something published, `AgreeMin` for the rack's one small collective,
+`GatherSlices` for the slices of its other ranks. A rack of one rank answers the last two itself.
+
+Order inside one step: applies that are due, then captures, fragments ascending, then at a poll
+point at most one capture of a fragment for which another rack has opened a round (overlap 0:
+capture, then apply).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mend.consensus.records import Policy
+from mend.coordination.events import (
+    Applied,
+    Captured,
+    Discarded,
+    Event,
+    Started,
+    StillOpen,
+    Timed,
+)
+from mend.coordination.events import StepReached as Stepped
+from mend.coordination.schedule import Calendar, schedule_of
+from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.offers import Encoded, Read
+from mend.engine.joining.state_exchange import StateExchange
+from mend.engine.joining.training_state import (
+    StateRoutes,
+)
+from mend.engine.state.fragment_state import (
+    FragmentState,
+    Ledger,
+    Life,
+    OpenOffer,
+    RankPosition,
+    RankProgress,
+    Requests,
+    Standing,
+    StepOptions,
+    Wait,
+    agree,
+    unbroken_run,
+)
+from mend.engine.state.outcome import Outcome
+from mend.engine.state.published_state import OfferFate, PublishedState
+from mend.engine.state.step_clock import StepClock
+from mend.engine.state.trainer_feature import TrainerFeature
+from mend.engine.trainer.ladder import Ladder
+from mend.engine.trainer.model_access import ModelAccess
+from mend.errors import Diverged, GaveUp, NonFinite, require
+from mend.events.base import Emit
+from mend.events.kinds import (
+    FragmentCaptured,
+    OfferDiscarded,
+    OfferStillOpen,
+    RackDiverged,
+    StallOver,
+    StatisticsReset,
+    VersionApplied,
+)
+from mend.fragment.device import Side
+from mend.fragment.statistics import in_few_words
+from mend.transport.growth import Growth
+from mend.types import MS, SECOND, Member
+
+ASLEEP_NS = 250 * MS
+"""By how much a wait exceeds its limit where the process has stood still."""
+
+NO_ROUTES = StateRoutes()
+
+
+def _refuse(error: NonFinite) -> Encoded:
+    raise error
+
+
+def _watches_steps(feature: TrainerFeature) -> bool:
+    return type(feature).stepped is not TrainerFeature.stepped
+
+
+class TrainerRounds:
+    """State of the training thread.
+
+    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
+    buffers and the worker pool.
+    """
+
+    units = 0
+    """Units of data taken, where a ledger gives them out."""
+    weighs = True
+    """Whether the tokens of this rank count here. Of the parts of one rank only the first one
+    counts them."""
+
+    def __init__(
+        self,
+        member: Member,
+        policy: Policy,
+        options: StepOptions,
+        tracks: list[FragmentState],
+        published: PublishedState,
+        *,
+        now_ns: Callable[[], int],
+        post: Callable[[Event], None],
+        own: Callable[[OpenOffer], None],
+        note: Emit,
+        numerics: Numerics,
+        side: Side | None = None,
+        routes: StateRoutes = NO_ROUTES,
+        before_capture: Callable[[], None] = lambda: None,
+        troubles: Callable[[], list[str]] = list,
+        resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None,
+        compares: bool = False,
+        started_ns: int | None = None,
+        grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
+        features: Sequence[TrainerFeature] = (),
+    ) -> None:
+        """`before_capture`: called before the captures of a step; may raise. `features`: besides
+        the copies of the training state and the ladder. `troubles`: in words, the lanes over which
+        no pull succeeds.
+        `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
+        `compares`: whether to say how far the weights were from those that the job begins with.
+        `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
+        thread encodes it."""
+        self.member, self.policy, self.options = member, policy, options
+        self.tracks, self.published = tracks, published
+        self.weights = [track for track in tracks if track.moments is None]
+        """The fragments of weights, the first ones. Tokens are counted for them."""
+        self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
+        self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
+        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
+        self._numerics, self._grows = numerics, grows
+        self.model = ModelAccess(numerics, side, options.apply_mode, options.blend_alpha)
+        self.outcome = Outcome("running")
+        """How this rank left the job."""
+        self.states = StateExchange(
+            routes, policy.ranks, published, self.clock, numerics.pool,
+            now_ns=now_ns, post=post, note=note,
+        )  # fmt: skip
+        self._resumed, self.batch = resumed, 0
+        """Micro-batches per step that the script has announced since the last sample; 0: none."""
+        self.life = Life(now_ns() if started_ns is None else started_ns)
+        self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
+        self.features = (self.states, self.ladder, *features)
+        self._watching = [each for each in self.features if _watches_steps(each)]
+        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
+        self._before = (0, 0, 0)
+        """Tokens, steps and units before the last step."""
+        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
+        self._position = RankPosition(tuple(track.anchor.version for track in tracks))
+        self.standing: Standing = (0, 0, self._position)
+        published.on_anchor(self._prefetch)
+        if resumed is not None:
+            self._go_on_after(resumed[0])
+
+    def _go_on_after(self, state: RankProgress) -> None:
+        """Go on from a checkpoint."""
+        self.step, self.tokens, self.units = state.step, state.tokens, state.units
+        self.ledger = Ledger(state.merged, state.discarded, dict(state.missed))
+        for fragment, (track, saved) in enumerate(zip(self.tracks, state.fragments, strict=True)):
+            track.seq, track.tokens_mark = saved.seq, saved.tokens_mark
+            track.steps_mark = saved.steps_mark
+            self.calendar.mark(fragment, saved.captured_step, saved.captured_version)
+        self.calendar.past(self.step)
+        self.clock.measured_step = self.step
+
+    @property
+    def of_model(self) -> list[tuple[int, FragmentState]]:
+        """The fragments that begin and end with the anchor, with their numbers."""
+        return [(p, track) for p, track in enumerate(self.tracks) if track.in_model]
+
+    # -------------------------------------------------------------- a step
+
+    def stepped(self, tokens: int, units: int = 0) -> bool:
+        """Count one step of the inner optimizer; returns whether `work` is due. `units`: units of
+        data that it took."""
+        self._before = (self.tokens, self.step, self.units)
+        self.step += 1
+        self.tokens += tokens if self.weighs else 0
+        self.units += units
+        self.standing = (self.step, self.tokens, self._position)
+        begun_ns = self.clock.begun_ns
+        if not begun_ns:
+            self._post(Started(self._now_ns() - self.life.started_ns))
+        if (sample := self.clock.stepped(tokens)) is not None:
+            self._post(Timed(self.step, *sample, self.batch))
+            self.batch = 0
+        for feature in self._watching:
+            feature.stepped(self.step, begun_ns, self.clock.untimed)
+        return self.due(self.step)
+
+    def due(self, step: int) -> bool:
+        """Whether `work` is due after this step, the current or the next one. A poll that would
+        find nothing is not: it costs ten times as much as to see that."""
+        calendar = self.calendar
+        if step < calendar.next_step:
+            return False
+        if step < calendar.event_step and self._finds_nothing():
+            calendar.polled(step)
+            return False
+        return True
+
+    def _finds_nothing(self) -> bool:
+        """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
+        agree. The loop may write meanwhile; the next poll sees it."""
+        published = self.published
+        if self.policy.ranks > 1 or published.opened or published.finished or self.life.lost:
+            return False
+        if published.failure is not None:
+            return False
+        for feature in self.features:
+            if not feature.idle:
+                return False
+        return all(
+            panel.decided == track.anchor.version
+            and (track.offer is None or track.offer.seq not in panel.discarded)
+            for track, panel in zip(self.tracks, published.panels, strict=True)
+        )
+
+    def _prefetch(self, fragment: int) -> None:
+        """Start the upload of the newest anchor. The loop calls it at once when it publishes one:
+        at the next step it might be too late. What this reads the training thread may change at the
+        same time; then the upload is not of the move that it makes, and is dropped."""
+        track = self.tracks[fragment]
+        if self.model.staging is None or track.moments is not None:
+            return
+        with self.published.changed:
+            # Read under the lock: commits up to the applied version are deleted under it.
+            old, offer = track.anchor, track.offer
+            anchors = dict(self.published.panels[fragment].anchors)
+            newest, _ = unbroken_run(anchors, old.version)
+            if newest <= old.version:
+                return
+            _, delta_N = self._fate(fragment, offer, old.version, newest)
+        seq = offer.seq if delta_N is not None and offer is not None else 0
+        # Without room on the device the apply asks again, in the script's own thread.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self.model.staging.prefetch(fragment, old, seq, delta_N, anchors[newest])
+
+    def work(self) -> Requests:
+        """Everything that is due after the current step."""
+        step, calendar = self.step, self.calendar
+        captures, begun_ns = calendar.captures(step), self._now_ns()
+        if captures or calendar.ends(step) or calendar.lasts(step):
+            self._measure()
+        yield from self._points(captures, calendar.is_poll(step))
+        calendar.past(step)
+        if self.clock.measured_step == step:  # else it was a poll without news
+            self._stand()
+        self.clock.worked(step, begun_ns)
+
+    def _points(self, captures: tuple[int, ...], polls: bool) -> Requests:
+        """The apply, capture and poll points of this step, in their order."""
+        tau, opened = self.policy.overlap_steps, list[int]()
+        if captures:
+            self.before_capture()
+        if tau == 0:
+            for fragment in captures:
+                self._reach(fragment)
+        ends, lasts = self.calendar.ends(self.step), self.calendar.lasts(self.step)
+        if ends or lasts or polls or (captures and tau > 0 and not self.policy.lockstep):
+            # Also before a capture: a slow rack must first apply what the fast ones merged since
+            # its last overlap ended, or its offer is too old when it arrives.
+            opened = yield from self._apply_point(lasts, polls)
+        if tau > 0:
+            for fragment in captures:
+                self._reach(fragment)
+        joined = self._join(opened)
+        if tau > 0 and not self.options.overlapped and (captures or joined):
+            yield from self._await_results((*captures, *joined))
+        elif tau == 0 and joined:
+            yield from self._apply_point(joined, False)
+
+    def _reach(self, fragment: int) -> None:
+        """Pass a capture point, whether or not there is something to capture."""
+        self._capture(fragment)
+        self.calendar.mark(fragment, self.step, self.tracks[fragment].anchor.version)
+
+    def _join(self, opened: list[int]) -> tuple[int, ...]:
+        """At a poll point: capture one fragment for which a round is open, so that the offers of
+        all racks are of one moment. An own offer that is open already counts instead."""
+        joined: tuple[int, ...] = ()
+        for fragment in self.calendar.joins(opened):
+            track = self.tracks[fragment]
+            if opened[fragment] != track.anchor.version:
+                continue
+            if track.offer is not None:
+                self._reach(fragment)
+            elif not joined and self._countable(False)[1] > track.steps_mark:
+                self.before_capture()
+                if self.clock.measured_step < self.step:
+                    self._measure()
+                self._reach(fragment)
+                joined = (fragment,)
+        return joined
+
+    def _stand(self) -> None:
+        """Publish where this rank stands, for any thread."""
+        versions, ledger = self.versions(), self.ledger
+        self._position = RankPosition(
+            versions=versions,
+            digests=tuple(self.published.digest(p, version) for p, version in enumerate(versions)),
+            marked=sum(track.tokens_mark for track in self.weights),
+            merged=ledger.merged,
+            discarded=ledger.discarded,
+            missed=tuple(ledger.missed.items()),
+            stall_ns_total=self.stall_ns_total,
+            stall_ns_last=self.stall_ns_last,
+        )
+        self.standing = (self.step, self.tokens, self._position)
+
+    def _measure(self) -> None:
+        """Post the step number, and the time per step without mend's own waits."""
+        self.clock.measure(self.step)
+        self._post(Stepped(self.step, self.clock.step_ns))
+
+    # -------------------------------------------------------------- capture
+
+    def _countable(self, closing: bool) -> tuple[int, int, int]:
+        """Tokens, steps and units that an offer captured now counts. With feedback in the weights a
+        part of the work stays there until the closing offer, which must have a weight: so every
+        other offer leaves the last step to the next one."""
+        whole = not self._numerics.in_weights or closing
+        return (self.tokens, self.step, self.units) if whole else self._before
+
+    def _capture(self, fragment: int, closing: bool = False) -> None:
+        track = self.tracks[fragment]
+        if track.offer is not None:
+            self._post(StillOpen(fragment, track.anchor.version))
+            self.ledger.miss("previous offer still open")
+            self._note(OfferStillOpen(self.step, fragment, track.offer.seq))
+            return
+        tokens_total, steps_total, units = self._countable(closing)
+        tokens, steps = tokens_total - track.tokens_mark, steps_total - track.steps_mark
+        if steps < 1:
+            return
+        self._repair(track)
+        waits = self._waits_for_result()
+        found = self.model.snapshot(fragment, track, closing=closing, waits=waits)
+        if track.moments is not None:
+            track.moments.captured()
+        track.seq += 1
+        track.offer = offer = OpenOffer(
+            fragment, track.seq, self.step, tokens, steps, tokens_total, steps_total, track.anchor,
+            found.values_N, track.residual_N, units_total=units, closing=closing,
+            landed=found.landed, encoding=found.encoding,
+        )  # fmt: skip
+        if track.moments is None and not closing:
+            self._mirror()  # before the offer: a rack that reads its commit fetches this at once
+        self._own(offer)
+        if found.read is not None:
+            offer.encoding = self._encode(offer, found.read)
+        base = track.anchor.version
+        self._post(Captured(fragment, offer.seq, base, self.step, tokens, steps, closing, units))
+        about = (self.step, fragment, offer.seq, base, tokens, steps)
+        self._note(FragmentCaptured(*about, closing))
+
+    def _repair(self, track: FragmentState) -> None:
+        if track.moments is not None and (names := track.moments.repair()):
+            self._note(StatisticsReset(self.step, in_few_words(names)))
+
+    def _mirror(self) -> None:
+        """Serve the state of scope rack, which other racks keep once this capture is merged."""
+        self.states.mirror(self.step)
+
+    def give_state(self) -> None:
+        """Between two steps: copy the training state to host memory for a joining rack, if one is
+        due."""
+        self.states.give_due(self.step)
+
+    def _waits_for_result(self) -> bool:
+        """Whether training waits right after a capture."""
+        blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
+        return blocking and (self.policy.lockstep or self._budget_ns > 0)
+
+    def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
+        """Read the model and encode the offer, on this thread and the pool."""
+        grows = partial(self._grows, offer) if self._grows is not None else None
+        try:
+            encoded = offer.encode(self._numerics, read, grows)
+        except NonFinite as error:
+            return partial(_refuse, error)
+        return lambda: encoded
+
+    # -------------------------------------------------------------- apply
+
+    def _apply_point(self, lasts: tuple[int, ...], polls: bool) -> Generator[Any, Any, list[int]]:
+        """Wait for the results of the fragments `lasts`. Then the ranks agree by one MIN on what is
+        decided, and all apply the same or nothing. At a poll point, return per fragment the version
+        whose round all ranks know to be open, or -1."""
+        yield from self._await_results(lasts)
+        eligible = [p for p in range(len(self.tracks)) if self.step >= self.calendar.end(p)]
+        flags = self._opened() if polls else []
+        asked = [feature.asks() for feature in self.features]
+        lost = int(self.published.lost_seat(self.member))
+        values = [*flags, *(-v for v in flags), *itertools.chain(*asked), lost]
+        *agreed, gone = yield from self.agree_and_apply(eligible, values)
+        self.life.lost = bool(gone)
+        least, greatest = agreed[: len(flags)], agreed[len(flags) : 2 * len(flags)]
+        left = iter(agreed[2 * len(flags) :])
+        for feature, own in zip(self.features, asked, strict=True):
+            feature.agreed(list(itertools.islice(left, len(own))), self.step)
+        for fragment in lasts:
+            track = self.tracks[fragment]
+            offer = track.offer if track.moments is None else None
+            if offer is not None and offer.capture_step == self.calendar.marks[fragment]:
+                self.ledger.miss("result not there at the apply point")
+        return [v if v == -w else -1 for v, w in zip(least, greatest, strict=True)]
+
+    def versions(self) -> tuple[int, ...]:
+        return tuple(track.anchor.version for track in self.tracks)
+
+    def _opened(self) -> list[int]:
+        """Per fragment the version whose round is open, as far as this rank knows; else -1."""
+        published = self.published
+        with published.changed:
+            known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
+            return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
+
+    def _await_results(self, fragments: tuple[int, ...]) -> Requests:
+        """Wait for the outcome of open offers, within the stall budget of this outage."""
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
+        waiting = [p for p in fragments if self._is_awaited(p)]
+        if not waiting or limit_ns <= 0:
+            return
+        over = self.published  # once it is finished, nothing more is merged
+        wait = Wait(lambda: over.finished or all(map(self._resolved, waiting)), limit_ns)
+        started_ns = begun_ns = self._now_ns()
+        ready = yield wait
+        late_ns = self._now_ns() - begun_ns - limit_ns
+        if not ready and late_ns > ASLEEP_NS and not self.policy.lockstep:
+            # This process stood still meanwhile, and has had no time to pull what others decided.
+            begun_ns = self._now_ns()
+            ready = yield replace(wait)
+        now_ns = self._now_ns()
+        self.stall_ns_last = now_ns - started_ns
+        self.stall_ns_total += self.stall_ns_last
+        if self.policy.lockstep and not ready:
+            raise self.published.failure or GaveUp(
+                f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
+                f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
+            )
+        if not self.policy.lockstep:
+            self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
+        if not ready:
+            why, ms = tuple(self._why_not(waiting)), self.stall_ns_last // MS
+            self._note(StallOver(self.step, tuple(waiting), ms, why))
+
+    def _is_awaited(self, fragment: int) -> bool:
+        """Whether to wait for the result. Moments only in lockstep: a late mean of them counts
+        less, and does no harm."""
+        track = self.tracks[fragment]
+        if track.offer is None or self._resolved(fragment):
+            return False
+        return self.policy.lockstep or track.moments is None
+
+    def _why_not(self, fragments: Sequence[int]) -> list[str]:
+        """Why their results are not here. Of a round that is decided the coordinator says nothing
+        any more, and of one that it has not heard of nothing yet."""
+        why = list(self.published.why)
+        for fragment in fragments:
+            version = self.tracks[fragment].anchor.version
+            decided = self.published.panels[fragment].decided
+            if decided > version:
+                why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
+        return why or ["the coordinator has not answered the offers yet"]
+
+    def why(self) -> str:
+        why = [*self.published.why, *self.published.transfers.sentences()]
+        return "; ".join(why) or "no reason known"
+
+    def _resolved(self, fragment: int) -> bool:
+        track, panel = self.tracks[fragment], self.published.panels[fragment]
+        with self.published.changed:
+            if max(panel.anchors, default=-1) > track.anchor.version:
+                return True
+            # An offer that was too old tells that this rack is behind: what it trained before the
+            # newest version is here would be too old as well, and nothing would correct its length.
+            behind = not self.policy.lockstep and panel.decided > track.anchor.version
+            return not behind and track.offer is not None and track.offer.seq in panel.discarded
+
+    def agree_and_apply(
+        self,
+        fragments: list[int],
+        flags: list[int] | None = None,
+        caps: Sequence[int] | None = None,
+    ) -> Generator[Any, Any, list[int]]:
+        """Apply what every rank can apply; return the minimum of the flags over the ranks. `caps`:
+        per fragment the newest version that may be applied; None: any."""
+        with self.published.changed:
+            if self.published.failure is not None:
+                raise self.published.failure
+            anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
+            dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+        if caps is not None:
+            anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
+        values = list(flags or [])
+        for fragment in fragments:
+            track = self.tracks[fragment]
+            newest, oldest = unbroken_run(anchors[fragment], track.anchor.version)
+            discarded = track.offer is not None and track.offer.seq in dead[fragment]
+            values += [newest, -oldest, int(discarded)]
+        agreed = yield from agree(self.policy.ranks, values)
+        count = len(flags or [])
+        for position, fragment in enumerate(fragments):
+            version, minus_oldest, discarded_everywhere = agreed[count + 3 * position :][:3]
+            track = self.tracks[fragment]
+            if discarded_everywhere and track.offer is not None:
+                yield from self._discard(fragment, dead[fragment][track.offer.seq])
+            if version > track.anchor.version and version >= -minus_oldest:
+                yield from self._apply(fragment, anchors[fragment][version])
+                self._budget_ns = self.policy.stall_max_ns
+        return agreed[:count]
+
+    def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
+        return agree(self.policy.ranks, values)
+
+    def _discard(self, fragment: int, bad: str) -> Requests:
+        """End an own offer that was not merged. Raises Diverged where the weights contain NaN or
+        Inf: the rack would train on and never be merged again."""
+        track = self.tracks[fragment]
+        seq = require(track.offer, "no offer is open", fragment=fragment).seq
+        self._post(Discarded(fragment, seq, self.step))
+        self._note(OfferDiscarded(self.step, fragment, seq))
+        self.ledger.miss("declined or too old")
+        self.published.panels[fragment].discarded.clear()
+        track.offer = None
+        wrong = self.model.unsound(track)
+        (sound,) = yield from self._all_ranks([int(not wrong)])
+        if bad or not sound:
+            raise self._diverged(fragment, bad or wrong)
+
+    def _diverged(self, fragment: int, why: str) -> Diverged:
+        """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
+        why = why or "the weights of another rank of this rack contain NaN or Inf"
+        error = Diverged(
+            f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
+            "racks go on without this one. Start it again, and it joins with the merged weights "
+            "(mend launch --max-restarts 1); look for a loss that is NaN, lower the learning rate, "
+            "or load a checkpoint into all racks."
+        )
+        self._note(RackDiverged(self.step, fragment, why))
+        self.published.last_error = str(error)
+        self.outcome = Outcome("diverged", why)
+        return error
+
+    def _apply(self, fragment: int, anchor: Anchor) -> Requests:
+        """Protocol section 7: read the fate of the own offer in the commits, realign, set the
+        marks."""
+        track, offer = self.tracks[fragment], self.tracks[fragment].offer
+        fate, delta_N = self._outcome(fragment, anchor.version)
+        if track.moments is None:
+            yield from self.model.realign(track, fragment, delta_N, anchor)
+        elif delta_N is not None and offer is not None:
+            self._repair(track)
+            steps = self.step - offer.capture_step
+            yield from self.model.average(track, track.moments, fragment, offer, anchor, steps)
+        ended = 0
+        if (
+            fate != "named"
+            and anchor.version - track.anchor.version > self.policy.staleness_max_rounds
+        ):
+            track.behind_until = self.step
+        if offer is not None and fate:
+            ended, track.offer = offer.seq, None
+            if fate == "named":
+                self._settle(track, offer)
+            else:
+                self.ledger.miss("offer dropped: too old")
+        track.anchor = anchor
+        self.published.applied(fragment, anchor.version)
+        self._stand()
+        self._post(Applied(fragment, anchor.version, ended, self.step))
+        self._note(VersionApplied(self.step, fragment, anchor.version, fate or "none", ended))
+        if offer is not None and not fate:
+            self.ledger.miss("offer was late")
+
+    def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
+        """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
+        without an offer). For a named offer also its merged part, for `realign`."""
+        track = self.tracks[fragment]
+        return self._fate(fragment, track.offer, track.anchor.version, version)
+
+    def _fate(
+        self, fragment: int, offer: OpenOffer | None, base: int, version: int
+    ) -> tuple[OfferFate, Tensor | None]:
+        """`_outcome` of this offer, from this applied version on."""
+        if offer is None:
+            return "", None
+        with self.published.changed:
+            fate = self.published.panels[fragment].fate((self.member, offer.seq), base, version)
+        return fate, offer.merged_N if fate == "named" else None
+
+    def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
+        """The offer is merged: owe its residual, and count its tokens as merged."""
+        track.residual_N = offer.pend_N
+        weights = track.moments is None
+        if weights:
+            self.ledger.merged += offer.tokens
+        if weights and self.model.apply_mode == "overwrite":
+            self.ledger.discarded += self.tokens - offer.tokens_total
+            track.tokens_mark, track.steps_mark = self.tokens, self.step
+        else:
+            track.tokens_mark, track.steps_mark = offer.tokens_total, offer.steps_total

@@ -185,7 +185,7 @@ class Watch:
         live = runtime._rank
         self._wrap(runtime, "step", "step")
         self._wrap(live.trainer, "_capture", "capture")
-        self._wrap(live.trainer, "_move", "apply")
+        self._wrap(live.trainer.model, "_move", "apply")
         self._wrap(live.published, "publish", "publish")
         self._wrap(live.numerics, "merge", "merge")
         for pull in ("fetch", "pull_ahead"):

@@ -36,6 +36,7 @@ from mend.engine.joining.state_copying import StateCopying
 from mend.engine.joining.training_state import LikeFirst
 from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
 from mend.engine.loop.feature import Features
+from mend.engine.loop.pulls_ahead import GUESSES_MAX, PullsAhead
 from mend.engine.rank_factory import loop_features
 from mend.engine.state.fragment_state import OpenOffer
 from mend.engine.state.published_state import PublishedState
@@ -54,6 +55,7 @@ from mend.errors import (
 from mend.events.base import LoggedEvent
 from mend.merge import MERGES
 from mend.outer import OUTERS
+from mend.transport.bulk_client import THIN_MAX
 from mend.transport.bulk_wire import checksum_of
 from mend.transport.growth import Growth
 from mend.types import (
@@ -516,6 +518,24 @@ def test_offer_of_another_version_is_not_taken_for_the_expected_one() -> None:
     made = replace(theirs_of(delta), base=1)
     story.told(offers=(made,))
     assert [asked.key for asked in story.host.pulls] == [key_of(made)]
+
+
+def test_rack_out_of_step_is_asked_ahead_twice_at_a_time() -> None:
+    """Each waits a second for an offer that it does not make. All turns of its lane were taken by
+    them, so no offer of a rack that had joined again came in time, and none was ever merged."""
+    story = Story()
+    story.told()
+    ahead, racks = PullsAhead(story.rank.store), [(THEIRS, Address("rack0", 7))]
+    for base in range(5):
+        ahead.begin(0, base, racks)
+    asked = [early for early in story.host.ahead if early.holder.host == "rack0"]
+    assert len(asked) == GUESSES_MAX < THIN_MAX
+    asked[0].done(TransferStalled("no byte"))
+    ahead.begin(0, 5, racks)
+    assert story.host.ahead[-1].key == growing_key(THEIRS, 1, 0, 5)
+    assert ahead.join(replace(theirs_of(torch.ones(N)), base=5), 4 * N, "", lambda *_: None)
+    ahead.begin(0, 6, racks)
+    assert story.host.ahead[-1].key == growing_key(THEIRS, 1, 0, 6), "an announced one is no guess"
 
 
 def test_announced_offer_is_not_asked_for_twice() -> None:

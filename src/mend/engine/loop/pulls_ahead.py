@@ -21,6 +21,11 @@ from mend.engine.loop.store import TensorStore
 from mend.errors import ChecksumMismatch
 from mend.types import Address, Member, Meter, growing_key
 
+GUESSES_MAX = 2
+"""Such pulls from one rack at once, less than the lane makes from a rack that has not answered
+quickly (`transport.bulk_client.THIN_MAX`): a rack that is out of step offers something else, and
+each of them waits a second for what does not come. They must not keep its offers waiting."""
+
 
 @dataclass(slots=True, eq=False)
 class Ahead:
@@ -53,6 +58,8 @@ class PullsAhead:
         self._store = store
         self._pulls: dict[tuple[Member, int], Ahead] = {}
         """By (member, fragment)."""
+        self._guesses: dict[Ahead, Member] = {}
+        """Those under way whose offer is not announced."""
 
     def begin(self, fragment: int, base: int, racks: Sequence[tuple[Member, Address]]) -> None:
         """Expect an offer against version `base` from each of these racks, if they are few."""
@@ -61,15 +68,19 @@ class PullsAhead:
         if rules.varies or not size or len(racks) > FETCHES_MAX:
             return
         for member, lane in racks:
+            if [*self._guesses.values()].count(member) >= GUESSES_MAX:
+                continue
             payload_B = rules.numerics.buffers.empty(size, torch.uint8, locked=False)
             ahead = Ahead(base, payload_B, Meter(size, member.rack))
             self._pulls[member, fragment] = ahead
+            self._guesses[ahead] = member
             key = growing_key(member, store.me.rank, fragment, base)
             done = partial(self._ended, (member, fragment), ahead)
             store.host.pull_ahead(lane, key, payload_B.numpy().data, done, ahead.meter)
 
     def _ended(self, key: tuple[Member, int], ahead: Ahead, error: Exception | None) -> None:
         ahead.ended, ahead.error = True, error
+        self._guesses.pop(ahead, None)
         if error is not None and self._pulls.get(key) is ahead:
             del self._pulls[key]
         ahead.look()
@@ -85,6 +96,7 @@ class PullsAhead:
         ahead = self._pulls.pop((offer.member, offer.fragment), None)
         if ahead is None or (ahead.base, ahead.meter.size) != (offer.base, size):
             return False
+        self._guesses.pop(ahead, None)
         ahead.checksum, ahead.tell = checksum, tell
         ahead.before = ahead.meter.verified
         self._store.pulls.count(ahead.meter)

@@ -20,7 +20,7 @@ def test_what_is_printed_for_a_shell_configures_a_job(monkeypatch: pytest.Monkey
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = [line.strip() for line in ended.stdout.splitlines()]
     exported = [line.removeprefix("export ") for line in lines if line.startswith("export MEND_")]
-    assert len(exported) == 8, ended.stdout
+    assert len(exported) == 5, ended.stdout
     for line in exported:
         monkeypatch.setenv(*line.split("=", 1))
     config = MendConfig()

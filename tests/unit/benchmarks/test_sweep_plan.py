@@ -118,7 +118,7 @@ def test_settings_survive_a_file_and_every_one_of_them_counts() -> None:
         ({"delays_ms": (float("nan"),)}, "delays"),
         ({"distributions": ("gaussian",)}, "distributions"),
         ({"distributions": ()}, "distributions"),
-        ({"distributions": ("bimodal", "bimodal")}, "distributions"), ({"link": "fast"}, "link"),
+        ({"distributions": ("bimodal", "bimodal")}, "distributions"), ({"link": "fast"}, "--link"),
         ({"env": {"MEND_LOCKSTEP": "false"}}, "env"),
     ],
 )  # fmt: skip

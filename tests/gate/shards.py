@@ -91,6 +91,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_quality.py": ("benchmarks",),
     "tests/process/test_radial.py": ("merge",),
     "tests/process/test_rare_settings.py": ("config", "engine"),
+    "tests/process/test_rejoin.py": ("engine", "transport", "coordination", "benchmarks"),
     "tests/process/test_replay.py": ("trace", "mend_lab"),
     "tests/process/test_report.py": ("tools",),
     "tests/process/test_repro.py": ("determinism", "tools"),

@@ -41,10 +41,11 @@ ELSEWHERE = {
     "failslow": "tests/unit/detector/test_scores.py",
     "mitigation": "tests/unit/test_bench_mitigation.py",
     "peers": "tests/process/test_benchmarks.py", "qwen": "tests/process/test_h200.py",
+    "rejoin": "tests/process/test_rejoin.py",
     "torchft_cell": "tests/process/test_h200.py",
 }  # fmt: skip
 """Modules that are not run here, and who tries them. Kill, straggler, unequal and rejoin
-start the same racks in the same way, so one of the four is enough. Exchange needs root
+start the same racks in the same way, so one of the four is enough, rejoin. Exchange needs root
 and iperf3, or a minute (`--paced`): only its help is asked for here."""
 
 

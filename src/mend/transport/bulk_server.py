@@ -214,6 +214,8 @@ class PayloadServer:
             connections = dict(self._connections)
         if self._listener is not None:
             shut(self._listener)
+        if self._shared is not None:
+            self._shared.wake()
         for connection in connections:
             shut(connection.sock)
         for thread in (*self._accepting, *connections.values()):
@@ -232,9 +234,14 @@ class PayloadServer:
                 self._admit(sock, _host_of(sock))
                 self._rest()
             elif self._listener is None and not shared.has_door():
-                with contextlib.suppress(TransportError):  # another one is faster, or it is dying
-                    self._listener = self._listen()
-                    self._begin(self._accept)
+                self._become_door()
+
+    def _become_door(self) -> None:
+        """Not once this is closed: the last door may have gone because all of them end."""
+        with self._lock, contextlib.suppress(TransportError):  # another one is faster, or dies
+            if not self._closed.is_set():
+                self._listener = self._listen()
+                self._begin(self._accept)
 
     def _accept(self) -> None:
         listener = require(self._listener, "nobody listens")

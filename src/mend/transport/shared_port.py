@@ -11,6 +11,7 @@ A connection that greets as ZeroMQ is for the sideband of the rack's leader, who
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -73,6 +74,11 @@ class SharedPort:
             except OSError:
                 return False
         return True
+
+    def wake(self) -> None:
+        """`take` returns at once, from now on."""
+        with contextlib.suppress(OSError):
+            self._mail.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._mail.close()

@@ -65,6 +65,26 @@ async def test_port_whose_process_has_ended_is_taken_over_by_another_rank() -> N
             await pulled(0, port)
 
 
+def test_rank_that_has_closed_takes_over_no_port() -> None:
+    """Its thread may find, behind its end, that nobody listens any more."""
+    port = free_port()
+    with contextlib.closing(lane(0, port)), contextlib.closing(lane(1, port)) as second:
+        pass
+    second._holder._become_door()
+    assert second._holder._listener is None
+
+
+def test_rank_that_waits_for_connections_closes_at_once() -> None:
+    port = free_port()
+    with contextlib.closing(lane(0, port)), contextlib.closing(lane(1, port)) as second:
+        shared = second._holder._shared
+        assert shared is not None
+        shared.wake()
+        assert [shared.take() for _ in range(3)] == [None] * 3
+        second.close()
+        assert not any(thread.is_alive() for thread in second._holder._accepting)
+
+
 def test_port_of_another_job_is_in_use() -> None:
     port = free_port()
     with contextlib.closing(lane(0, port)):

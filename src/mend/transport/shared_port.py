@@ -76,9 +76,12 @@ class SharedPort:
         return True
 
     def wake(self) -> None:
-        """`take` returns at once, from now on."""
-        with contextlib.suppress(OSError):
-            self._mail.shutdown(socket.SHUT_RDWR)
+        """The next or present `take` returns at once. A shutdown would not do: without bytes a
+        datagram socket with a time-out goes on to look."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as way:
+            way.setblocking(False)
+            with contextlib.suppress(OSError):  # its queue is full, so nobody waits
+                way.sendto(b"x", self._name(self._token))
 
     def close(self) -> None:
         self._mail.close()

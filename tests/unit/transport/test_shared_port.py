@@ -77,10 +77,6 @@ def test_rank_that_has_closed_takes_over_no_port() -> None:
 def test_rank_that_waits_for_connections_closes_at_once() -> None:
     port = free_port()
     with contextlib.closing(lane(0, port)), contextlib.closing(lane(1, port)) as second:
-        shared = second._holder._shared
-        assert shared is not None
-        shared.wake()
-        assert [shared.take() for _ in range(3)] == [None] * 3
         second.close()
         assert not any(thread.is_alive() for thread in second._holder._accepting)
 

@@ -1,1 +1,1 @@
-"""engine.checkpoint.checkpoint: checkpoints of all racks at one record of the log."""
+"""engine.checkpoint: checkpoints of all racks at one record of the log."""

@@ -1,1 +1,1 @@
-"""engine.trainer.trainer: the training thread's half of a rank. It captures and applies."""
+"""engine.trainer: the training thread's half of a rank. It captures and applies."""

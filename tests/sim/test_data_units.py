@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from mend.errors import GaveUp
 from mend.types import SECOND, Peer
 from mend_lab.sim import World, draw, problems_of
 from mend_lab.sim.scenario import FOR_EVER, Fault, Scenario
+from tests.noted import pairs
 from tests.planting import Edit
 from tests.sim.bugs import Bug, planted
 from tests.sim.runs import assert_replays
@@ -68,6 +70,20 @@ def test_units_of_a_killed_rack_are_done_by_others(kind: str) -> None:
     world, counts = counted(dataclasses.replace(SMALL, faults=faults))
     assert counts[:3] == [1000, 0, 0]
     assert counts[3] > 0
+    assert_replays(world)
+
+
+def test_data_ends_while_a_rack_waits_for_the_state_of_one_that_waits_for_data() -> None:
+    """Rack 1 returns when nothing is left for it but the rows that it had; rack 0 takes these, and
+    makes no step more at which it could give its state."""
+    back = (Fault("restart", 9 * SECOND // 5, 23 * SECOND // 10, 1),)
+    two: dict[str, Any] = {"racks": 2, "steps": (400,) * 2, "step_ns": (20_000_000, 50_000_000)}
+    world, counts = counted(dataclasses.replace(SMALL, **two, units=400, carries=True, faults=back))
+    assert counts[:3] == [400, 0, 0]
+    notes = [note for process in world.processes() for note in pairs(process.notes)]
+    (why,) = [fields["reason"] for kind, fields in notes if kind == "state-fresh"]
+    assert "it leaves the job" in why, "and not: gave no copy within START_NS"
+    assert max(each.ended_ns for each in world.trainings.values()) < 6 * SECOND
     assert_replays(world)
 
 

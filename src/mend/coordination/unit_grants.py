@@ -24,22 +24,25 @@ def next_grant(
     In lockstep the first record gives each rack an equal part of the units of each epoch, so which
     rack takes what does not depend on when it asks. Otherwise a grant is at most half of a rack's
     part of what is free.
+
+    The units end when every rack that holds some has taken them: these may become free again. A
+    rack that holds none is not waited for. It may wait for the state of one that waits here.
     """
     if log.units is None or not log.seats:
         return None
     policy = require(log.policy, "units are in the first record")
     books = {book.member: book for book in log.units.books}
-    trains, asks, back = 0, dict[Member, UnitsAsk](), list[Member]()
+    trains, asks, back = list[Member](), dict[Member, UnitsAsk](), list[Member]()
     for rack, seat in sorted(log.seats.items()):
         report, book = reports.get(rack), books[seat.member]
         if report is not None and report.leaving and report.idle:
             back += [seat.member] if book.given > book.done else []
             continue
-        trains += 1
+        trains.append(seat.member)
         if report is not None and rack in live and _is_new(report.units, book):
             asks[seat.member] = require(report.units, "it has asked")
     evenly = policy.lockstep and not log.units.fresh
-    if evenly and len(asks) < trains:
+    if evenly and len(asks) < len(trains):
         return None
     if evenly:
         shares = _even_shares(policy.units, policy.epochs, sorted(asks))
@@ -47,8 +50,9 @@ def next_grant(
         shares = _shares(log.units.free, asks, len(log.seats))
     if shares or back:
         return Grant(shares, tuple(back))
-    empty = sum(ask.empty for ask in asks.values())
-    ends = empty > 0 and (policy.lockstep or empty == trains)
+    empty = {member for member, ask in asks.items() if ask.empty}
+    holding = {member for member in trains if books[member].given > books[member].done}
+    ends = empty and (policy.lockstep or holding <= empty)
     return Grant(()) if ends and not log.units.free and not log.units.ended else None
 
 

@@ -63,6 +63,14 @@ def test_silent_rack_is_waited_for_at_the_end() -> None:
     assert next_grant(state, silent, frozenset({0})) is None
 
 
+def test_units_end_without_the_ask_of_a_rack_that_holds_none() -> None:
+    """It joins, and waits for the state of the rack that waits for the end."""
+    state = log(20, Grant(((A, ((0, 20),)),)))
+    joins = asks((20, 64, True), None)
+    joins[1] = report(1, wants=True)
+    assert next_grant(state, joins, BOTH) == Grant(())
+
+
 def test_rack_that_has_stopped_gives_back_what_it_did_not_merge() -> None:
     state = log(20, Grant(((A, ((0, 10),)), (B, ((10, 10),)))))
     reports = asks((10, 64, True), None) | {1: report(1, leaving=True, idle=True)}

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from mend.events.kinds import AsyncTpUnused
 from mend.hardware.async_tp import AsyncTp
 
 pytestmark = [
@@ -104,11 +105,12 @@ def test_what_it_says_is_what_the_compiled_graphs_hold(mesh: DeviceMesh) -> None
 
 def test_a_model_that_is_not_compiled_gets_a_reason(mesh: DeviceMesh) -> None:
     model = model_on(mesh)
-    tp = AsyncTp.enable(model)
+    notes: list[object] = []
+    tp = AsyncTp.enable(model, note=notes.append)
     try:
         trained(model, mesh)
-        with pytest.warns(UserWarning, match="no effect"):
-            tp.stepped()
+        tp.stepped()
         assert tp.said.startswith("not active: ")
+        assert notes[1:] == [AsyncTpUnused(tp.said)]
     finally:
         tp.close()

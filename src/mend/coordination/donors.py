@@ -17,6 +17,7 @@ from mend.types import Member
 Reports = Mapping[int, Report | None]
 
 LEAVES = "it leaves the job, and no other rack trains"
+ALL_JOIN = "every rack of the job joins, and none trains"
 
 
 def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Donor, ...]:
@@ -37,7 +38,9 @@ def donors_of(log: LogState, reports: Reports, live: frozenset[int]) -> tuple[Do
 def copies_of(
     log: LogState, reports: Reports, live: frozenset[int], donors: Sequence[Donor]
 ) -> tuple[StateCopy, ...]:
-    """The copies of the donors; if every donor has refused, the refusal of the lowest rack."""
+    """The copies of the donors; if every donor has refused, the refusal of the lowest rack. Where
+    all racks join, the lowest that votes is refused in its own name: it trains then, and can give
+    its state to the others."""
     copies = []
     named = {each.to: each.donor for each in donors}
     for rack in _asking(log, reports, live):
@@ -51,6 +54,8 @@ def copies_of(
             if not training:
                 leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
                 refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
+                if rack == _first_of_joining(log, reports, live):
+                    refusals = [StateCopy(to, to, 0, (), (), ALL_JOIN)]
             copies += [each for each in refusals if each is not None][:1]
     return tuple(copies)
 
@@ -109,10 +114,23 @@ def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int
 def _all_leaving(log: LogState, reports: Reports) -> list[int]:
     """The seated racks that are not joining, if all of them leave. One that is silent, or not heard
     yet, may still train."""
-    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
-    racks = sorted(log.seats.keys() - newcomers)
+    racks = _not_joining(log, reports)
     newest = [reports.get(rack) for rack in racks]
     return racks if all(report is not None and report.leaving for report in newest) else []
+
+
+def _first_of_joining(log: LogState, reports: Reports, live: frozenset[int]) -> int | None:
+    """The lowest live rack that votes and waits for a state, if every seated rack joins: all that
+    trained were started again before a copy was made."""
+    if _not_joining(log, reports):
+        return None
+    newcomers = log.non_voters - log.demoted
+    return next((rack for rack in _asking(log, reports, live) if rack not in newcomers), None)
+
+
+def _not_joining(log: LogState, reports: Reports) -> list[int]:
+    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
+    return sorted(log.seats.keys() - newcomers)
 
 
 def _has_copy(report: Report | None, to: Member) -> bool:

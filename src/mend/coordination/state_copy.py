@@ -77,7 +77,9 @@ class StateCopies:
             return []
         if copy.refused:
             self.done = True
-            return [NoState(f"rack {copy.donor.rack} cannot give it: {copy.refused}")]
+            own = copy.donor == copy.to
+            donor = "" if own else f"rack {copy.donor.rack} cannot give it: "
+            return [NoState(donor + copy.refused)]
         if log.member(copy.donor.rack) != copy.donor:
             self.tries = TRIES_MAX
             return []

@@ -364,13 +364,17 @@ class Checkers:
 
     def _check_stalls(self, watched: Watched) -> None:
         """I5: between two applies the training thread waits at most stall_max_s for results in all,
-        however many apply points pass. A wait in which its process stood still is made again."""
+        however many apply points pass. A wait in which its process stood still is made again; a
+        process cannot tell that from a clock that jumps."""
         stalls = watched.training.stalls
         since, watched.stalls_read = stalls[watched.stalls_read :], len(stalls)
         waits = [each for each in since if POLL_NS < each[1] <= self.stall_max_ns]
         waited_ns = sum(waited for waited, _ in waits)
         frozen = [f.end_ns - f.begin_ns for f in self.scenario.faults if f.kind == "freeze"]
         again_ns = sum(limit for waited, limit in waits if frozen and waited > limit + ASLEEP_NS)
+        jumps = [f.amount for f in self.scenario.faults
+                 if (f.kind, f.a) == ("clock_jump", watched.me.rack)]  # fmt: skip
+        again_ns += self.stall_max_ns * sum(ahead_ns > ASLEEP_NS for ahead_ns in jumps)
         if waited_ns > self.stall_max_ns + again_ns + STALL_SLACK_NS + sum(frozen):
             self.problem(
                 f"I5: {watched.me} waited {waited_ns / SECOND:.2f} s in one outage, the limit is "

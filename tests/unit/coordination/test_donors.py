@@ -107,6 +107,20 @@ def test_where_all_leave_the_joiner_hears_it() -> None:
     assert copies_of(log(), told, frozenset({0, 2}), ()) == (), "rack 1 is silent, and trains"
 
 
+def test_one_voter_begins_fresh_if_every_rack_joins() -> None:
+    """All that trained were started again: they would wait for each other."""
+    told = reports(wants=True) | {1: report(1, wants=True)}
+    (said,) = copies_of(log(), told, ALL, ())
+    assert (said.to, said.donor, said.refused) == (
+        member(0), member(0), "every rack of the job joins, and none trains"
+    )  # fmt: skip
+    (said,) = copies_of(log(), told, ALL - {0}, ())
+    assert said.to == member(1), "rack 0 is gone again"
+    assert copies_of(log(), told | {1: None}, ALL, ()) == (), "rack 1 may train"
+    began = told | {0: report(0)}
+    assert copies_of(log(), began, ALL, donors_of(log(), began, ALL)) == (), "rack 0 gives it"
+
+
 def test_a_racks_copy_is_that_of_all_its_ranks_at_one_step() -> None:
     def ranks(*copies: RankCopy | None) -> Any:
         return [rank_report(1, copies=(copy,) if copy else ()) for copy in copies]

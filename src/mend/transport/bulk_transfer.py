@@ -251,7 +251,8 @@ class Attempt:
             return max(LENGTH_LEAST, got // 4)
         if took_s < self._stall_s / 16:
             self.quick = True
-            self.widens.set()
+            if not self.widens.is_set():  # setting it again would take its lock
+                self.widens.set()
         if took_s < self._stall_s / 16 and got >= length:
             return min(self._chunk_bytes, length * 4)
         return length

@@ -30,7 +30,7 @@ from mend.errors import (
 from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
-from mend.transport.bulk_transfer import Attempt, Incoming
+from mend.transport.bulk_transfer import LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.growth import Growth
 from mend.transport.kept_threads import KeptThreads
@@ -104,8 +104,9 @@ class BulkLane:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
-        self._quick: set[Address] = set()
-        """Holders that have answered quickly; the loop's thread alone uses it."""
+        self._quick: dict[Address, int] = {}
+        """What holders that have answered quickly are asked for first; the loop's thread alone uses
+        it."""
         self._thin: dict[Address, asyncio.Semaphore] = {}
         self._turns = asyncio.Semaphore(FETCHES_MAX)
         self._threads = KeptThreads(f"mend-lane-fetch-{self._holder.port}")
@@ -219,7 +220,7 @@ class BulkLane:
             stall_s=self._stall_ns / SECOND,
             clock_s=loop.time,
             count=self._count,
-            quick=holder in self._quick,
+            first=self._quick.get(holder, 0),
         )
         several = STREAMS if len(self._attempts) < WIDE_MAX else 1
         streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
@@ -232,13 +233,22 @@ class BulkLane:
         finally:
             attempt.stop(None)
             self._attempts.discard(attempt)
-            if attempt.quick is not None:
-                (self._quick.add if attempt.quick else self._quick.discard)(holder)
+            self._learn(attempt)
             await _settled(ended)
         ended.result()  # a bug in a stream must not pass for a fault of the network
         if incoming.complete:
             return None
         return attempt.error or _unreachable(holder, attempt.broken)
+
+    def _learn(self, attempt: Attempt) -> None:
+        """How to begin with this holder the next time."""
+        if attempt.quick is False or isinstance(attempt.error, TransferStalled):
+            self._quick.pop(attempt.holder, None)
+        elif attempt.quick:
+            known = self._quick.get(attempt.holder, LENGTH_MIN)
+            if attempt.swift is not None:
+                known = LENGTH_SWIFT if attempt.swift else LENGTH_MIN
+            self._quick[attempt.holder] = known
 
     async def _watch(self, attempt: Attempt, ended: asyncio.Future[None]) -> None:
         """Wait for the streams; stop them when no verified byte came for the stall time-out.

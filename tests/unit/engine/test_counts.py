@@ -7,6 +7,7 @@ or calls of smaller pieces, are seen here and not first on a GPU.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections import Counter
@@ -33,9 +34,10 @@ from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import merge_kernel
 from mend.merge import Average
 from mend.outer import Nesterov
+from mend.transport.bulk_client import STREAMS, BulkLane
 from mend.transport.bulk_link import HolderEnd, ReaderEnd
 from mend.transport.security import Channel, Secret, Secrets
-from mend.types import Member, offer_key
+from mend.types import SECOND, Member, offer_key
 
 PARTS = 4
 NUMEL = PARTS * PORTION_NUMEL
@@ -303,6 +305,50 @@ def _count_calls(
         real(channel, *arguments)
 
     monkeypatch.setattr(Channel, name, call)
+
+
+# --------------------------------------------------------------------------- a pull
+
+
+CALLS = ("recv", "recv_into", "sendall", "sendmsg")
+
+
+@pytest.mark.parametrize(("protected", "each_mib"), [(False, 2.75), (True, 6.5)])
+async def test_a_pull_wakes_the_loop_once_and_takes_so_many_calls_per_mib(
+    monkeypatch: pytest.MonkeyPatch, protected: bool, each_mib: float
+) -> None:
+    """Of both sides together, and not the first pull: then threads and connections are there, and
+    requests are large from the beginning."""
+    size, calls, begun = 64 << 20, Counter[str](), threading.Thread.start
+    data, into = memoryview(bytearray(size)), memoryview(bytearray(size))
+    secrets = Secrets([OURS]) if protected else None
+    settings: Any = {"token": TOKEN, "secrets": secrets, "stall_ns": 600 * SECOND}
+    holder, reader = (BulkLane("127.0.0.1", None, **settings) for _ in range(2))
+    holder.serve(KEY, data)
+    while len(reader._threads._free) < STREAMS or len(reader._idle[holder.address]) < STREAMS:
+        await reader.fetch([holder.address], KEY, "", into)
+        await asyncio.sleep(0.05)  # the threads have told, and now become free
+    for owner, names in ((socket.socket, CALLS), (Channel, ("seal", "open"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, _counted(getattr(owner, name), name, calls))
+    monkeypatch.setattr(threading.Thread, "start", _counted(begun, "start", calls))
+    loop = asyncio.get_running_loop()
+    wake = _counted(loop.call_soon_threadsafe, "wake", calls)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
+    await reader.fetch([holder.address], KEY, "", into)
+    for lane in (reader, holder):
+        lane.close()
+    assert (calls.pop("wake"), calls.pop("start", 0)) == (1, 0)
+    print(calls, sum(calls.values()) / 64)
+    assert sum(calls.values()) <= each_mib * size / (1 << 20), calls
+
+
+def _counted(real: Callable[..., Any], name: str, calls: Counter[str]) -> Callable[..., Any]:
+    def call(*arguments: Any, **more: Any) -> Any:
+        calls[name] += 1
+        return real(*arguments, **more)
+
+    return call
 
 
 # --------------------------------------------------------------------------- page-locked memory

@@ -194,7 +194,8 @@ class PayloadServer:
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         with self._news:
             self._served[key] = view.cast("B").toreadonly(), growth
-            self._news.notify_all()
+            if is_growing_key(key):  # requests for others do not wait
+                self._news.notify_all()
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
         """Answer requests for keys that are not served by `find(key)`; None: it is gone. Called by

@@ -159,7 +159,8 @@ class Attempt:
         self.quick: bool | None = None
         """Whether the newest replies came quickly; None: neither quickly nor slowly."""
         self.swift: bool | None = None
-        """Whether the newest whole chunk came at once; None: there was none."""
+        """Whether a whole chunk came at once, others may have waited for bytes that are still being
+        made; None: there was none."""
         if first:
             self.widens.set()
         self._lock = threading.Lock()
@@ -250,7 +251,7 @@ class Attempt:
         counted in.
         """
         if got == self._chunk_bytes:
-            self.swift = took_s < self._stall_s / 64
+            self.swift = self.swift or took_s < self._stall_s / 64
         if took_s > self._stall_s / 4:
             self.quick = False
             return max(LENGTH_LEAST, got // 4)

@@ -130,11 +130,11 @@ def test_requests_grow_while_replies_are_quick() -> None:
     assert lengths == [256 << 10, 1 << 20, 4 << 20, 4 << 20, 4 << 20]
 
 
-def test_the_newest_whole_chunk_tells_whether_the_holder_is_swift() -> None:
+def test_a_whole_chunk_that_comes_at_once_tells_that_the_holder_is_swift() -> None:
     asked = attempt()
     asked._next_length(1 << 20, 1 << 20, 0.0)
     assert asked.swift is None
-    for took_s, swift in ((0.2, True), (0.3, False), (0.2, True)):
+    for took_s, swift in ((0.3, False), (0.2, True), (0.3, True)):
         asked._next_length(4 << 20, 4 << 20, took_s)
         assert asked.swift is swift
 

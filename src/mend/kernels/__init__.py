@@ -78,8 +78,8 @@ both, which are written) -> the greatest magnitude in the next anchor. From the 
 Inf included, it ends the work with its row.
 
 `begin` is a multiple of 2^20. D: number of whole blocks of 2^20 elements in the part, whose
-digests `finish_hash` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a multiple
-of 4 bytes."""
+digests `finish_hashes` makes of the lanes; 0: none is wanted. Payloads of float32 begin at a
+multiple of 4 bytes."""
 
 SignsKernel = Callable[[int, int, _Vector], tuple[int, int]]
 """(address of a payload; `begin`, the element with which this part begins; the part of the
@@ -212,9 +212,9 @@ def signs_kernel(codec: str) -> SignsKernel | None:
     return kernel
 
 
-def finish_hash(lanes_8: np.ndarray, size: int) -> bytes:
-    """xxh3_128 of a block of `size` bytes, of its lanes after a `MergeKernel`."""
-    finished: bytes = import_module("mend.kernels.hashes").finish(lanes_8, size)
+def finish_hashes(lanes_D8: np.ndarray, size: int) -> bytes:
+    """xxh3_128 of each of D blocks of `size` bytes, of their lanes after a `MergeKernel`."""
+    finished: bytes = import_module("mend.kernels.hashes").finish(lanes_D8, size)
     return finished
 
 

@@ -47,6 +47,7 @@ FIRST = np.array(
 _KEYS = np.frombuffer(_SECRET, np.uint8)
 _SCRAMBLE = np.frombuffer(_SECRET[_SCRAMBLES:], np.uint64)
 _PRIME, _47, _6 = np.uint64(_PRIMES_32[0]), np.uint64(47), np.uint64(6)
+_32, _HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 @intrinsic
@@ -104,21 +105,28 @@ def feed(lanes_8: Any, address: Any, rows: Any, ends: Any) -> None:
                 lanes_8[i] = (lane ^ (lane >> _47) ^ _SCRAMBLE[i]) * _PRIME
 
 
-def finish(lanes_8: np.ndarray, size: int) -> bytes:
-    """The digest of a block of `size` bytes, as `xxhash.xxh3_128_digest` gives it."""
-    lanes = [int(lane) for lane in lanes_8]
-    low = _mixed(lanes, _LOW, size * _PRIMES_64[0] & _MASK)
-    high = _mixed(lanes, _HIGH, ~(size * _PRIMES_64[1]) & _MASK)
-    return high.to_bytes(8, "big") + low.to_bytes(8, "big")
+def finish(lanes_D8: np.ndarray, size: int) -> bytes:
+    """The digests of D blocks of `size` bytes, one after another, as `xxhash.xxh3_128_digest` gives
+    each."""
+    low_D = _mixed(lanes_D8, _LOW, size * _PRIMES_64[0] & _MASK)
+    high_D = _mixed(lanes_D8, _HIGH, ~(size * _PRIMES_64[1]) & _MASK)
+    return np.stack([high_D, low_D], 1).astype(">u8").tobytes()
 
 
-def _mixed(lanes: list[int], secret: int, start: int) -> int:
-    for i in range(0, LANES, 2):
-        keys = (_SECRET[secret + 8 * k : secret + 8 * k + 8] for k in (i, i + 1))
-        first, second = (int.from_bytes(key, "little") for key in keys)
-        product = (lanes[i] ^ first) * (lanes[i + 1] ^ second)
-        start += (product & _MASK) ^ (product >> 64)
-    start &= _MASK
-    start ^= start >> 37
-    start = start * 0x165667919E3779F9 & _MASK
-    return start ^ start >> 32
+def _mixed(lanes_D8: np.ndarray, secret: int, start: int) -> np.ndarray:
+    keyed_D8 = lanes_D8 ^ np.frombuffer(_SECRET[secret : secret + 8 * LANES], np.uint64)
+    first_D4, second_D4 = keyed_D8[:, 0::2], keyed_D8[:, 1::2]
+    low_D4, high_D4 = first_D4 * second_D4, _high(first_D4, second_D4)
+    mixed_D: np.ndarray = (low_D4 ^ high_D4).sum(1, dtype=np.uint64) + np.uint64(start)
+    mixed_D ^= mixed_D >> np.uint64(37)
+    mixed_D *= np.uint64(0x165667919E3779F9)
+    mixed_D ^= mixed_D >> _32
+    return mixed_D
+
+
+def _high(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The upper 64 of the 128 bits of products."""
+    a, b, c, d = first >> _32, first & _HALF, second >> _32, second & _HALF
+    middle = (b * d >> _32) + (a * d & _HALF) + (b * c & _HALF)
+    high: np.ndarray = a * c + (a * d >> _32) + (b * c >> _32) + (middle >> _32)
+    return high

@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import errno
 import functools
+import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
 
 from mend.errors import (
     ChecksumMismatch,
@@ -31,9 +30,10 @@ from mend.errors import (
 from mend.transport.asking import Asked, Ends, ask_around, most_telling, no_holder
 from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_server import CARRIED_MAX, PayloadServer, advertised
-from mend.transport.bulk_transfer import Attempt, Incoming
+from mend.transport.bulk_transfer import LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
 from mend.transport.bulk_wire import LENGTH_MAX, checksum_of, tune
 from mend.transport.growth import Growth
+from mend.transport.kept_threads import KeptThreads
 from mend.transport.probe import host_and_port
 from mend.transport.security import Secrets
 from mend.transport.socks import connect_through
@@ -59,7 +59,6 @@ CONNECT_NS_MAX = 5 * SECOND
 CLOSE_S = 5.0
 """How long `close` waits for threads, which it has woken: they end at once."""
 
-T = TypeVar("T")
 _AddrInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]
 
 
@@ -105,11 +104,12 @@ class BulkLane:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[ReaderEnd]] = {}
         self._attempts: set[Attempt] = set()
-        self._quick: set[Address] = set()
-        """Holders that have answered quickly; the loop's thread alone uses it."""
+        self._quick: dict[Address, int] = {}
+        """What holders that have answered quickly are asked for first; the loop's thread alone uses
+        it."""
         self._thin: dict[Address, asyncio.Semaphore] = {}
         self._turns = asyncio.Semaphore(FETCHES_MAX)
-        self._threads: set[threading.Thread] = set()
+        self._threads = KeptThreads(f"mend-lane-fetch-{self._holder.port}")
         self._closed = False
 
     @property
@@ -220,39 +220,45 @@ class BulkLane:
             stall_s=self._stall_ns / SECOND,
             clock_s=loop.time,
             count=self._count,
-            quick=holder in self._quick,
+            first=self._quick.get(holder, 0),
         )
         several = STREAMS if len(self._attempts) < WIDE_MAX else 1
         streams = min(several, 1 + len(incoming.into) // STREAM_BYTES_MIN)
         self._attempts.add(attempt)
         work = functools.partial(self._stream, attempt, where)
         waits = functools.partial(self._stream_later, attempt, where)
-        jobs = [work, *[waits] * (streams - 1)]
-        threads = {self._in_thread(job) for job in jobs}
+        ended = self._in_threads([work, *[waits] * (streams - 1)])
         try:
-            await self._watch(attempt, threads)
+            await self._watch(attempt, ended)
         finally:
             attempt.stop(None)
             self._attempts.discard(attempt)
-            if attempt.quick is not None:
-                (self._quick.add if attempt.quick else self._quick.discard)(holder)
-            await _settled(threads)
-        for thread in threads:
-            if not thread.cancelled():
-                thread.result()  # a bug in a stream must not pass for a fault of the network
+            self._learn(attempt)
+            await _settled(ended)
+        ended.result()  # a bug in a stream must not pass for a fault of the network
         if incoming.complete:
             return None
         return attempt.error or _unreachable(holder, attempt.broken)
 
-    async def _watch(self, attempt: Attempt, threads: set[asyncio.Future[None]]) -> None:
+    def _learn(self, attempt: Attempt) -> None:
+        """How to begin with this holder the next time."""
+        if attempt.quick is False or isinstance(attempt.error, TransferStalled):
+            self._quick.pop(attempt.holder, None)
+        elif attempt.quick:
+            known = self._quick.get(attempt.holder, LENGTH_MIN)
+            if attempt.swift is not None:
+                known = LENGTH_SWIFT if attempt.swift else LENGTH_MIN
+            self._quick[attempt.holder] = known
+
+    async def _watch(self, attempt: Attempt, ended: asyncio.Future[None]) -> None:
         """Wait for the streams; stop them when no verified byte came for the stall time-out.
 
         Counts looks, not clock differences: a process that was frozen itself blames nobody.
         """
-        seen, quiet, pending = attempt.incoming.verified, 0, threads
+        seen, quiet = attempt.incoming.verified, 0
         interval_s = self._stall_ns / SECOND / WATCHES_PER_STALL
-        while pending:
-            _, pending = await asyncio.wait(pending, timeout=interval_s)
+        while not ended.done():
+            await asyncio.wait((ended,), timeout=interval_s)
             moved = attempt.incoming.verified > seen
             seen, quiet = attempt.incoming.verified, 0 if moved else quiet + 1
             if quiet >= WATCHES_PER_STALL and not attempt.stopped:
@@ -276,36 +282,36 @@ class BulkLane:
             numeric = socket.AI_NUMERICHOST
             return socket.getaddrinfo(holder.host, holder.port, type=kind, flags=numeric)[0]
         except socket.gaierror:
-            look_up = functools.partial(socket.getaddrinfo, holder.host, holder.port, type=kind)
+            looking = _looked_up(holder, kind)
+            return await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND)
+
+    def _in_threads(self, jobs: Sequence[Callable[[], None]]) -> asyncio.Future[None]:
+        """Run them beside each other. Done with the last of them, which alone wakes the loop."""
+        future, failed, order = Future[None](), list[BaseException](), itertools.count(1)
+        future.set_running_or_notify_cancel()
+
+        def run(job: Callable[[], None]) -> None:
             try:
-                looking = self._in_thread(look_up, joined=False)
-            except RuntimeError as error:  # Python 3.12 starts no thread at its end
-                raise OSError(f"its name was not looked up: {error}") from error
-            return (await asyncio.wait_for(looking, CONNECT_NS_MAX / SECOND))[0]
+                job()
+            except BaseException as error:
+                failed.append(error)
+            if next(order) < len(jobs):
+                return
+            if not failed:
+                future.set_result(None)
+            elif isinstance(failed[0], Exception):
+                future.set_exception(failed[0])
+            else:  # would end the event loop
+                future.set_exception(RuntimeError(f"a pull was ended by {failed[0]!r}"))
 
-    def _in_thread(self, job: Callable[[], T], *, joined: bool = True) -> asyncio.Future[T]:
-        """The result of `job`, which runs in a daemon thread. `joined`: `close` waits for it.
+        def refuse(error: RuntimeError) -> None:
+            raise error
 
-        Not an executor of asyncio or concurrent.futures: the interpreter joins their threads at its
-        end, before anything has stopped a pull, and no new pull could begin from then on.
-        """
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(job())
-                except Exception as error:
-                    future.set_exception(error)
-                except BaseException as error:  # would end the event loop
-                    future.set_exception(RuntimeError(f"a pull was ended by {error!r}"))
-            self._threads.discard(threading.current_thread())
-
-        name = f"mend-lane-fetch-{self._holder.port}"
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        if joined:
-            self._threads.add(thread)
-        thread.start()
+        for job in jobs:
+            try:
+                self._threads.run(functools.partial(run, job))
+            except RuntimeError as error:  # those that run have to end first
+                run(functools.partial(refuse, error))
         return asyncio.wrap_future(future)
 
     def _stream_later(self, attempt: Attempt, where: _AddrInfo) -> None:
@@ -410,20 +416,35 @@ class BulkLane:
         for attempt in tuple(self._attempts):
             attempt.stop(_closed_during_fetch())
         self._holder.close()
-        deadline_s = time.monotonic() + CLOSE_S
-        for thread in tuple(self._threads):
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        self._threads.close(CLOSE_S)
         for holder in tuple(self._idle):
             self._forget(holder)
 
 
-async def _settled(threads: set[asyncio.Future[None]]) -> None:
+def _looked_up(holder: Address, kind: socket.SocketKind) -> asyncio.Future[_AddrInfo]:
+    """In a thread that nobody waits for: a resolver may hang. Raises OSError."""
+    future: Future[_AddrInfo] = Future()
+
+    def look_up() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(socket.getaddrinfo(holder.host, holder.port, type=kind)[0])
+            except Exception as error:
+                future.set_exception(error)
+
+    try:
+        threading.Thread(target=look_up, name="mend-lane-lookup", daemon=True).start()
+    except RuntimeError as error:  # Python 3.12 starts no thread at its end
+        raise OSError(f"its name was not looked up: {error}") from error
+    return asyncio.wrap_future(future)
+
+
+async def _settled(ended: asyncio.Future[None]) -> None:
     """Wait for threads that have been asked to stop; a cancellation meanwhile waits as well."""
-    pending = {thread for thread in threads if not thread.done()}
     cancelled: asyncio.CancelledError | None = None
-    while pending:
+    while not ended.done():
         try:
-            _, pending = await asyncio.wait(pending)
+            await asyncio.wait((ended,))
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:

@@ -55,6 +55,11 @@ PIECE_BYTES = 1 << 20
 """Sealed at once: stays in a core's cache between the seal and the socket. Both sides take the
 interpreter's lock a few times per piece, each time from a training thread that launches kernels."""
 
+BATCH_PIECES = 2
+"""Sealed pieces that are sent, and read, at once. Every connection keeps memory for so many."""
+
+_ROOM_BYTES = BATCH_PIECES * (PIECE_BYTES + TAG_BYTES)
+
 REQUEST_NS_MAX = 5 * SECOND
 """Within this a greeting, and what was begun of a request, has to be there whole."""
 
@@ -83,7 +88,7 @@ class ReaderEnd:
         if secret is None:
             sock.sendall(HELLO.pack(HELLO_MAGIC, WIRE_VERSION, token))
             return
-        self._piece = memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+        self._room = memoryview(bytearray(_ROOM_BYTES))
         self._conceal, magic = secret.conceal, _magic(secret.conceal)
         random = os.urandom(RANDOM_BYTES)
         sock.sendall(HELLO.pack(magic, WIRE_VERSION, token) + secret.name + random)
@@ -122,22 +127,26 @@ class ReaderEnd:
         if self._channels is None:
             read_exactly(self.sock, into)
             return bool(xxhash.xxh3_128_digest(into) == digest)
-        for start in range(0, len(into), PIECE_BYTES):
-            part = into[start : start + PIECE_BYTES]
-            if not self._conceal:
-                tag = bytearray(TAG_BYTES)
-                read_exactly(self.sock, part)
-                read_exactly(self.sock, memoryview(tag))
-                if not _opens(self._channels[1], tag, part):
-                    return False
-                continue
-            sealed = self._piece[: len(part) + TAG_BYTES]
+        channel = self._channels[1]
+        if not self._conceal:
+            return all(self._checked(channel, part) for _, part in _cut(into, PIECE_BYTES))
+        for first, batch in _cut(into, BATCH_PIECES * PIECE_BYTES):
+            pieces = _cut(batch, PIECE_BYTES)
+            sealed = self._room[: len(batch) + len(pieces) * TAG_BYTES]
             read_exactly(self.sock, sealed)
             try:
-                self._channels[1].open(sealed, key + _PLACE.pack(offset + start), part)
+                for start, part in pieces:
+                    piece, sealed = sealed[: len(part) + TAG_BYTES], sealed[len(part) + TAG_BYTES :]
+                    channel.open(piece, key + _PLACE.pack(offset + first + start), part)
             except BadSeal:
                 return False
         return True
+
+    def _checked(self, channel: Channel, part: memoryview) -> bool:
+        tag = bytearray(TAG_BYTES)
+        read_exactly(self.sock, part)
+        read_exactly(self.sock, memoryview(tag))
+        return _opens(channel, tag, part)
 
 
 class HolderEnd:
@@ -151,8 +160,8 @@ class HolderEnd:
         self._token, self._secrets = token, secrets
         self._channels: tuple[Channel, Channel] | None = None
         self._conceal = True
-        self._request = bytearray(REQUEST.size + (TAG_BYTES if secrets else 0))
-        self._piece = memoryview(bytearray())
+        self.request_bytes = REQUEST.size + (TAG_BYTES if secrets else 0)
+        self._room = memoryview(bytearray())
 
     def greet(self) -> bool:
         """Read the greeting of the connection. False: it is not of this job."""
@@ -179,19 +188,19 @@ class HolderEnd:
         return True
 
     def request(self, begun: bytes) -> tuple[bytes, int, int] | None:
-        """(key, offset, length) of the request that begins with `begun`. None: it is invalid."""
-        into = memoryview(self._request)
-        into[: len(begun)] = begun
-        read_within(self.sock, into[len(begun) :], time.monotonic_ns() + REQUEST_NS_MAX)
-        plain = bytearray(self._request)
+        """(key, offset, length) of the request that begins with `begun`, which may be all of it.
+        None: it is invalid."""
+        plain = bytearray(begun.ljust(self.request_bytes))
+        rest = memoryview(plain)[len(begun) :]
+        read_within(self.sock, rest, time.monotonic_ns() + REQUEST_NS_MAX)
         if self._channels is not None:
-            plain = bytearray(REQUEST.size)
+            sealed, plain = plain, bytearray(REQUEST.size)
             try:
-                self._channels[0].open(into, b"", memoryview(plain))
+                self._channels[0].open(memoryview(sealed), b"", memoryview(plain))
             except BadSeal:
                 return None
             self.greeted = True  # the first proof that it has the key: it may have a buffer now
-            self._piece = self._piece or memoryview(bytearray(PIECE_BYTES + TAG_BYTES))
+            self._room = self._room or memoryview(bytearray(REPLY.size + _ROOM_BYTES))
         magic, key, offset, length = REQUEST.unpack(plain)
         return (key, offset, length) if magic == REQUEST_MAGIC else None
 
@@ -205,15 +214,19 @@ class HolderEnd:
             digest = xxhash.xxh3_128_digest(part)
             self._send(self._header(OK, total, key, offset, len(part), digest), part)
             return
-        self.sock.sendall(self._header(OK, total, key, offset, len(part), b""))
-        for start in range(0, len(part), PIECE_BYTES):
-            plain = part[start : start + PIECE_BYTES]
-            if not self._conceal:
-                self._send(plain, _seal(self._channels[1], plain))
-                continue
-            sealed = self._piece[: len(plain) + TAG_BYTES]
-            self._channels[1].seal(plain, key + _PLACE.pack(offset + start), sealed)
-            self.sock.sendall(sealed)
+        header, channel = self._header(OK, total, key, offset, len(part), b""), self._channels[1]
+        if not self._conceal:
+            self.sock.sendall(header)
+            for _, plain in _cut(part, PIECE_BYTES):
+                self._send(plain, _seal(channel, plain))
+            return
+        self._room[: (filled := len(header))] = header
+        for first, batch in _cut(part, BATCH_PIECES * PIECE_BYTES):
+            for start, plain in _cut(batch, PIECE_BYTES):
+                sealed = self._room[filled : (filled := filled + len(plain) + TAG_BYTES)]
+                channel.seal(plain, key + _PLACE.pack(offset + first + start), sealed)
+            self.sock.sendall(self._room[:filled])
+            filled = 0
 
     def _send(self, first: bytes | memoryview, second: bytes | memoryview) -> None:
         """Send both without joining them in a copy."""
@@ -230,6 +243,11 @@ class HolderEnd:
             return header
         about = header[:_TAGGED] + key + _PLACE.pack(offset)
         return header[:_TAGGED] + _seal(self._channels[1], about)
+
+
+def _cut(view: memoryview, size: int) -> list[tuple[int, memoryview]]:
+    """In order, with where each begins; the last one may be shorter."""
+    return [(start, view[start : start + size]) for start in range(0, len(view), size)]
 
 
 def _magic(conceal: bool) -> bytes:

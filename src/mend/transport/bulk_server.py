@@ -30,8 +30,8 @@ CARRIED_MAX = 2 * CONNECTIONS_MAX
 GROW_NS_MAX = SECOND
 """How long a request waits for bytes of a payload that is still being made; at most an eighth of
 the stall time-out, so that the reader does not take the holder for a slow one."""
-GROW_LOOK_S = 0.05
-"""How often a request that waits looks whether the server closes."""
+GROW_LOOK_S = 0.25
+"""How often a request that waits looks whether the server closes: less than JOIN_SECONDS_MAX."""
 
 ADMIT_NS = 5 * MS
 """Between two connections, after CONNECTIONS_MAX at once: each costs a thread. Faster ones wait in
@@ -194,7 +194,8 @@ class PayloadServer:
         ensure(len(key) == KEY_BYTES, "no key of a payload", key=key)
         with self._news:
             self._served[key] = view.cast("B").toreadonly(), growth
-            self._news.notify_all()
+            if is_growing_key(key):  # requests for others do not wait
+                self._news.notify_all()
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
         """Answer requests for keys that are not served by `find(key)`; None: it is gone. Called by
@@ -317,7 +318,7 @@ class PayloadServer:
         while True:
             connection.idle = True
             try:
-                begun = connection.sock.recv(1)
+                begun = connection.sock.recv(connection.request_bytes)
             except BlockingIOError:
                 if not connection.greeted and time.monotonic_ns() >= limit_ns:
                     return False

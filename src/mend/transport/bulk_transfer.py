@@ -16,9 +16,10 @@ from mend.transport.bulk_link import ReaderEnd
 from mend.transport.bulk_wire import BAD, GONE, OK, REPLY, shut
 from mend.types import Address, Extent, Meter
 
-LENGTH_MIN, LENGTH_FIRST, LENGTH_LEAST = 64 << 10, 16 << 10, 8 << 10
-"""Bytes of a connection's first request: to a holder that has answered quickly, to another one, and
-over a thin link. A request grows while replies come quickly."""
+LENGTH_SWIFT, LENGTH_MIN, LENGTH_FIRST, LENGTH_LEAST = 1 << 20, 64 << 10, 16 << 10, 8 << 10
+"""Bytes of a connection's first request: to a holder that has answered at once, to one that has
+answered quickly, to another one, and over a thin link. A request grows while replies come quickly.
+Small ones take the interpreter's lock as often as large ones."""
 AHEAD = 3
 """Requests outstanding per connection: the holder always knows what to send next."""
 
@@ -144,20 +145,23 @@ class Attempt:
         stall_s: float,
         clock_s: Callable[[], float],
         count: Callable[[int], None],
-        quick: bool,
+        first: int = 0,
     ) -> None:
-        """`quick`: the holder has answered quickly before. Else the first connection asks for a
-        little, and the others wait for its reply: four of them would get nothing whole in time over
-        a thin link."""
+        """`first`: what the holder is asked for first; it has answered quickly before. 0: it has
+        not. Then the first connection asks for a little, and the others wait for its reply: four of
+        them would get nothing whole in time over a thin link."""
         self.incoming, self.holder, self.key = incoming, holder, key
         self._chunk_bytes, self._stall_s = chunk_bytes, stall_s
         self._clock_s, self._count = clock_s, count
-        self._length = min(LENGTH_MIN if quick else LENGTH_FIRST, chunk_bytes)
+        self._length = min(first or LENGTH_FIRST, chunk_bytes)
         self.widens = threading.Event()
         """Set when further connections may begin, or the attempt ends."""
         self.quick: bool | None = None
         """Whether the newest replies came quickly; None: neither quickly nor slowly."""
-        if quick:
+        self.swift: bool | None = None
+        """Whether a whole chunk came at once, others may have waited for bytes that are still being
+        made; None: there was none."""
+        if first:
             self.widens.set()
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
@@ -246,12 +250,15 @@ class Attempt:
         it. Growing 4-fold from under 1/16 stays under 1/4, with everything that is outstanding
         counted in.
         """
+        if got == self._chunk_bytes:
+            self.swift = self.swift or took_s < self._stall_s / 64
         if took_s > self._stall_s / 4:
             self.quick = False
             return max(LENGTH_LEAST, got // 4)
         if took_s < self._stall_s / 16:
             self.quick = True
-            self.widens.set()
+            if not self.widens.is_set():  # setting it again would take its lock
+                self.widens.set()
         if took_s < self._stall_s / 16 and got >= length:
             return min(self._chunk_bytes, length * 4)
         return length

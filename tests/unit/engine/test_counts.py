@@ -7,6 +7,7 @@ or calls of smaller pieces, are seen here and not first on a GPU.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections import Counter
@@ -33,9 +34,10 @@ from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import merge_kernel
 from mend.merge import Average
 from mend.outer import Nesterov
+from mend.transport.bulk_client import STREAMS, BulkLane
 from mend.transport.bulk_link import HolderEnd, ReaderEnd
 from mend.transport.security import Channel, Secret, Secrets
-from mend.types import Member, offer_key
+from mend.types import SECOND, Member, offer_key
 
 PARTS = 4
 NUMEL = PARTS * PORTION_NUMEL
@@ -157,10 +159,11 @@ Cost = tuple[dict[str, int], dict[str, float]]
     ("codec", "cost"),
     [
         # Kernels read the anchor, and overwrite the snapshot; with a lossy codec they also write
-        # the payload and what it leaves out.
+        # the payload and what it leaves out. Each thread gets two calls, of portions of which the
+        # payload is hashed at once.
         ("float32", ({"kernel": PARTS, "hash": PARTS}, {"kernel": 2, "hash": 1})),
-        ("bfloat16", ({"kernel": PARTS, "hash": PARTS // 2}, {"kernel": 3.5, "hash": 0.5})),
-        ("int8", ({"kernel": PARTS, "hash": PARTS // 2}, {"kernel": 3.25, "hash": 0.25})),
+        ("bfloat16", ({"kernel": PARTS // 2, "hash": PARTS // 2}, {"kernel": 3.5, "hash": 0.5})),
+        ("int8", ({"kernel": PARTS // 2, "hash": PARTS // 2}, {"kernel": 3.25, "hash": 0.25})),
     ],
 )
 def test_an_offer_is_one_compiled_pass_and_one_checksum(
@@ -248,9 +251,10 @@ class Wire(socket.socket):
 @pytest.mark.parametrize(
     ("protected", "holder", "reader"),
     [
-        # A header and a chunk, or the header and the pieces of 1 MiB.
+        # A header and a chunk, or the header and the pieces of 1 MiB, two of which cross at once,
+        # the first two from the holder together with the header.
         (False, {"send": 0}, {"receive": 2}),
-        (True, {"send": 1 + 4, "seal": 1 + 4}, {"receive": 1 + 4, "open": 1 + 4}),
+        (True, {"send": 2, "seal": 1 + 4}, {"receive": 1 + 2, "open": 1 + 4}),
     ],
 )
 def test_a_chunk_takes_so_many_calls_on_both_sides(
@@ -270,7 +274,7 @@ def test_a_chunk_takes_so_many_calls_on_both_sides(
     def serve() -> None:
         end = HolderEnd(ends[0], TOKEN, Secrets([OURS]) if protected else None)
         assert end.greet()
-        assert end.request(ends[0].recv(1)) is not None
+        assert end.request(ends[0].recv(end.request_bytes)) is not None
         calls["holder"].clear()
         end.give(len(chunk), KEY, 0, chunk)
 
@@ -301,6 +305,50 @@ def _count_calls(
         real(channel, *arguments)
 
     monkeypatch.setattr(Channel, name, call)
+
+
+# --------------------------------------------------------------------------- a pull
+
+
+CALLS = ("recv", "recv_into", "sendall", "sendmsg")
+
+
+@pytest.mark.parametrize(("protected", "each_mib"), [(False, 2.75), (True, 6.5)])
+async def test_a_pull_wakes_the_loop_once_and_takes_so_many_calls_per_mib(
+    monkeypatch: pytest.MonkeyPatch, protected: bool, each_mib: float
+) -> None:
+    """Of both sides together, and not the first pull: then threads and connections are there, and
+    requests are large from the beginning."""
+    size, calls, begun = 64 << 20, Counter[str](), threading.Thread.start
+    data, into = memoryview(bytearray(size)), memoryview(bytearray(size))
+    secrets = Secrets([OURS]) if protected else None
+    settings: Any = {"token": TOKEN, "secrets": secrets, "stall_ns": 600 * SECOND}
+    holder, reader = (BulkLane("127.0.0.1", None, **settings) for _ in range(2))
+    holder.serve(KEY, data)
+    while len(reader._threads._free) < STREAMS or len(reader._idle[holder.address]) < STREAMS:
+        await reader.fetch([holder.address], KEY, "", into)
+        await asyncio.sleep(0.05)  # the threads have told, and now become free
+    for owner, names in ((socket.socket, CALLS), (Channel, ("seal", "open"))):
+        for name in names:
+            monkeypatch.setattr(owner, name, _counted(getattr(owner, name), name, calls))
+    monkeypatch.setattr(threading.Thread, "start", _counted(begun, "start", calls))
+    loop = asyncio.get_running_loop()
+    wake = _counted(loop.call_soon_threadsafe, "wake", calls)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
+    await reader.fetch([holder.address], KEY, "", into)
+    for lane in (reader, holder):
+        lane.close()
+    assert (calls.pop("wake"), calls.pop("start", 0)) == (1, 0)
+    print(calls, sum(calls.values()) / 64)
+    assert sum(calls.values()) <= each_mib * size / (1 << 20), calls
+
+
+def _counted(real: Callable[..., Any], name: str, calls: Counter[str]) -> Callable[..., Any]:
+    def call(*arguments: Any, **more: Any) -> Any:
+        calls[name] += 1
+        return real(*arguments, **more)
+
+    return call
 
 
 # --------------------------------------------------------------------------- page-locked memory

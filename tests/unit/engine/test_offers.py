@@ -18,7 +18,7 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.compute.numerics import Numerics
-from mend.engine.compute.offers import Encoded, _Hashing, _squares
+from mend.engine.compute.offers import Encoded, _Hashing, _squares, _sums
 from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import ROW_NUMEL, delta_kernel, offer_kernel
 from mend.merge import Average
@@ -182,3 +182,20 @@ def test_checksum_made_on_the_way_is_that_of_the_payload(name: str) -> None:
     encoded = numerics.encode(numbers(SIZES[-1], 2), None, numbers(SIZES[-1], 1))
     assert numerics.close() == []
     assert encoded.checksum == digest_of_state(encoded.payload)
+
+
+@pytest.mark.parametrize("spread", [0, 20, 100])
+def test_sums_of_squares_are_exact_and_rounded_once(spread: int) -> None:
+    """Squares of about one size are added as floats, others are not."""
+    random = np.random.default_rng(spread)
+    for rows in (0, 1, 255, 256, 257, 1000):
+        squares = random.random((rows, 2)) * np.exp2(random.integers(-spread, 1, (rows, 2)))
+        squares_r2 = squares.astype(np.float32) * (random.random((rows, 2)) < 0.9)
+        expected = [
+            tuple(math.fsum(column.tolist()) for column in squares_r2[start : start + 256].T)
+            for start in range(0, max(1, rows), 256)
+        ]
+        assert _sums(squares_r2, 256 * ROW_NUMEL) == expected
+    for number in (math.inf, math.nan):
+        ((_, length),) = _sums(np.array([[1, number], [1, 1]], np.float32), ROW_NUMEL * 2)
+        assert str(length) == str(number)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mend.transport.bulk_link import PIECE_BYTES, HolderEnd, ReaderEnd
+from mend.transport.bulk_link import BATCH_PIECES, PIECE_BYTES, HolderEnd, ReaderEnd
 from mend.transport.security import TAG_BYTES, BadSeal, Secret, Secrets
 from mend.types import Member, offer_key
 
 OURS, TOKEN = b"1" * 32, b"0123456789abcdef"
 KEY = offer_key(Member(0, 1), 0, 0, 1)
-PAYLOAD = bytes(range(251)) * 10_000
-"""Two pieces and a part of one."""
+PAYLOAD = bytes(range(251)) * 20_000
+"""Four pieces, which are two batches, and a part of one."""
 
 Change = Callable[[bytearray], None]
 
@@ -101,7 +101,7 @@ def test_pieces_do_not_change_places(
 ) -> None:
     """Each of them was sealed by the holder, for this connection."""
     first: list[bytes] = []
-    tail = TAG_BYTES if conceal else 0
+    batch = BATCH_PIECES * (PIECE_BYTES + TAG_BYTES) if conceal else PIECE_BYTES
 
     def swap(piece: bytearray) -> None:
         first.append(bytes(piece))
@@ -111,7 +111,20 @@ def test_pieces_do_not_change_places(
     wire.change = swap  # type: ignore[method-assign]
     whole, _ = pulled(pair, conceal, wire)
     assert not whole
-    assert len(first[0]) == PIECE_BYTES + tail
+    assert len(first[0]) == batch
+
+
+def test_pieces_of_one_batch_do_not_change_places(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    def swap(batch: bytearray) -> None:
+        size = PIECE_BYTES + TAG_BYTES
+        batch[:] = batch[size : 2 * size] + batch[:size] + batch[2 * size :]
+
+    wire = Wire(fileno=pair[1].detach())
+    wire.change = swap  # type: ignore[method-assign]
+    whole, _ = pulled(pair, True, wire)
+    assert not whole
 
 
 @pytest.mark.parametrize("conceal", [True, False])

@@ -10,17 +10,17 @@ import pytest
 import xxhash
 
 from mend.errors import PayloadGone, TransferStalled
-from mend.transport.bulk_client import checksum_of
-from mend.transport.bulk_transfer import LENGTH_MIN, Attempt, Incoming
+from mend.transport.bulk_client import BulkLane, checksum_of
+from mend.transport.bulk_transfer import LENGTH_FIRST, LENGTH_MIN, LENGTH_SWIFT, Attempt, Incoming
 from mend.types import Address
 
 HOLDER, OTHER = Address("holder", 1), Address("other", 2)
 
 
-def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20, quick: bool = True) -> Attempt:
+def attempt(stall_s: float = 16.0, chunk_bytes: int = 4 << 20, first: int = LENGTH_MIN) -> Attempt:
     return Attempt(
         Incoming(memoryview(bytearray(1)), ""), HOLDER, b"", chunk_bytes=chunk_bytes,
-        stall_s=stall_s, clock_s=lambda: 0.0, count=lambda _: None, quick=quick,
+        stall_s=stall_s, clock_s=lambda: 0.0, count=lambda _: None, first=first,
     )  # fmt: skip
 
 
@@ -115,8 +115,8 @@ def test_all_is_taken_when_no_range_is_left_to_ask_for() -> None:
 
 
 def test_further_connections_begin_at_once_where_the_holder_is_known_to_be_quick() -> None:
-    assert attempt(quick=True).widens.is_set()
-    waiting = attempt(quick=False)
+    assert attempt().widens.is_set()
+    waiting = attempt(first=0)
     assert not waiting.widens.is_set()
     waiting.stop(None)
     assert waiting.widens.is_set()
@@ -128,6 +128,38 @@ def test_requests_grow_while_replies_are_quick() -> None:
         length = attempt()._next_length(length, length, 0.5)
         lengths.append(length)
     assert lengths == [256 << 10, 1 << 20, 4 << 20, 4 << 20, 4 << 20]
+
+
+def test_a_whole_chunk_that_comes_at_once_tells_that_the_holder_is_swift() -> None:
+    asked = attempt()
+    asked._next_length(1 << 20, 1 << 20, 0.0)
+    assert asked.swift is None
+    for took_s, swift in ((0.3, False), (0.2, True), (0.3, True)):
+        asked._next_length(4 << 20, 4 << 20, took_s)
+        assert asked.swift is swift
+
+
+def test_the_next_pull_begins_as_the_holder_has_answered() -> None:
+    lane = BulkLane("127.0.0.1", None, token=b"0123456789abcdef")
+    stalled = TransferStalled("")
+
+    def after(quick: bool | None, swift: bool | None, error: TransferStalled | None = None) -> int:
+        ended = attempt()
+        ended.quick, ended.swift, ended.error = quick, swift, error
+        lane._learn(ended)
+        return lane._quick.get(HOLDER, LENGTH_FIRST)
+
+    assert after(None, None) == LENGTH_FIRST
+    assert after(True, None) == LENGTH_MIN
+    assert after(True, True) == LENGTH_SWIFT
+    assert after(True, None) == LENGTH_SWIFT, "a short payload tells nothing"
+    assert after(True, False) == LENGTH_MIN
+    assert after(True, True) == LENGTH_SWIFT
+    assert after(None, None) == LENGTH_SWIFT
+    assert after(None, None, stalled) == LENGTH_FIRST
+    assert after(True, True, stalled) == LENGTH_FIRST, "it was swift until then"
+    assert after(False, True) == LENGTH_FIRST
+    lane.close()
 
 
 def test_requests_shrink_before_a_reply_takes_the_stall_timeout() -> None:

@@ -13,7 +13,7 @@ import xxhash
 from torch import Tensor
 
 from mend.errors import ChecksumMismatch, ensure
-from mend.kernels import finish_hash
+from mend.kernels import finish_hashes
 
 DIGEST_BLOCK_BYTES = 4 << 20
 _HEADER = struct.Struct("!8sQQB")  # magic, version, numel, state vectors
@@ -45,7 +45,8 @@ class _BlockHashes:
     def take(self, lanes_D8: np.ndarray, data: memoryview) -> None:
         """Feed whole blocks whose lanes a kernel has filled, and the bytes after them."""
         self._check_end()
-        self._done += [finish_hash(lanes_8, DIGEST_BLOCK_BYTES) for lanes_8 in lanes_D8]
+        if len(lanes_D8):
+            self._done.append(finish_hashes(lanes_D8, DIGEST_BLOCK_BYTES))
         self.feed(data[len(lanes_D8) * DIGEST_BLOCK_BYTES :])
 
     def finish(self) -> bytes:

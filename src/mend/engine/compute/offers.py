@@ -11,6 +11,7 @@ elements, B payload bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -91,19 +92,22 @@ def make_offer(
     own_x = x_N is not delta_N
     ensure(not (own_x and in_weights), "a residual, although what was left out is in the weights")
     left_N = None if codec.exact else x_N if own_x else buffers.empty(numel)
-    parts = list(blocks(numel, max(1, PORTION_NUMEL // block) * block))
+    portion = max(1, PORTION_NUMEL // block) * block
+    wide = 1 if read is not None else _portions_at_once(codec, numel, portion, pool.threads)
+    parts = list(blocks(numel, wide * portion))
     payload_B = None
     if codec.block:  # each part can be encoded on its own, while it is in the cache
         payload_B = buffers.empty(codec.payload_bytes(numel), torch.uint8)
     offer = _Offer(codec, delta_N, residual_N, anchor_N, x_N, left_N, in_weights)
-    norms, squares = [0.0] * len(parts), [(0.0, 0.0)] * max(1, len(parts))
+    norms, squares = [0.0] * len(parts), [[(0.0, 0.0)]] * max(1, len(parts))
 
     def fill(position: int) -> None:
         begin, end = parts[position]
         if payload_B is None:
             norms[position] = offer.fill(begin, end)
         else:
-            norms[position], squares[position] = offer.encode(payload_B, begin, end)
+            norms[position], squares_r2 = offer.encode(payload_B, begin, end)
+            squares[position] = _sums(squares_r2, portion)
 
     hashing = _hashing(codec, payload_B, x_N, parts)
     growth = _growth(hashing, grows)
@@ -123,10 +127,11 @@ def make_offer(
 
         def compare(position: int) -> None:
             begin, end = parts[position]
-            squares[position] = _sums(offer.compare(encoded_B, begin, end, begin))
+            squares[position] = _sums(offer.compare(encoded_B, begin, end, begin), portion)
 
         pool.each([partial(compare, position) for position in range(len(parts))])
-    unsent, length = (math.sqrt(math.fsum(each)) for each in zip(*squares, strict=True))
+    sums = zip(*itertools.chain(*squares), strict=True)
+    unsent, length = (math.sqrt(math.fsum(each)) for each in sums)
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
     checksum = hashing.hexdigest() if hashing is not None else digest_of_state(payload_B)
@@ -224,9 +229,9 @@ class _Offer:
             norm = max(norm, block_norm)
         return norm
 
-    def encode(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, tuple[float, float]]:
+    def encode(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, np.ndarray]:
         """Encode elements [begin, end), cut at blocks of the codec, from the snapshot to their part
-        of the payload. Returns the greatest magnitude of x, and the sums of `compare`."""
+        of the payload. Returns the greatest magnitude of x, and the squares of `compare`."""
         norm, squares_r2 = self._whole_rows(payload_B, begin, end)
         whole = begin + len(squares_r2) * ROW_NUMEL
         if whole < end:
@@ -234,7 +239,7 @@ class _Offer:
             part_B = self._part(payload_B, whole, end)
             part_B.copy_(self.codec.encode(self.x_N[whole:end]))
             squares_r2 = np.concatenate([squares_r2, self.compare(part_B, whole, end)])
-        return norm, _sums(squares_r2)
+        return norm, squares_r2
 
     def _whole_rows(self, payload_B: Tensor, begin: int, end: int) -> tuple[float, np.ndarray]:
         """Encode whole rows, if the codec is compiled. Returns their greatest magnitude and their
@@ -320,10 +325,31 @@ def _squares(x_n: Tensor, compiled: bool) -> np.ndarray:
     return sums_r
 
 
-def _sums(squares_r2: np.ndarray) -> tuple[float, float]:
-    """The sums of both columns: exact, then rounded once."""
-    unsent, length = squares_r2.T.tolist()
-    return math.fsum(unsent), math.fsum(length)
+def _sums(squares_r2: np.ndarray, portion: int) -> list[tuple[float, float]]:
+    """The sums of both columns, per portion of so many elements: exact, then rounded once.
+
+    math.fsum holds the interpreter's lock for every element. But all of them are multiples of the
+    last place of the least one, and a sum below 2^53 of these is exact in any order."""
+    if not len(squares_r2):
+        return [(0.0, 0.0)]
+    rows = -(-portion // ROW_NUMEL)
+    starts = np.arange(0, len(squares_r2), rows)
+    sums_p2 = np.add.reduceat(squares_r2, starts, dtype=np.float64)
+    positive_r2 = np.where(squares_r2 > 0, squares_r2, np.float32(np.inf))
+    least_p2 = np.minimum.reduceat(positive_r2, starts).astype(np.float64)
+    for p, column in np.argwhere(~(sums_p2 <= 2.0**29 * least_p2)):
+        start = starts[p]
+        sums_p2[p, column] = math.fsum(squares_r2[start : start + rows, column].tolist())
+    return [(unsent, length) for unsent, length in sums_p2.tolist()]
+
+
+def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> int:
+    """Portions of one call of a compiled codec: the payload is hashed and served by
+    DIGEST_BLOCK_BYTES. Each thread has two calls or more."""
+    if portion % ROW_NUMEL or numel < 2 * portion or _kernel(codec) is None:
+        return 1
+    most = numel // portion // (2 * threads)
+    return max(1, min(most, DIGEST_BLOCK_BYTES // codec.payload_bytes(portion)))
 
 
 def _compiled(codec: Codec | LayoutCodec) -> str:

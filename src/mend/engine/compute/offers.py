@@ -130,8 +130,7 @@ def make_offer(
             squares[position] = _sums(offer.compare(encoded_B, begin, end, begin), portion)
 
         pool.each([partial(compare, position) for position in range(len(parts))])
-    sums = zip(*itertools.chain(*squares), strict=True)
-    unsent, length = (math.sqrt(math.fsum(each)) for each in sums)
+    unsent, length = _lengths(squares)
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
     checksum = hashing.hexdigest() if hashing is not None else digest_of_state(payload_B)
@@ -341,6 +340,12 @@ def _sums(squares_r2: np.ndarray, portion: int) -> list[tuple[float, float]]:
         start = starts[p]
         sums_p2[p, column] = math.fsum(squares_r2[start : start + rows, column].tolist())
     return [(unsent, length) for unsent, length in sums_p2.tolist()]
+
+
+def _lengths(squares: Sequence[list[tuple[float, float]]]) -> tuple[float, float]:
+    """Of the error and of the whole vector, from the `_sums` of all parts."""
+    unsent, length = zip(*itertools.chain(*squares), strict=True)
+    return math.sqrt(math.fsum(unsent)), math.sqrt(math.fsum(length))
 
 
 def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> int:

@@ -93,7 +93,7 @@ def make_offer(
     ensure(not (own_x and in_weights), "a residual, although what was left out is in the weights")
     left_N = None if codec.exact else x_N if own_x else buffers.empty(numel)
     portion = max(1, PORTION_NUMEL // block) * block
-    wide = 1 if read is not None else _portions_at_once(codec, numel, portion, pool.threads)
+    wide = 1 if read else _portions_at_once(codec, numel, portion, pool.threads)
     parts = list(blocks(numel, wide * portion))
     payload_B = None
     if codec.block:  # each part can be encoded on its own, while it is in the cache
@@ -130,12 +130,10 @@ def make_offer(
             squares[position] = _sums(offer.compare(encoded_B, begin, end, begin), portion)
 
         pool.each([partial(compare, position) for position in range(len(parts))])
-    sums = zip(*itertools.chain(*squares), strict=True)
-    unsent, length = (math.sqrt(math.fsum(each)) for each in sums)
     norm = max(norms, default=0.0)
     pend_N, sent_N = (None, left_N) if in_weights else (left_N, None)
     checksum = hashing.hexdigest() if hashing is not None else digest_of_state(payload_B)
-    return Encoded(payload_B, checksum, pend_N, sent_N, norm, unsent, length)
+    return Encoded(payload_B, checksum, pend_N, sent_N, norm, *_lengths(squares))
 
 
 class _Hashing:
@@ -341,6 +339,12 @@ def _sums(squares_r2: np.ndarray, portion: int) -> list[tuple[float, float]]:
         start = starts[p]
         sums_p2[p, column] = math.fsum(squares_r2[start : start + rows, column].tolist())
     return [(unsent, length) for unsent, length in sums_p2.tolist()]
+
+
+def _lengths(squares: Sequence[list[tuple[float, float]]]) -> tuple[float, float]:
+    """Of the error and of the whole vector, from the `_sums` of all parts."""
+    unsent, length = zip(*itertools.chain(*squares), strict=True)
+    return math.sqrt(math.fsum(unsent)), math.sqrt(math.fsum(length))
 
 
 def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> int:

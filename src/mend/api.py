@@ -647,8 +647,8 @@ class Runtime:
         self._steps.close()
 
 
-def _limit_ns(call: str, timeout_s: float) -> int:
-    """A limit of a call in ns; infinity is a year. Raises UsageError for what is no number."""
+def _limit_ns(call: str, timeout_s: object) -> int:
+    """A limit of a call in ns; infinity is a year. Raises UsageError for NaN or another type."""
     if not isinstance(timeout_s, int | float) or timeout_s != timeout_s:
         raise UsageError(f"{call}(timeout_s={timeout_s!r}): give it a number of seconds")
     return int(min(timeout_s, YEAR_S) * SECOND)

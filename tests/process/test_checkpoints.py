@@ -180,7 +180,7 @@ def test_another_plan_is_refused(
 
 def test_another_model_is_refused(saved: Path, alone: Configure) -> None:
     model = train.build("unbiased", 0)
-    with pytest.raises(CheckpointError, match=r"of another plan: param .*bias was .*, is absent"):
+    with pytest.raises(CheckpointError, match="of another plan"):
         mend.mend_init(model, alone(), train.optimizer_of(model), resume=saved)
 
 

@@ -23,6 +23,13 @@ def test_a_job_may_go_on_under_another_exchange_plan() -> None:
     assert differing_fact(three, other) == "outer_lr was 1, is 0.5 here"
 
 
+def test_a_model_of_another_width_is_told_by_a_parameter() -> None:
+    """The digest of all of them came first and says nothing."""
+    then = (("shards of rank 0", "5f86"), ("param 0.weight", "64 float32"))
+    now = (("shards of rank 0", "a1c0"), ("param 0.weight", "32 float32"))
+    assert differing_fact(then, now) == "param 0.weight was 64 float32, is 32 float32 here"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

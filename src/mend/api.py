@@ -71,6 +71,8 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 Sources = tuple[Path | SavedState | None, DataLedger | None]
 
+YEAR_S = 366 * 86400
+
 LIVES_MAX = 8
 """Beginnings in one `mend_init`, each but the first because the job that it joined was lost."""
 
@@ -225,7 +227,8 @@ def session(
         yield runtime
     except BaseException as error:
         runtime._leave(Outcome("aborted", type(error).__name__))
-        refuse_clean_exit(error, runtime.status())
+        if not runtime._forked:
+            refuse_clean_exit(error, runtime.status())
         raise
     status = runtime.shutdown(keep_local=keep_local)
     if status.outcome == "diverged":
@@ -345,7 +348,8 @@ class Runtime:
         """
         with self._steps.movement.aside(), self._rank.untimed():
             self._steps.go_on()
-            self._rank.each(lambda trainer: trainer.drain(int(timeout_s * SECOND)))
+            limit_ns = _limit_ns("drain", timeout_s)
+            self._rank.each(lambda trainer: trainer.drain(limit_ns))
 
     def checkpoint(
         self,
@@ -399,9 +403,10 @@ class Runtime:
         rank = self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
+        limit_ns = _limit_ns("checkpoint", limit_s)
         path = Path(folder).absolute()
         with self._steps.movement.writing(), self._rank.untimed():
-            return rank.checkpoint(path, save, int(limit_s * SECOND), wait=wait)
+            return rank.checkpoint(path, save, limit_ns, wait=wait)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """mend's state on this rank, with all racks at one place of the log, for
@@ -640,6 +645,13 @@ class Runtime:
     def _unhook(self) -> None:
         self._closed = True
         self._steps.close()
+
+
+def _limit_ns(call: str, timeout_s: object) -> int:
+    """A limit of a call in ns; infinity is a year. Raises UsageError for NaN or another type."""
+    if not isinstance(timeout_s, int | float) or timeout_s != timeout_s:
+        raise UsageError(f"{call}(timeout_s={timeout_s!r}): give it a number of seconds")
+    return int(min(timeout_s, YEAR_S) * SECOND)
 
 
 def _rank_of(

@@ -150,7 +150,7 @@ def test_a_resumed_job_of_stages_has_the_bits_of_one_that_was_not_interrupted(
         kind, text = job.told(rack)["error"]
         assert kind == "CheckpointError"
         cuttable = layout == "stages" and not dcp
-        why = "shards of rank 0" if cuttable else f"ranks per rack was {ranks}, is 1 here"
+        why = "param blocks." if cuttable else f"ranks per rack was {ranks}, is 1 here"
         assert f"is of another plan: {why}" in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import os
 import signal
 import subprocess
@@ -433,8 +434,11 @@ def test_drain_waits_for_what_is_open_and_gives_up_in_time(
         with pytest.raises(GaveUp, match=r"1 offers are still open.*rack 1"):
             runtime.drain(0.3)
         assert runtime.outer_step_in_flight(), "nothing is lost"
+        for wrong in ("0.3", math.nan, None):
+            with pytest.raises(UsageError, match="give it a number of seconds"):
+                runtime.drain(wrong)  # type: ignore[arg-type]
         Path(gate).touch()
-        runtime.drain(LIMIT_S)
+        runtime.drain(math.inf)
         assert not runtime.outer_step_in_flight()
         assert runtime.status().versions == (1, 0)
         assert runtime.status().racks_merged == (0, 1)

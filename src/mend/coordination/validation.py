@@ -298,12 +298,12 @@ def plan_hash(hello: Hello) -> str:
 
 
 def differing(one: Iterable[Fact], other: Iterable[Fact]) -> list[str]:
-    """Names of the facts that differ, in order; parameters that both have come last, because one
-    parameter too many or too few moves others to other fragments."""
+    """Names of the facts that differ, in order; parameters that both have come late, because one
+    parameter too many or too few moves others to other fragments, and digests of others last."""
     ours, theirs = dict(one), dict(other)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     moved = {name for name in ours.keys() & theirs.keys() if name.startswith(PARAMETER)}
-    return sorted(names, key=moved.__contains__)
+    return sorted(names, key=lambda name: (_is_derived(name), name in moved))
 
 
 def differences(lowest: Hello, other: Hello) -> list[Difference]:
@@ -315,7 +315,7 @@ def differences(lowest: Hello, other: Hello) -> list[Difference]:
     causes = [
         n for n in names if not _is_derived(n) and not (n.startswith(PARAMETER) and n in both)
     ]
-    names = causes or sorted(names, key=_is_derived)
+    names = causes or names
     facts = [Difference(n, theirs.get(n, "absent"), ours.get(n, "absent")) for n in names]
     known = {difference.name for difference in facts}
     policies = policy_differences(lowest.policy, other.policy)

@@ -666,8 +666,8 @@ class LastRoundsAlone(WarningEvent, frozen=True, tag="last-rounds-alone"):
     a tenth of its tokens, since that step of it; when the others ended or were last merged."""
 
     says = (
-        "the last {rounds} rounds merged rack {alone} alone, {tokens} tokens since its step "
-        "{since_step} ({others}): they moved the model by its data only"
+        "the last {rounds} rounds merged rack {alone} alone, {tokens} tokens, from its capture at "
+        "step {since_step} on ({others}): they moved the model by its data only"
     )
     remedy = (
         "let the racks end at the same time; see docs/troubleshooting.md, The merged model is "

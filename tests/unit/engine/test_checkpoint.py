@@ -23,12 +23,19 @@ def test_a_job_may_go_on_under_another_exchange_plan() -> None:
     assert differing_fact(three, other) == "outer_lr was 1, is 0.5 here"
 
 
+def test_a_model_of_another_width_is_told_by_a_parameter() -> None:
+    """The digest of all of them came first and says nothing."""
+    then = (("shards of rank 0", "5f86"), ("param 0.weight", "64 float32"))
+    now = (("shards of rank 0", "a1c0"), ("param 0.weight", "32 float32"))
+    assert differing_fact(then, now) == "param 0.weight was 64 float32, is 32 float32 here"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (OSError(28, "No space left on device", "model.pt"), "model.pt: No space left on device"),
-        (ConnectionRefusedError(111, "Connection refused"), "ConnectionRefusedError: [Errno 111]"),
-        (URLError("no route to the store"), "URLError: <urlopen error no route to the store>"),
+        (OSError(28, "No space left on device"), "save(step-8): OSError: [Errno 28] No space left"),
+        (URLError("no route"), "save(step-8): URLError: <urlopen error no route>"),
     ],
 )
 def test_an_error_of_the_system_says_what_it_is_of(error: OSError, said: str) -> None:
@@ -38,7 +45,7 @@ def test_an_error_of_the_system_says_what_it_is_of(error: OSError, said: str) ->
         raise error
 
     with pytest.raises(CheckpointError) as raised:
-        together(RackGroup(None, 1.0), save)
+        together(RackGroup(None, 1.0), save, "save(step-8): ")
     assert str(raised.value).startswith(said)
     assert raised.value.__cause__ is error
 

@@ -128,8 +128,8 @@ def test_a_rack_that_trains_on_alone_is_told_since_when() -> None:
     tokens = ALONE_LEAST * offer(0).tokens
     assert about.tokens == tokens, "of a fragment: each holds what the same steps did"
     assert log.rounds.in_words() == (
-        f"the last {2 * ALONE_LEAST} rounds merged rack 0 alone, {tokens} tokens since its step 24 "
-        "(rack 1 ended at its step 16)"
+        f"the last {2 * ALONE_LEAST} rounds merged rack 0 alone, {tokens} tokens, from its "
+        "capture at step 24 on (rack 1 ended at its step 16)"
     )
 
 

@@ -268,7 +268,9 @@ def test_the_rounds_that_a_rack_had_alone_at_the_end_are_a_verdict() -> None:
     told = {"kind": "last-rounds-alone", "alone": 1, "rounds": 8, "tokens": 1200, "since_step": 24}
     found = Run().says(1, told).ends()
     (said,) = [each for each in summary.verdicts(found, {}) if each.question == "Last rounds"]
-    assert said.answer == "merged rack 1 alone: 8 rounds, 1,200 tokens since its step 24"
+    assert (
+        said.answer == "merged rack 1 alone: 8 rounds, 1,200 tokens, from its capture at step 24 on"
+    )
     assert said.fine is False
 
 

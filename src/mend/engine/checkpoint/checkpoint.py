@@ -55,19 +55,21 @@ FROZEN_FACT = "frozen parameters"
 Facts = Sequence[tuple[str, str]]
 
 
-def together(group: RackGroup, job: Callable[[], T]) -> T:
+def together(group: RackGroup, job: Callable[[], T], where: str = "") -> T:
     """Do `job` on every rank of the rack. If one fails, all raise: that rank its own exception, the
-    others CheckpointError."""
+    others CheckpointError. `where`: of an OSError that names no file, such as that of a full disk.
+    """
     failure: BaseException | None = None
     try:
         result = job()
     except BaseException as error:  # also Ctrl-C: the others wait in the gather below
         failure = error
     text = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+    if isinstance(failure, OSError):
+        text = f"{failure.filename}: {failure.strerror}" if failure.filename else where + text
     texts = group.gather(text, str)
     if isinstance(failure, OSError):
-        named = f"{failure.filename}: {failure.strerror}" if failure.filename else text
-        raise CheckpointError(named) from failure
+        raise CheckpointError(text) from failure
     if failure is not None:
         raise failure
     for rank, text in enumerate(texts):
@@ -123,7 +125,7 @@ def write_part(
     the plan. Other files in the folder become a part of the checkpoint."""
     leads = group.rank == 0
     together(group, lambda: refuse_taken_names(part, group.ranks) if leads else None)
-    together(group, lambda: _write_rank(part, group.rank, taken))
+    together(group, lambda: _write_rank(part, group.rank, taken), f"{part}: ")
     listed = together(group, lambda: files_in(part) if leads else [])
     names = group.gather(listed, list[str])[0]
     own = together(group, lambda: summed(part, names[group.rank :: group.ranks], sync=True))

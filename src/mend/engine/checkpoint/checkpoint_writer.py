@@ -200,7 +200,7 @@ class CheckpointWriter:
             together(self._group, lambda: begin_part(part) if leads else None)
             taken = together(self._group, lambda: take(self._trainer))
             if save is not None:
-                rest = together(self._group, lambda: rest_of(save(part)))
+                rest = together(self._group, lambda: rest_of(save(part)), f"save({part}): ")
         except BaseException:
             self._give_up(part)
             raise
@@ -231,7 +231,7 @@ class CheckpointWriter:
         part, begun_ns = folder / f".rack-{self._rack}.part", self._now_ns()
         try:
             if rest is not None:
-                together(group, rest)
+                together(group, rest, f"save({part}): ")
             self._follow(group, self._barrier.await_encoded(mark, taken.offers, limit_ns))
             write_part(group, self._rack, self._facts, part, mark, taken)
         except BaseException:

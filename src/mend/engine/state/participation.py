@@ -131,7 +131,7 @@ class LastRounds:
             return ""
         return (
             f"the last {about.rounds} rounds merged rack {about.alone} alone, {about.tokens} "
-            f"tokens since its step {about.since_step} ({'; '.join(about.others)})"
+            f"tokens, from its capture at step {about.since_step} on ({'; '.join(about.others)})"
         )
 
 

@@ -148,8 +148,8 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
         f"rack {rack}, to be started again: {why}" for rack, why in sorted(facts.evicted.items())
     ]
     alone = [
-        f"merged rack {rack} alone: {one.rounds} rounds, {one.tokens:,} tokens since its step "
-        f"{one.since_step}"
+        f"merged rack {rack} alone: {one.rounds} rounds, {one.tokens:,} tokens, from its capture "
+        f"at step {one.since_step} on"
         for rack, one in sorted(facts.last_alone.items())
     ]
     lists = (

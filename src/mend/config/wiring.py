@@ -52,7 +52,7 @@ def numerics_of(
         on_device = encoder_on(plan.device, codec, in_weights)
     return Numerics(
         codec, merge, outer, pool_threads(), spare_vectors(config), pin, cores,
-        config.staleness_max_rounds, in_weights, on_device,
+        config.staleness_max_rounds, in_weights, on_device, config.racks,
     )  # fmt: skip
 
 

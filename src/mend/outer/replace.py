@@ -1,4 +1,5 @@
-"""The merged value itself, for fragments whose offers are values and no deltas."""
+"""The merged value itself, or a part of the way there, for fragments whose offers are values and no
+deltas."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from mend.outer.base import Rates
 
 
 class Replace:
-    """A' = what was merged; the anchor before it, and how much of a round it was, do not matter."""
+    """A' = A + s (M - A), where M is what was merged and s the part of the racks that are in it, so
+    that one rack does not replace the average of all. A' = M where all are. Every product and sum
+    is rounded to fp32."""
 
     name = "replace"
     states = ()
@@ -28,4 +31,7 @@ class Replace:
         states_out_N: Sequence[Tensor],
         rates: Rates,
     ) -> None:
-        anchor_out_N.copy_(delta_N)
+        if rates.lr == 1.0:
+            anchor_out_N.copy_(delta_N)
+        else:
+            anchor_out_N.copy_(delta_N.sub(anchor_N).mul_(rates.lr).add_(anchor_N))

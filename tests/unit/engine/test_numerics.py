@@ -616,6 +616,23 @@ def test_a_compiled_merge_holds_a_mean_whose_sum_leaves_the_range() -> None:
     assert torch.equal(merged.values, torch.full((numel,), -great * lr))
 
 
+@pytest.mark.parametrize("numel", [5, PORTION_NUMEL + 3])
+def test_values_of_some_racks_move_the_average_their_part_of_the_way(numel: int) -> None:
+    """Last offers are merged one by one: the last rack's would replace the average of all."""
+    numerics = Numerics(CODECS["float32"](), Average(), Nesterov(1.0, 0.5), racks=4).for_moments()
+    before, values = noise(numel, 1), [noise(numel, seed) for seed in range(2, 6)]
+    anchor = numerics.genesis(before)
+    payloads = [value.view(torch.uint8) for value in values]
+    one = numerics.merge(payloads[:1], [1.0], anchor, 1)
+    assert torch.equal(one.values, (values[0] - before) * 0.25 + before)
+    rates = numerics.rates(0, WHOLE, 1)
+    finished = numerics.finish(values[0].clone(), anchor, 1, WHOLE, rates)
+    assert finished.digest == one.digest
+    all_in = numerics.merge(payloads, [0.25] * 4, anchor, 1)
+    mean = sum(value.double() for value in values) / 4
+    assert torch.equal(all_in.values, mean.float())
+
+
 def test_a_compiled_slice_and_a_fragment_of_values_have_the_bits_of_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

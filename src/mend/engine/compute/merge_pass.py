@@ -93,6 +93,8 @@ class MergePass:
         when an element is NaN or not below NORM_MAX."""
         kernel = kernel_for(self.rule, self.outer, self.codec, self.out_N.numel())
         start = begin
+        if type(self.outer) is Replace and self.rates.lr != 1.0:
+            kernel = None  # it copies what was merged
         if kernel is not None and block is None and self._fit():
             start = end - (end - begin) % ROW_NUMEL
             if begin < start:

@@ -178,8 +178,10 @@ class Numerics:
         staleness_max_rounds: int = 2,
         in_weights: bool = False,
         on_device: DeviceEncoder | None = None,
+        racks: int = 1,
     ) -> None:
-        """`on_device`: set where the GPU encodes captures."""
+        """`on_device`: set where the GPU encodes captures. `racks`: of the job; an average of
+        values over fewer goes only their part of the way."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
@@ -189,7 +191,7 @@ class Numerics:
         """Whether offers are values, not differences to an anchor."""
         self.agreement = Agreement()
         """Of the merges so far; the loop writes it."""
-        self.on_device = on_device
+        self.on_device, self._racks = on_device, racks
 
     def of(self, *, moments: bool) -> Numerics:
         """This object, or `for_moments`."""
@@ -477,6 +479,8 @@ class Numerics:
         """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
         `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
         stretches. `waits`: without momentum, which still takes up the merged delta."""
+        if self.of_values:
+            return Rates(fp32(Fraction(min(members, self._racks), self._racks)))
         plain = closing or (members == 1 and part == WHOLE)
         rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
         if waits:

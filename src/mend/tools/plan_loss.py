@@ -2,9 +2,9 @@
 
 All figures are of real racks and of 5M parameters in 1,408 steps (docs/internals/quality.md,
 "Default settings"; a test holds them to benchmarks/results/loss.jsonl). They are percent of loss
-above data parallel at equal tokens. From random weights H 32 was run with each side at its best
-learning rate; how much other H differ from it is known at half of that rate. After a warm start all
-was run there, with two racks.
+above data parallel at equal tokens, at a peak of 1.4e-3, the best of three learning rates for each
+side. After a warm start H 32 alone was run there; how much other H differ from it is known at half
+of that rate, with two racks.
 
 A number of racks that was not run counts as the nearest that was, by its logarithm, the greater of
 two as near. Between two H that were measured it is interpolated in log H; beyond them nothing is
@@ -27,26 +27,25 @@ Known = Literal["measured", "estimated", "bound"]
 
 PERIOD_BASE = 32
 
-AT_BEST: dict[int, float] = {2: 3.8, 4: 8.9, 8: 21.8}
-"""Racks -> percent of H 32 from random weights at a peak of 1.4e-3, the best of three rates for
-each side with 2 and 4 racks."""
-
-MEASURED: dict[Start, dict[int, dict[int, float]]] = {
-    "scratch": {
-        2: {16: 1.1, 32: -0.9, 64: 2.1, 128: 6.5},
-        4: {16: 8.3, 32: 6.9, 128: 18.2},
-        8: {16: 20.8, 32: 19.6, 128: 29.4},
-    },
-    "warm": {2: {16: -0.3, 32: -2.2, 128: 2.3}},
+SCRATCH: dict[int, dict[int, float]] = {
+    2: {16: 6.2, 32: 3.4, 64: 4.6, 128: 8.3},
+    4: {16: 9.7, 32: 9.6, 128: 19.1},
+    8: {16: 18.5, 32: 21.8},
 }
-"""Where the racks begin -> racks -> H -> percent at a peak of 7e-4, with the momentum H / (H + 16)
-that was the default for any number of racks. One to three seeds."""
+"""Racks -> H -> percent from random weights, with the defaults, but int4 at H 16. One to three
+seeds. Eight racks shared a GPU, and merged five on average."""
+
+WARM: dict[int, float] = {2: 0.3, 4: 3.6}
+"""Racks -> percent of H 32 after a warm start."""
+
+WARM_PERIODS: dict[int, float] = {16: -0.3, 32: -2.2, 128: 2.3}
+"""H -> percent of two racks after a warm start, at a peak of 7e-4."""
 
 ALONE: dict[Start, dict[int, float]] = {
     "scratch": {2: 17.6, 4: 32.4, 8: 50.7},
-    "warm": {2: 8.5},
+    "warm": {2: 9.8, 4: 16.8},
 }
-"""A rack that exchanges nothing, at the rates of AT_BEST and of MEASURED."""
+"""A rack that exchanges nothing."""
 
 NO_MOMENTUM: dict[Start, dict[int, float]] = {
     "scratch": {16: 7.7, 64: 9.8, 256: 5.0},
@@ -83,10 +82,8 @@ def loss_of(config: MendConfig) -> Loss:
     """Predict the loss of a job with these settings, from the start that they name."""
     start: Start = config.outer_start
     racks, period = _nearest(start, config.racks), config.sync_period_steps
-    by_period = MEASURED[start][racks]
+    by_period = _by_period(start, racks)
     percent = _between(by_period, period)
-    if start == "scratch":
-        percent += AT_BEST[racks] - by_period[PERIOD_BASE]
     if not config.outer_momentum:
         percent += _between(NO_MOMENTUM[start], period)
     if (cost := measured_cost(config.codec, config.apply_mode)) is not None:
@@ -98,8 +95,7 @@ def loss_of(config: MendConfig) -> Loss:
 
 def source_of(config: MendConfig) -> str:
     """What the prediction is made from, and what of it was not measured, in words."""
-    rate = {"scratch": "its best learning rate", "warm": "a learning rate of 7e-4"}
-    base = f"5M parameters, 1,408 steps, each side at {rate[config.outer_start]}"
+    base = "5M parameters, 1,408 steps, each side at its best learning rate"
     return "; ".join([base, *loss_of(config).notes])
 
 
@@ -120,12 +116,12 @@ def _guessed(config: MendConfig, start: Start, racks: int) -> Iterator[str]:
     period, momentum = config.sync_period_steps, config.outer_momentum
     if racks != config.racks:
         yield f"{config.racks} racks count as {racks}"
-    known = MEASURED[start][racks]
+    known = _by_period(start, racks)
     if min(known) < period < max(known) and period not in known:
         yield f"H {period} is interpolated"
     elif period < min(known):
         yield f"H {period} counts as {min(known)}"
-    if start == "scratch" and period != PERIOD_BASE:
+    if start == "warm" and period != PERIOD_BASE:
         yield f"how H {period} differs from H {PERIOD_BASE} is known at half of that rate only"
     usual = default_momentum(period, config.racks)
     if not momentum:
@@ -140,8 +136,17 @@ def _guessed(config: MendConfig, start: Start, racks: int) -> Iterator[str]:
             yield f"{name} {value} counts as its default"
 
 
+def _by_period(start: Start, racks: int) -> dict[int, float]:
+    """H -> percent."""
+    if start == "scratch":
+        return SCRATCH[racks]
+    shift = WARM[racks] - WARM_PERIODS[PERIOD_BASE]
+    return {period: percent + shift for period, percent in WARM_PERIODS.items()}
+
+
 def _nearest(start: Start, racks: int) -> int:
-    return min(sorted(MEASURED[start], reverse=True), key=lambda r: abs(math.log(r / racks)))
+    known = SCRATCH if start == "scratch" else WARM
+    return min(sorted(known, reverse=True), key=lambda r: abs(math.log(r / racks)))
 
 
 def _between(measured: Mapping[int, float], period: int) -> float:

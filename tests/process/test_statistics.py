@@ -110,3 +110,24 @@ def test_statistics_that_met_an_infinity_are_the_last_mean_again(jobs: Jobs) -> 
     (reset,) = other.kinds("statistics-reset")
     assert (reset["step"], reset["buffers"]) == (8, ", ".join(NAMES))
     assert one.kinds("statistics-reset") == []
+
+
+def test_rack_that_ends_last_does_not_replace_the_average(jobs: Jobs) -> None:
+    """Its last offer is merged alone, when the other one has ended."""
+    job = jobs(racks=2)
+    gate = job.gate()
+    options: dict[str, Any] = {
+        "config": {"fragments": 2, "sync_period_steps": H, "overlap_steps": 0, "stall_max_s": 0.2},
+        "steps": STEPS, "model": "normed", "tell_moments": True,
+    }  # fmt: skip
+    job.start(0, **options)
+    job.start(1, at={"9": [["gate", gate]]}, **options)
+    job.event(0, "captured", fragment=STATISTICS, closing=True)
+    Path(gate).touch()
+    for rack in range(2):
+        job.ended(rack, code=0)
+    own = behind(job.told(1), STEPS, NAMES[0])
+    for rack in range(2):
+        at_end = torch.tensor(job.result(rack).weights[NAMES[0]], dtype=torch.int32)
+        assert not torch.equal(at_end.view(torch.float32), own), "the average is its own value"
+    assert job.result(0).weights == job.result(1).weights

@@ -151,4 +151,6 @@ def test_a_killed_rack_leaves_a_tape_that_replays(nursery: Nursery, jobs: Jobs) 
     status, said = mend(nursery, "replay", Path(job.events_folder) / "tape-rack1-rank0.mend")
     assert status == 0, said
     assert "equal: " in said
-    assert "it was never closed: its process was killed, or still runs" in said
+    # The kill may fall into the writing of a chunk.
+    never_closed = "it was never closed: its process was killed, or still runs"
+    assert never_closed in said or "the tail is cut: " in said

@@ -49,14 +49,7 @@ def copies_of(
             report = reports[named[to].rack]
             copies += [c for c in (report.copies if report else ()) if c.to == to][:1]
         else:
-            training = _training(log, reports, live)
-            refusals = [_refusal(reports[r], to) for r in training]
-            if not training:
-                leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
-                refusals = [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
-                if rack == _first_of_joining(log, reports, live):
-                    refusals = [StateCopy(to, to, 0, (), (), ALL_JOIN)]
-            copies += [each for each in refusals if each is not None][:1]
+            copies += _refusals(log, reports, live, rack)[:1]
     return tuple(copies)
 
 
@@ -100,9 +93,25 @@ def _asking(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
     return [rack for rack in seated if (report := reports.get(rack)) is not None and report.wants]
 
 
+def _refusals(log: LogState, reports: Reports, live: frozenset[int], rack: int) -> list[StateCopy]:
+    """Why the rack, which asks, gets no copy: by rack."""
+    to = log.seats[rack].member
+    if training := _training(log, reports, live):
+        refusals = (_refusal(reports[r], to) for r in training)
+        return [each for each in refusals if each is not None]
+    if rack == _first_of_joining(log, reports, live):
+        return [StateCopy(to, to, 0, (), (), ALL_JOIN)]
+    leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
+    return [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
+
+
+def _newcomers(log: LogState) -> frozenset[int]:
+    return log.non_voters - log.demoted
+
+
 def _training(log: LogState, reports: Reports, live: frozenset[int]) -> list[int]:
     """Live racks that neither leave nor join."""
-    newcomers = log.non_voters - log.demoted
+    newcomers = _newcomers(log)
     seated = (rack for rack in sorted(log.seats) if rack in live and rack not in newcomers)
     return [
         rack
@@ -124,13 +133,12 @@ def _first_of_joining(log: LogState, reports: Reports, live: frozenset[int]) -> 
     trained were started again before a copy was made."""
     if _not_joining(log, reports):
         return None
-    newcomers = log.non_voters - log.demoted
+    newcomers = _newcomers(log)
     return next((rack for rack in _asking(log, reports, live) if rack not in newcomers), None)
 
 
 def _not_joining(log: LogState, reports: Reports) -> list[int]:
-    newcomers = log.non_voters - log.demoted | waiting_for_state(reports)
-    return sorted(log.seats.keys() - newcomers)
+    return sorted(log.seats.keys() - _newcomers(log) - waiting_for_state(reports))
 
 
 def _has_copy(report: Report | None, to: Member) -> bool:

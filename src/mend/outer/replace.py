@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import torch
 from torch import Tensor
 
 from mend.outer.base import Rates
@@ -34,4 +35,4 @@ class Replace:
         if rates.lr == 1.0:
             anchor_out_N.copy_(delta_N)
         else:
-            anchor_out_N.copy_(delta_N.sub(anchor_N).mul_(rates.lr).add_(anchor_N))
+            torch.sub(delta_N, anchor_N, out=anchor_out_N).mul_(rates.lr).add_(anchor_N)

@@ -2,9 +2,9 @@
 
 All figures are of real racks and of 5M parameters in 1,408 steps (docs/internals/quality.md,
 "Default settings"; a test holds them to benchmarks/results/loss.jsonl). They are percent of loss
-above data parallel at equal tokens, at a peak of 1.4e-3, the best of three learning rates for each
-side. After a warm start H 32 alone was run there; how much other H differ from it is known at half
-of that rate, with two racks.
+above data parallel at equal tokens, at a peak of 1.4e-3: from random weights the best of three
+learning rates for each side. After a warm start H 32 alone was run there, and nothing at a higher
+rate; how much other H differ from it is known at half of that rate, with two racks.
 
 A number of racks that was not run counts as the nearest that was, by its logarithm, the greater of
 two as near. Between two H that were measured it is interpolated in log H; beyond them nothing is
@@ -88,14 +88,15 @@ def loss_of(config: MendConfig) -> Loss:
         percent += _between(NO_MOMENTUM[start], period)
     if (cost := measured_cost(config.codec, config.apply_mode)) is not None:
         percent += cost[1][start == "warm"]
-    bounds, guesses = tuple(_beyond(config, by_period)), tuple(_guessed(config, start, racks))
+    bounds, guesses = tuple(_beyond(config, by_period)), tuple(_guessed(config, racks, by_period))
     known: Known = "bound" if bounds else "estimated" if guesses else "measured"
     return Loss(percent, known, ALONE[start][racks], bounds + guesses)
 
 
 def source_of(config: MendConfig) -> str:
     """What the prediction is made from, and what of it was not measured, in words."""
-    base = "5M parameters, 1,408 steps, each side at its best learning rate"
+    rate = {"scratch": "its best learning rate", "warm": "a learning rate of 1.4e-3"}
+    base = f"5M parameters, 1,408 steps, each side at {rate[config.outer_start]}"
     return "; ".join([base, *loss_of(config).notes])
 
 
@@ -111,17 +112,16 @@ def _beyond(config: MendConfig, by_period: Mapping[int, float]) -> Iterator[str]
         yield f"outer_optimizer_momentum {momentum:g} is above its default, {usual:.2g}"
 
 
-def _guessed(config: MendConfig, start: Start, racks: int) -> Iterator[str]:
+def _guessed(config: MendConfig, racks: int, known: Mapping[int, float]) -> Iterator[str]:
     """What was measured otherwise."""
     period, momentum = config.sync_period_steps, config.outer_momentum
     if racks != config.racks:
         yield f"{config.racks} racks count as {racks}"
-    known = _by_period(start, racks)
     if min(known) < period < max(known) and period not in known:
         yield f"H {period} is interpolated"
     elif period < min(known):
         yield f"H {period} counts as {min(known)}"
-    if start == "warm" and period != PERIOD_BASE:
+    if config.outer_start == "warm" and period != PERIOD_BASE:
         yield f"how H {period} differs from H {PERIOD_BASE} is known at half of that rate only"
     usual = default_momentum(period, config.racks)
     if not momentum:

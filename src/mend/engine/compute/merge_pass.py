@@ -93,8 +93,6 @@ class MergePass:
         when an element is NaN or not below NORM_MAX."""
         kernel = kernel_for(self.rule, self.outer, self.codec, self.out_N.numel())
         start = begin
-        if type(self.outer) is Replace and self.rates.lr != 1.0:
-            kernel = None  # it copies what was merged
         if kernel is not None and block is None and self._fit():
             start = end - (end - begin) % ROW_NUMEL
             if begin < start:
@@ -103,8 +101,10 @@ class MergePass:
             self._by_torch(start, end, digest, block or block_numel())
 
     def _fit(self) -> bool:
-        """Whether the kernel can read the payloads. It cannot read a closing one of another
-        codec."""
+        """Whether the kernel can read the payloads, but for a closing one of another codec, and
+        take the step: in place of `Replace` it copies what was merged."""
+        if type(self.outer) is Replace and self.rates.lr != 1.0:
+            return False
         size, plain = self.codec.payload_bytes(self.out_N.numel()), self.codec.name == "float32"
         return all(
             each.numel() == size and each.is_contiguous() and not (plain and each.data_ptr() % 4)

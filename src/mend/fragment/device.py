@@ -5,8 +5,9 @@ two events and nothing else: one that the snapshot or apply waits for (the param
 and one that the next step waits for (the snapshot or apply is done with them). Bus transfers happen
 before or after, hidden under the training steps: a snapshot goes to the host from a copy on the
 device, and a new anchor is uploaded when it arrives, not when it is due. Uploads have their own
-stream, because a snapshot that waited for an upload would delay the training stream. Uses no peers,
-clocks or files.
+stream, because a snapshot that waited for an upload would delay the training stream. They are made
+in pieces: while the bus is full, the device waits for the commands that training launches
+(engine/trainer/cuda_staging.py). Uses no peers, clocks or files.
 
 On the device, for the fragment concerned and only while it is in use: one fp32 vector for a
 snapshot, two for an anchor that waits for its apply point. `encode` leaves two there, and needs two
@@ -77,17 +78,33 @@ class Uploaded:
     next_N: Tensor
     base_N: Tensor | None
     """Vector to subtract from theta: the old anchor, or the captured snapshot; None: not needed."""
-    ready: Any
-    """Event after which both are on the device."""
+    sources: tuple[Tensor, Tensor | None, Tensor] | None
+    """The old anchor, the delta and the new anchor, while pieces of them have to be copied."""
+    begun: int = 0
+    """Elements that are on the device or on the way to it."""
+    ready: Any = None
+    """Event after which all are on the device; None before all have begun."""
 
     @property
     def device_bytes(self) -> int:
         return 4 * (self.next_N.numel() + (self.base_N.numel() if self.base_N is not None else 0))
 
+    @property
+    def bus_bytes(self) -> int:
+        """Bytes that cross the bus."""
+        return sum(each.nbytes for each in self._copied() if each.device.type == "cpu")
+
+    def _copied(self) -> list[Tensor]:
+        if self.sources is None:
+            return []
+        anchor_N, delta_N, next_N = self.sources
+        base = [] if self.base_N is None else [anchor_N, *([] if delta_N is None else [delta_N])]
+        return [*base, next_N]
+
 
 class Side:
-    """The side streams of one rank's device. One thread at a time may use it. `upload` and `forget`
-    make no CUDA call that is forbidden while another thread captures a graph."""
+    """The side streams of one rank's device. One thread at a time may use it. `upload`, `advance`
+    and `forget` make no CUDA call that is forbidden while another thread captures a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -172,23 +189,38 @@ class Side:
     def upload(
         self, move: Move, anchor_N: Tensor, delta_N: Tensor | None, next_N: Tensor
     ) -> Uploaded:
-        """Start bringing a new anchor to the device. Tensors as those of `realign`, pinned, or on
-        the device and complete."""
+        """Make room on the device for a new anchor, which `advance` brings there. Tensors as those
+        of `realign`, pinned, or on the device and complete."""
+        base_N = None
         with self._torch.stream(self._uploads):
-            base_N = None
             there_N = torch.empty(next_N.numel(), dtype=torch.float32, device=self.device)
-            sources: tuple[Tensor, ...] = (anchor_N, next_N)
             if delta_N is None or move.apply_mode == "carry":
-                base_N = torch.empty_like(there_N).copy_(anchor_N, non_blocking=True)
-            if delta_N is not None and base_N is not None:
-                base_N.sub_(there_N.copy_(delta_N, non_blocking=True))
-                sources = (*sources, delta_N)
-            there_N.copy_(next_N, non_blocking=True)
-            ready = self._lend(there_N, base_N)
-        self._keep(ready, sources)
-        found = Uploaded(move, there_N, base_N, ready)
+                base_N = torch.empty_like(there_N)
+        found = Uploaded(move, there_N, base_N, (anchor_N, delta_N, next_N))
         self.held(found.device_bytes)
         return found
+
+    @torch.no_grad()
+    def advance(self, new: Uploaded, numel: int) -> bool:
+        """Begin to copy the next elements, at most `numel`. False: all have begun, or it is
+        forgotten."""
+        if new.sources is None:
+            return False
+        anchor_N, delta_N, next_N = new.sources
+        piece = slice(new.begun, min(new.begun + numel, next_N.numel()))
+        with self._torch.stream(self._uploads):
+            there_n = new.next_N[piece]
+            if new.base_N is not None:
+                base_n = new.base_N[piece].copy_(anchor_N[piece], non_blocking=True)
+                if delta_N is not None:
+                    base_n.sub_(there_n.copy_(delta_N[piece], non_blocking=True))
+            there_n.copy_(next_N[piece], non_blocking=True)
+        new.begun = piece.stop
+        if new.begun < next_N.numel():
+            return True
+        new.ready = self._lend(new.next_N, new.base_N)
+        self._end_upload(new, new.ready)
+        return False
 
     @torch.no_grad()
     def apply(
@@ -201,6 +233,7 @@ class Side:
     ) -> None:
         """Move the owned elements under the new anchor: in place, or to `out_N` (fp32, on the
         device) if replicas need the values. The formulas are those of `realign`."""
+        self.advance(new, owned.numel)  # what is left of the upload
         main = self._begin()
         with self._torch.stream(self._stream):
             self._stream.wait_event(new.ready)
@@ -225,6 +258,8 @@ class Side:
     def forget(self, new: Uploaded) -> None:
         """Release an upload that is applied or no longer wanted. Call it once per upload."""
         self._waiting_bytes -= new.device_bytes
+        if new.sources is not None:
+            self._end_upload(new, self._mark(self._uploads))
 
     def close(self) -> None:
         """Wait until no copy reads or writes host memory any more."""
@@ -256,6 +291,12 @@ class Side:
                 if vector is not None:
                     vector.record_stream(self._stream)
         return self._mark(self._uploads)
+
+    def _end_upload(self, new: Uploaded, done: Any) -> None:
+        """No further piece will be copied."""
+        sources, new.sources = new.sources, None
+        if sources is not None:
+            self._keep(done, tuple(each for each in sources if each is not None))
 
     def _keep(self, done: Any, sources: tuple[Tensor, ...]) -> None:
         """Keep host memory alive while a copy still reads it."""

@@ -4,7 +4,10 @@ the same on real ones."""
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import product
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,10 @@ from hypothesis import strategies as st
 
 from mend.codec import CODECS
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder
+from mend.engine.compute.numerics import Anchor
+from mend.engine.trainer import cuda_staging
 from mend.errors import NonFinite
-from mend.fragment.device import Move, Side, device_of
+from mend.fragment.device import Move, Side, Uploaded, device_of
 from mend.types import SECOND
 from tests.unit.codec.offer_reference import reference
 from tests.unit.engine.hand import MOVE, NUMEL, Hand
@@ -153,6 +158,124 @@ def test_an_anchor_is_uploaded_when_it_comes_not_when_it_is_due() -> None:
     hand.step(2)
     assert hand.track().anchor.version == 1
     assert hand.theta() == 0.5 + 2 * MOVE
+
+
+class _Pauses(threading.Event):
+    def __init__(self, upload: PacedUpload) -> None:
+        super().__init__()
+        self._upload = upload
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._upload.asked.put(timeout or 0.0)
+        self._upload.goes_on.get(timeout=60)
+        return self.is_set()
+
+
+class PacedUpload:
+    """An upload of 8 pieces that is begun with time to spare, and goes on whenever `pauses` gets
+    the next pause."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.side, self.pieces = Side(CPU), list[int]()
+        self.asked, self.goes_on = SimpleQueue[float](), SimpleQueue[None]()
+        monkeypatch.setattr(cuda_staging, "UPLOAD_PIECE_NUMEL", 1)
+        monkeypatch.setattr(cuda_staging, "UPLOAD_BYTES_PER_S", 4.0)
+        plain = SimpleNamespace(**vars(threading))
+        plain.Event = partial(_Pauses, self)
+        monkeypatch.setattr(cuda_staging, "threading", plain)
+        advance = self.side.advance
+
+        def counted(new: Uploaded, numel: int) -> bool:
+            if new.sources is not None:
+                self.pieces.append(min(numel, new.next_N.numel() - new.begun))
+            return advance(new, numel)
+
+        monkeypatch.setattr(self.side, "advance", counted)
+        self.hand = Hand(side=self.side, overlap=2, numel=8, **PATIENT)
+        self.hand.step(4)
+        self.track = self.hand.track()
+
+    def pauses(self, count: int) -> list[float]:
+        """The next ones; all but the last are over."""
+        found = []
+        for number in range(count):
+            found.append(self.asked.get(timeout=60))
+            if number < count - 1:
+                self.goes_on.put(None)
+        return found
+
+    def begin(self, left_s: float, new: Anchor) -> None:
+        staging, offer = self.hand.trainer.model.staging, self.track.offer
+        assert staging is not None
+        assert offer is not None
+        staging.prefetch(0, self.track.anchor, offer.seq, offer.merged_N, new, left_s)
+
+    def end(self) -> None:
+        (paced,) = [t for t in threading.enumerate() if t.name == "mend-upload"]
+        self.goes_on.put(None)
+        paced.join(60)
+        assert not paced.is_alive()
+
+
+def test_upload_with_time_left_is_paced_and_its_apply_does_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upload = PacedUpload(monkeypatch)
+    anchor = upload.hand.decide(0.5, names=True, publish=False)
+    upload.begin(60.0, anchor)
+    assert upload.pauses(4) == [3.0] * 4, "3 x 32 bytes at 4 bytes per second, in 8 pieces"
+    assert upload.pieces == [1, 1, 1]
+    upload.hand.published.panels[0].anchors[1] = anchor
+    upload.hand.published.panels[0].decided = 1
+    upload.hand.step(2)
+    assert upload.pieces == [1, 1, 1, 5], "the apply waits for no pause"
+    assert upload.hand.theta() == 0.5 + 2 * MOVE
+    upload.end()
+    assert upload.pieces == [1, 1, 1, 5]
+
+
+def test_upload_takes_half_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = PacedUpload(monkeypatch)
+    upload.begin(8.0, upload.hand.decide(0.5, names=True, publish=False))
+    assert upload.pauses(8) == [0.5] * 8
+    upload.end()
+    assert upload.pieces == [1] * 8
+
+
+@pytest.mark.parametrize("left_s", [0.0, 1e-3])
+def test_upload_without_time_left_is_made_at_once(
+    monkeypatch: pytest.MonkeyPatch, left_s: float
+) -> None:
+    upload = PacedUpload(monkeypatch)
+    upload.begin(left_s, upload.hand.decide(0.5, names=True, publish=False))
+    assert upload.pieces == [8]
+
+
+def test_upload_has_the_time_of_the_steps_before_its_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(side=Side(CPU), period=8, overlap=6, **PATIENT)
+    left_s: list[float] = []
+    staging = hand.trainer.model.staging
+    assert staging is not None
+    monkeypatch.setattr(staging, "prefetch", lambda *given: left_s.append(given[-1]))
+    for _ in range(9):
+        hand.now_ns += 2 * SECOND
+        hand.step(1)
+    hand.decide(0.5, names=True)
+    assert left_s == [8.0], "captured at step 8, applied behind step 14; the 10th may be over"
+
+
+def test_upload_that_is_forgotten_copies_no_further_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = PacedUpload(monkeypatch)
+    first, second = (upload.hand.decide(to, publish=False) for to in (0.5, 0.75))
+    upload.begin(60.0, first)
+    upload.pauses(3)
+    upload.begin(0.0, second)
+    upload.end()
+    assert upload.pieces == [1, 1, 8]
+    staging = upload.hand.trainer.model.staging
+    assert staging is not None
+    staging.realign(0, upload.track, 0, None, second, None)
+    assert upload.hand.theta() == 0.75 + 4 * MOVE
 
 
 def test_a_model_on_two_devices_has_no_side() -> None:

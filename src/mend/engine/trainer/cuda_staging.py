@@ -1,7 +1,11 @@
 """Captures and applies on a GPU, on a side stream; the training thread only launches them.
 
-Used by the training thread, but for `prefetch`: the loop uploads a new anchor as soon as it is
-published, if no other one waits on the device; else it is uploaded at its apply point.
+Used by the training thread, but for `prefetch`: the loop begins to upload a new anchor as soon as
+it is published, if no other one waits on the device; else it is uploaded at its apply point.
+
+An upload takes the time that there is until its apply point, up to a rate. A copy at the full speed
+of the bus more than halves the speed of training that launches many small kernels, as under FSDP2:
+the device reads its commands over the same bus (benchmarks/results/overlap.md).
 
 Where the device encodes, it keeps of every fragment the anchor that was applied last and the
 residual, and of an open offer the delta and what is pending; with feedback in the weights no
@@ -30,6 +34,12 @@ from mend.errors import NonFinite
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed, Move, Side, Uploaded
 from mend.kernels import ROW_NUMEL
+
+UPLOAD_BYTES_PER_S = 6e9
+"""Of an upload that has the time: a sixth of what the bus of an H100 carries."""
+UPLOAD_PIECE_NUMEL = 1 << 20
+PAUSE_S_MIN = 2e-4
+"""Shorter pauses between pieces are left out."""
 
 
 class CudaPin:
@@ -70,7 +80,8 @@ class CudaStaging:
         self.apply_mode, self._alpha = apply_mode, blend_alpha
         self._lock = threading.Lock()
         """Of the side and of what waits on it."""
-        self._waiting: tuple[int, Uploaded] | None = None
+        self._waiting: tuple[int, Uploaded, threading.Event] | None = None
+        """Fragment, upload, and what ends the pauses between its pieces."""
         self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
         """By fragment: which one is on the device, and its values there."""
         self._held: dict[int, int] = {}
@@ -117,11 +128,12 @@ class CudaStaging:
         self._held[fragment] = size
 
     def prefetch(
-        self, fragment: int, old: Anchor, offer: int, delta_N: Tensor | None, new: Anchor
-    ) -> None:
-        """Begin the upload of an anchor that will be applied. `old`: the anchor that is applied;
-        `offer`, `delta_N`: as for `realign`. Any thread may call it: `realign` uses the upload only
-        if it is of the move that is due by then."""
+        self, fragment: int, old: Anchor, offer: int, delta_N: Tensor | None, new: Anchor,
+        left_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Begin the upload of an anchor that will be applied, in `left_s` or later. `old`: the
+        anchor that is applied; `offer`, `delta_N`: as for `realign`. Any thread may call it:
+        `realign` uses the upload only if it is of the move that is due by then."""
         old_N = old.values
         with self._lock:
             if self.encoder is not None:
@@ -130,13 +142,32 @@ class CudaStaging:
                     return  # the training thread brings it there
                 old_N = on_device[1]
             if self._waiting is not None:
-                before, older = self._waiting
+                before, older, ended = self._waiting
                 if before != fragment or older.move.version >= new.version:
                     return
+                ended.set()
                 self.side.forget(older)
                 self._waiting = None
             move = Move(old.version, new.version, offer, self.apply_mode)
-            self._waiting = fragment, self.side.upload(move, old_N, delta_N, new.values)
+            uploaded = self.side.upload(move, old_N, delta_N, new.values)
+            ended = threading.Event()
+            self._waiting = fragment, uploaded, ended
+        pieces = -(-uploaded.next_N.numel() // UPLOAD_PIECE_NUMEL)
+        # Half of the time: a step may take less than the ones before it.
+        pause_s = min(uploaded.bus_bytes / UPLOAD_BYTES_PER_S, left_s / 2) / max(1, pieces)
+        if pieces > 1 and pause_s >= PAUSE_S_MIN:
+            bring = partial(self._bring, uploaded, pause_s, ended)
+            threading.Thread(target=bring, name="mend-upload", daemon=True).start()
+        else:
+            with self._lock:
+                self.side.advance(uploaded, uploaded.next_N.numel())
+
+    def _bring(self, uploaded: Uploaded, pause_s: float, ended: threading.Event) -> None:
+        """Upload piece by piece. An apply that comes before does the rest."""
+        while not ended.wait(pause_s):
+            with self._lock:
+                if not self.side.advance(uploaded, UPLOAD_PIECE_NUMEL):
+                    return
 
     def realign(
         self,
@@ -167,7 +198,9 @@ class CudaStaging:
         """What waits, if it is of this move. It may be older, or have gone another way."""
         if self._waiting is None or self._waiting[0] != fragment:
             return None
-        uploaded, self._waiting = self._waiting[1], None
+        _, uploaded, ended = self._waiting
+        ended.set()
+        self._waiting = None
         if uploaded.move == move:
             return uploaded
         self.side.forget(uploaded)

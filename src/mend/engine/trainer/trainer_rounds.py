@@ -242,10 +242,12 @@ class TrainerRounds:
             if newest <= old.version:
                 return
             _, delta_N = self._fate(fragment, offer, old.version, newest)
+        steps = max(0, self.calendar.end(fragment) - self.step - 1)
+        left_s = steps * self.clock.step_ns / SECOND
         seq = offer.seq if delta_N is not None and offer is not None else 0
         # Without room on the device the apply asks again, in the script's own thread.
         with contextlib.suppress(torch.OutOfMemoryError):
-            self.model.staging.prefetch(fragment, old, seq, delta_N, anchors[newest])
+            self.model.staging.prefetch(fragment, old, seq, delta_N, anchors[newest], left_s)
 
     def work(self) -> Requests:
         """Everything that is due after the current step."""

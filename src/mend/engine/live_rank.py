@@ -285,6 +285,8 @@ class LiveRank(OneTrainer):
             features=self._trainer_features(model.plan.model, post),
             started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
         )  # fmt: skip
+        if (staging := self.trainer.model.staging) is not None:
+            undo.callback(staging.close)
         self._checkpoints = self._factory.checkpoints(
             group, self.me.rack, model.facts, self.trainer, live=self.live, post=post,
             note=note, now_ns=io_loop.now_ns,

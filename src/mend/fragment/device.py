@@ -263,7 +263,8 @@ class Side:
 
     def close(self) -> None:
         """Wait until no copy reads or writes host memory any more."""
-        self._mark(self._stream).synchronize()
+        for stream in (self._stream, self._uploads):
+            self._mark(stream).synchronize()
         self._flying.clear()
 
     # -------------------------------------------------------------- streams

@@ -278,6 +278,19 @@ def test_upload_that_is_forgotten_copies_no_further_piece(monkeypatch: pytest.Mo
     assert upload.hand.theta() == 0.75 + 4 * MOVE
 
 
+def test_closing_ends_the_upload_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = PacedUpload(monkeypatch)
+    upload.begin(60.0, upload.hand.decide(0.5, names=True, publish=False))
+    upload.pauses(3)
+    staging = upload.hand.trainer.model.staging
+    assert staging is not None
+    staging.close()
+    upload.end()
+    assert upload.pieces == [1, 1]
+    upload.side.close()
+    assert staging._waiting is None
+
+
 def test_a_model_on_two_devices_has_no_side() -> None:
     here, there = torch.zeros(1), torch.zeros(1, device="meta")
     assert device_of([here, here]) == CPU

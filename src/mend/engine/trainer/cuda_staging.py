@@ -142,12 +142,10 @@ class CudaStaging:
                     return  # the training thread brings it there
                 old_N = on_device[1]
             if self._waiting is not None:
-                before, older, ended = self._waiting
+                before, older, _ = self._waiting
                 if before != fragment or older.move.version >= new.version:
                     return
-                ended.set()
-                self.side.forget(older)
-                self._waiting = None
+                self._forget()
             move = Move(old.version, new.version, offer, self.apply_mode)
             uploaded = self.side.upload(move, old_N, delta_N, new.values)
             ended = threading.Event()
@@ -168,6 +166,19 @@ class CudaStaging:
             with self._lock:
                 if not self.side.advance(uploaded, UPLOAD_PIECE_NUMEL):
                     return
+
+    def close(self) -> None:
+        """End the upload that waits. Call it once nothing is uploaded or applied any more."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Release the upload that waits, if there is one."""
+        if self._waiting is not None:
+            _, uploaded, ended = self._waiting
+            ended.set()
+            self.side.forget(uploaded)
+            self._waiting = None
 
     def realign(
         self,
@@ -199,12 +210,12 @@ class CudaStaging:
         if self._waiting is None or self._waiting[0] != fragment:
             return None
         _, uploaded, ended = self._waiting
+        if uploaded.move != move:
+            self._forget()
+            return None
         ended.set()
         self._waiting = None
-        if uploaded.move == move:
-            return uploaded
-        self.side.forget(uploaded)
-        return None
+        return uploaded
 
 
 def _encoded(

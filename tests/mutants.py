@@ -378,8 +378,8 @@ MUTANTS = (
     Mutant(
         "early-upload: what waits on the GPU is applied though another version is due",
         "engine.trainer.cuda_staging:CudaStaging._taken",
-        "uploaded.move == move",
-        "uploaded.move.version <= move.version",
+        "uploaded.move != move",
+        "uploaded.move.version > move.version",
         ("tests/unit/engine/test_cuda_staging.py",),
     ),
     Mutant(

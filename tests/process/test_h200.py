@@ -96,6 +96,18 @@ def test_torchft_runs_the_same_steps_where_it_is_installed(
     assert "| torchft-overlap | 0 |" in table(tmp_path)
 
 
+@pytest.mark.slow
+def test_bus_benchmark_moves_bytes_beside_every_cell_but_the_first(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    launched(nursery, tmp_path, 1, "--delays", "0", script="h200_bus")
+    for rack in range(2):
+        cells = [each for each in lines(tmp_path / f"rack{rack}-rank0.jsonl") if "load" in each]
+        assert [each["load"] for each in cells] == ["none", "up", "paced", "down", "bursts"]
+        assert [each["moved_bytes"] > 0 for each in cells] == [False, True, True, True, True]
+        assert len({tuple(each["losses"]) for each in cells}) == 1
+
+
 def test_a_run_ends_before_its_budget_and_all_racks_at_the_same_cell(
     nursery: Nursery, tmp_path: Path
 ) -> None:

@@ -487,24 +487,6 @@ class Numerics:
             rates = rates._replace(momentum=0.0)
         return rates if closing else rates._replace(stretch=stretch)
 
-    def merge_into(
-        self,
-        payloads: Sequence[Tensor],
-        weights: Sequence[float],
-        anchor: Anchor,
-        data: Tensor,
-        digest: StateDigest | None,
-        block: int | None = None,
-    ) -> None:
-        """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
-        while the block is in the cache."""
-        runs = [(anchor.numel, tuple(weights))]
-        codec = anchor.codec
-        self._check(codec, payloads, runs, anchor, data)
-        rates = self.rates(anchor.rounds, WHOLE, len(payloads))
-        merging = self._pass(codec, payloads, runs, anchor, data, rates)
-        merging.run(0, anchor.numel, digest, block)
-
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
         blocks = -(-numel // DIGEST_NUMEL)

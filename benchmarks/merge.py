@@ -27,7 +27,8 @@ import torch
 
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import CODECS
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.sums import Tensors, factors_in
 from mend.merge import MERGES
 from mend.outer import Nesterov

@@ -16,7 +16,8 @@ from mend.consensus.records import Commit, Ended, MergeMember
 from mend.coordination.events import Captured, Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (

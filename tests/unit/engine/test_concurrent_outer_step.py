@@ -20,8 +20,9 @@ from mend.coordination.machines import Machines
 from mend.coordination.messages import MergeProposal, Message, OfferId, Pulled, RankReport, Refusal
 from mend.coordination.rank import RankMachine
 from mend.engine.compute import buffers
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.io.host import (
     FOREIGN_FRAMES,
     FOREIGN_GAP_NS,

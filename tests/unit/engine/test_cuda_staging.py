@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mend.codec import CODECS
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.trainer import cuda_staging
 from mend.errors import NonFinite
 from mend.fragment.device import Move, Side, Uploaded, device_of

@@ -11,7 +11,7 @@ import torch
 
 from mend.consensus.records import CheckpointRecord, Drop
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
 from mend.engine.state.published_state import PublishedState
 from mend.errors import GaveUp, InvariantError, PlanMismatch, WorkerFailed

@@ -15,7 +15,8 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.loop.effects import EventQueue, Handlers
 from mend.engine.loop.equal_offers import EqualOffers

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mend.coordination import events as ev
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded
 from mend.engine.loop.jobs import Jobs, format_error
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead

@@ -13,7 +13,8 @@ import msgspec
 from torch import Tensor
 
 from mend.codec import CLOSING
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed

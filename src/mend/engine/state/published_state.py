@@ -24,7 +24,7 @@ from mend.consensus.records import (
     Snapshot,
 )
 from mend.coordination.messages import FailSlow, Pulled
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.state.participation import LastRounds, Participation
 from mend.engine.state.pulls import Transfers
 from mend.errors import Evicted, JobLost, MendError, ensure

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import StateDigest
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
 from mend.engine.state.fragment_state import FragmentState, GatherSlices, OpenOffer, Requests

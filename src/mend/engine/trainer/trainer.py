@@ -16,7 +16,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received
 from mend.engine.state.fragment_state import (
     AgreeMin,

@@ -33,7 +33,8 @@ from mend.coordination.events import (
 )
 from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.joining.state_exchange import StateExchange
 from mend.engine.joining.training_state import (

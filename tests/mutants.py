@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "merged-behind: a rack that slept through the end says that all is merged",
         "engine.trainer.trainer_end:TrainerEnd._end",
-        "self.published.over and not self._reached()",
+        "self.published.job.over and not self._reached()",
         "False",
         ("tests/sim/test_ending.py",),
     ),

@@ -87,7 +87,7 @@ def view_of_rank(
     elif leader.reports.aggregate.leaving:
         state = "leaving"
     if training.published.finished and not ended:
-        detail = "; ".join(training.published.why)
+        detail = "; ".join(training.published.orders.why)
     failure = str(training.published.failure or "")
     return _view(
         known,

@@ -33,7 +33,7 @@ from mend.engine.state.fragment_state import (
     drive,
     tracks_of,
 )
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -182,7 +182,9 @@ class Hand:
 
     def opened(self, *versions: int) -> None:
         """Of each fragment that of an open round, or -1."""
-        self.published.heard((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
+        self.published.heard(
+            NewestOrders((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
+        )
 
     # -------------------------------------------------------------- the log
 

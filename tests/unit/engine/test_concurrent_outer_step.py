@@ -239,14 +239,14 @@ def theirs_of(values: Tensor) -> Offer:
 def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> None:
     story = Story()
     story.told()
-    assert story.published.opened == {}
+    assert story.published.orders.opened == {}
     late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
     story.told(offers=(first, late))
-    assert story.published.opened == {0: 1}, "the late one opens nothing"
+    assert story.published.orders.opened == {0: 1}, "the late one opens nothing"
     story.told(offers=(first, late), gathers=(MergeProposal(0, 2, 1, (first,)),))
-    assert story.published.opened == {}
+    assert story.published.orders.opened == {}
     story.told(offers=(late,), gathers=(MergeProposal(0, 2, 1, (first,)),))
-    assert story.published.opened == {0: 0}, "which the training thread finds to be decided"
+    assert story.published.orders.opened == {0: 0}, "which the training thread finds to be decided"
 
 
 # -------------------------------------------------------------- a donor is not trusted

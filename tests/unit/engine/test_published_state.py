@@ -13,7 +13,7 @@ from mend.consensus.records import CheckpointRecord, Drop
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
 from mend.engine.compute.anchor import Anchor
 from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import GaveUp, InvariantError, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
@@ -54,10 +54,10 @@ def test_versions_come_and_go() -> None:
 
 def test_records_are_shown_as_they_are_decided() -> None:
     published = PublishedState(2)
-    assert not published.begun
+    assert not published.job.begun
     published.on_decided(genesis(racks=3, fragments=2))
-    assert published.begun
-    assert published.seats == (0, 1, 2)
+    assert published.job.begun
+    assert published.job.seats == (0, 1, 2)
     assert published.digest(1, 0) == (digest(1),)
     merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
     published.on_decided(merged, (3.0, 0.25))
@@ -69,7 +69,7 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
     published.on_decided(Drop(0, (), "nothing to show"))
     published.on_decided(roster(1, [0, 2]))
-    assert published.seats == (0, 2)
+    assert published.job.seats == (0, 2)
     assert published.rounds.count == 1
 
 
@@ -77,9 +77,9 @@ def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published = PublishedState(1)
     published.on_decided(genesis(racks=3))
     published.begin_to_train()
-    published.heard((0, 1, 2), (), (0,))
+    published.heard(NewestOrders((0, 1, 2), (), (0,)))
     published.on_decided(commit(1, [offer(0)]))
-    published.heard((0, 2), (), (0,))
+    published.heard(NewestOrders((0, 2), (), (0,)))
     published.on_decided(commit(2, [offer(0)]))
     published.on_decided(roster(1, [0]))
     published.on_decided(commit(3, [offer(0)]))
@@ -91,7 +91,7 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     that live now, itself among them, and warned of short rounds."""
     published = PublishedState(1)
     published.on_decided(genesis(racks=2))
-    published.heard((0, 1), (), (0,))
+    published.heard(NewestOrders((0, 1), (), (0,)))
     for version in range(1, 1 + ROUNDS_RECENT):
         published.on_decided(commit(version, [offer(0, version)]))
         assert published.turnout.warning(version * SHORT_NS) == ""
@@ -122,10 +122,13 @@ def test_the_first_failure_stays() -> None:
 Change = Callable[[PublishedState], None]
 CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
     "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.panels[0].anchors),
-    "decided": (lambda b: b.on_decided(genesis()), lambda b: b.begun),
+    "decided": (lambda b: b.on_decided(genesis()), lambda b: b.job.begun),
     "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.panels[0].discarded),
     "finish": (lambda b: b.finish(), lambda b: b.finished),
-    "settled": (lambda b: b.heard((0,), (), (0,)), lambda b: b.settled == (0,)),
+    "settled": (
+        lambda b: b.heard(NewestOrders((0,), (), (0,))),
+        lambda b: b.orders.settled == (0,),
+    ),
 }
 
 
@@ -149,10 +152,15 @@ def test_a_wait_that_ends_says_whether_it_was_worth_it() -> None:
 
 def test_what_the_coordinator_said_last_is_shown() -> None:
     published = PublishedState(1)
-    published.heard((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3})
-    assert published.opened == {0: 3}
-    published.heard((0,), (), (3,))
-    assert (published.live, published.why, published.settled, published.opened) == (
+    published.heard(NewestOrders((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3}))
+    assert published.orders.opened == {0: 3}
+    published.heard(NewestOrders((0,), (), (3,)))
+    assert (
+        published.orders.live,
+        published.orders.why,
+        published.orders.settled,
+        published.orders.opened,
+    ) == (
         (0,),
         (),
         (3,),

@@ -26,6 +26,7 @@ from mend.engine.compute import offers
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.engine.state.fragment_state import AgreeMin, GatherSlices, OpenOffer
+from mend.engine.state.published_state import NewestOrders
 from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
@@ -695,7 +696,7 @@ def test_a_result_that_comes_in_time_is_applied_at_its_own_point() -> None:
 
 def test_lockstep_waits_until_it_gives_up_with_the_reason() -> None:
     hand = Hand(lockstep=True)
-    hand.published.heard((0,), ("fragment 0: waiting for rack 1",), ())
+    hand.published.heard(NewestOrders((0,), ("fragment 0: waiting for rack 1",), ()))
     hand.step(5)
     with pytest.raises(GaveUp, match=r"step 6: no decision on fragment 0 .* waiting for rack 1"):
         hand.step()

@@ -120,7 +120,7 @@ class UnitFeed:
             if published.finished or (seen is not None and seen.ended):
                 return None
             now_ns = self._now_ns()
-            heard_ns = now_ns if published.live else heard_ns
+            heard_ns = now_ns if published.orders.live else heard_ns
             if now_ns - heard_ns > limit_ns:
                 raise GaveUp(
                     f"no rows of the data ledger for wait_timeout_s={limit_ns / SECOND:g} s, as no "

@@ -26,7 +26,7 @@ from mend.engine.loop.merging import Merging, Slicing
 from mend.engine.loop.pipeline import Pipeline
 from mend.engine.loop.store import TensorStore, rules_of
 from mend.engine.state.fragment_state import OpenOffer
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import (
     CheckpointError,
     JobLost,
@@ -116,7 +116,8 @@ class ConcurrentOuterStep:
         if isinstance(body, RankOrders) and not self.published.finished:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
-            self.published.heard(body.live, body.why, body.settled, opened, body.slow)
+            orders = NewestOrders(body.live, body.why, body.settled, opened, body.slow)
+            self.published.heard(orders)
             if self.me.rank == 0 and (same := self._equal_offers.warning(body.offers)):
                 self.host.note(same)
             self.published.moves(body.moving, body.taken, self.host.now_ns())
@@ -134,7 +135,7 @@ class ConcurrentOuterStep:
         """Note once when a rack of the roster falls silent, and when it is back."""
         if not live:
             return
-        silent = set(self.published.seats) - set(live) - {self.me.rack}
+        silent = set(self.published.job.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
             effect = "; ".join(why) or "rounds go on without it"
             self.host.note(RackSilent(rack, effect))
@@ -163,7 +164,7 @@ class ConcurrentOuterStep:
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""
-        if not self.published.begun and self._foreigners.settled():
+        if not self.published.job.begun and self._foreigners.settled():
             self.published.fail(Refused(self._foreigners.said))
         now_ns = self.host.now_ns()
         for machine in self._machines.values():
@@ -180,7 +181,7 @@ class ConcurrentOuterStep:
             waiting[member.rack] = waiting.get(member.rack, 0) + size
         standing = self.store.pulls.standing(waiting)
         if standing != self.rank_machine.pulls:
-            self.published.pulled = sum(each.moved for each in standing)
+            self.published.transfers.pulled = sum(each.moved for each in standing)
             self.tell(ev.Moved(standing))
 
     def say_farewell(self) -> None:
@@ -202,7 +203,7 @@ class ConcurrentOuterStep:
             return
         leader = self.leader
         self._foreigners.met(
-            found, leader.options.peers if leader and not self.published.begun else ()
+            found, leader.options.peers if leader and not self.published.job.begun else ()
         )
         self.published.last_error = str(found)
 
@@ -264,10 +265,10 @@ class ConcurrentOuterStep:
         """This rack has no seat any more. One that has not asked to leave learns it at its next
         step."""
         if effect.reason:
-            self.published.removed[self.member] = effect.reason
+            self.published.job.removed[self.member] = effect.reason
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
-            reason = self.published.why_out(self.member)
+            reason = self.published.job.why_out(self.member)
             self.host.note(SeatLost(reason))
 
     def _fail(self, kind: str, detail: str) -> None:

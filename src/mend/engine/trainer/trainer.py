@@ -108,7 +108,7 @@ class Trainer(TrainerEnd):
         """Get a donor's training state, if this rack joins a running job. None: it does not."""
         if self.states.state is None:
             return None
-        yield Wait(lambda: self.member in self.published.members, limit_ns)
+        yield Wait(lambda: self.member in self.published.job.members, limit_ns)
         (joins,) = yield from self._all_ranks([int(self._joins())])
         return (yield from self.states.copy(limit_ns)) if joins else None
 
@@ -200,11 +200,11 @@ class Trainer(TrainerEnd):
 
     def _may_begin(self) -> bool:
         published = self.published
-        if self.member not in published.members:
+        if self.member not in published.job.members:
             return False
         if self._joins() or self._has_missed_first():
             return all(panel.decided in panel.anchors for panel in published.panels)
-        first, settled = published.first, published.settled
+        first, settled = published.job.first, published.orders.settled
         held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
         return (
             held
@@ -215,7 +215,7 @@ class Trainer(TrainerEnd):
     def _has_missed_first(self) -> bool:
         """Whether this rank will never hold what the job began with: the others counted this rack
         as silent, began without it, and have replaced a version that it had not copied."""
-        pairs = zip(self.published.panels, self.published.first, strict=False)
+        pairs = zip(self.published.panels, self.published.job.first, strict=False)
         with self.published.changed:
             return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
 
@@ -228,7 +228,7 @@ class Trainer(TrainerEnd):
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]
         if not self._joins():
-            newest = list(self.published.first)
+            newest = list(self.published.job.first)
         if self.policy.ranks > 1:
             newest = yield AgreeMin(newest)
             pairs = zip(newest, held, strict=True)

@@ -53,8 +53,8 @@ class TrainerEnd(TrainerRounds):
 
     def _joins(self) -> bool:
         """Whether the job already ran when this rack said hello, or when it could begin."""
-        founds = self.member in self.published.founders and not self._missed_first
-        return self.published.begun and not founds
+        founds = self.member in self.published.job.founders and not self._missed_first
+        return self.published.job.begun and not founds
 
     def _at_the_end(self) -> Patience:
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
@@ -156,12 +156,12 @@ class TrainerEnd(TrainerRounds):
             raise self._diverged(fragment, unsound[fragment])
         unmerged = self.open_tokens()
         idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
-        behind = self.published.over and not self._reached()
+        behind = self.published.job.over and not self._reached()
         minus_most, minus_behind = yield from self.agree_and_apply(
             [], [-unmerged - idle, -int(behind)]
         )
         if not self.published.finished:
-            self._note(LeftAlone(tuple(self.published.why), self.open_per_fragment()))
+            self._note(LeftAlone(tuple(self.published.orders.why), self.open_per_fragment()))
         if minus_most or minus_behind:
             reason = "unmerged work is only in these weights"
             if minus_behind:
@@ -197,7 +197,7 @@ class TrainerEnd(TrainerRounds):
                 f"{_listed(self.versions())}: it was silent then, and the rest can be copied from "
                 "no rack"
             ]
-            why += sorted({error for error in self.published.copies_failed.values() if error})
+            why += sorted({p.copy_failed for p in self.published.panels if p.copy_failed})
             if named := self._named_ahead():
                 words = f"fragments {_listed(named)}" if named[1:] else f"fragment {named[0]}"
                 why.append(f"its last offers of {words} are merged there")
@@ -206,7 +206,7 @@ class TrainerEnd(TrainerRounds):
             missed = max(self.ledger.missed, key=self.ledger.missed.__getitem__, default="")
             most = f" (most often it was not merged because: {missed})" if missed else ""
             words = f"{open_:.10g} of its {self.tokens} tokens are in no merged weights here{most}"
-            why += [words, *self.published.why, *self.troubles()]
+            why += [words, *self.published.orders.why, *self.troubles()]
         return "; ".join(dict.fromkeys(why))
 
     def _named_ahead(self) -> list[int]:
@@ -225,10 +225,10 @@ class TrainerEnd(TrainerRounds):
         if not self.tracks:
             return Outcome("local")
         if not self.published.finished:
-            why = "; ".join(self.published.why)
+            why = "; ".join(self.published.orders.why)
             return Outcome("left-alone", why or "no rack has confirmed the end")
-        others = sorted(member.rack for member in self.published.members - {self.member})
-        if others and self.member not in self.published.members:
+        others = sorted(member.rack for member in self.published.job.members - {self.member})
+        if others and self.member not in self.published.job.members:
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
         with self.published.changed:
             alone = self.published.last_rounds.in_words()
@@ -240,7 +240,7 @@ class TrainerEnd(TrainerRounds):
 
     def _without(self) -> str:
         """The racks whose newest work may be missing in the merged weights."""
-        racks = [rack for rack in self.published.missing if rack != self.member.rack]
+        racks = [rack for rack in self.published.job.missing if rack != self.member.rack]
         if not racks:
             return ""
         missing = "what it had not merged is missing here"
@@ -249,10 +249,9 @@ class TrainerEnd(TrainerRounds):
     def _dropped(self) -> str:
         """The other racks that were there, and whose last offer was not merged."""
         with self.published.changed:
-            dropped = set(self.published.tails_dropped)
-        own = {self.member.rack, *self.published.missing}
-        of_weights = self.policy.of_weights
-        racks = sorted({rack for rack, p in dropped if p < of_weights and rack not in own})
+            of_weights = self.published.panels[: self.policy.of_weights]
+            dropped = set[int]().union(*(panel.tails_dropped for panel in of_weights))
+        racks = sorted(dropped - {self.member.rack, *self.published.job.missing})
         return f"the last offer of {_racks(racks)} was dropped: it is missing here" if racks else ""
 
     def _capture_tails(self) -> None:
@@ -298,9 +297,9 @@ class TrainerEnd(TrainerRounds):
         everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
         patience.deadline_ns = max(patience.deadline_ns, enough_ns)
         while True:
-            failed = any(self.published.copies_failed.values())
+            failed = any(panel.copy_failed for panel in self.published.panels)
             now_ns = self._now_ns()
-            stops = not self.published.over or (failed and now_ns > enough_ns)
+            stops = not self.published.job.over or (failed and now_ns > enough_ns)
             values = [int(self._reached()), -int(stops or patience.over(now_ns))]
             reached, minus_stops = yield from self.agree_and_apply(everything, values)
             if reached or minus_stops:

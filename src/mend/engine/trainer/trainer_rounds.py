@@ -215,9 +215,9 @@ class TrainerRounds:
         """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
         agree. The loop may write meanwhile; the next poll sees it."""
         published = self.published
-        if self.policy.ranks > 1 or published.opened or published.finished or self.life.lost:
+        if published.finished or published.failure is not None or self.life.lost:
             return False
-        if published.failure is not None:
+        if self.policy.ranks > 1 or published.orders.opened:
             return False
         for feature in self.features:
             if not feature.idle:
@@ -427,7 +427,7 @@ class TrainerRounds:
         """Per fragment the version whose round is open, as far as this rank knows; else -1."""
         published = self.published
         with published.changed:
-            known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
+            known = [published.orders.opened.get(p, -1) for p in range(len(self.tracks))]
             return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
@@ -470,7 +470,7 @@ class TrainerRounds:
     def _why_not(self, fragments: Sequence[int]) -> list[str]:
         """Why their results are not here. Of a round that is decided the coordinator says nothing
         any more, and of one that it has not heard of nothing yet."""
-        why = list(self.published.why)
+        why = list(self.published.orders.why)
         for fragment in fragments:
             version = self.tracks[fragment].anchor.version
             decided = self.published.panels[fragment].decided
@@ -479,7 +479,7 @@ class TrainerRounds:
         return why or ["the coordinator has not answered the offers yet"]
 
     def why(self) -> str:
-        why = [*self.published.why, *self.published.transfers.sentences()]
+        why = [*self.published.orders.why, *self.published.transfers.sentences()]
         return "; ".join(why) or "no reason known"
 
     def _resolved(self, fragment: int) -> bool:

@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant(
         "endless-budget: each apply point has a stall budget of its own",
         "engine.trainer.trainer_rounds:TrainerRounds._await_results",
-        "self._budget_ns - (now_ns - begun_ns)",
-        "self._budget_ns",
+        "self.stalls.spend(now_ns - begun_ns)",
+        "self.stalls.spend(0)",
     ),
     Mutant(
         "any-attempt: results of an earlier attempt count for this one",

@@ -200,8 +200,8 @@ class CountedSteps:
         if self._async_tp.asked:
             self._async_tp.stepped()
         for part in self._rank.parts:
-            of = part.trainer
-            part.pace.stepped(of.step, of.tokens, of.stall_ns_total)
+            step, tokens, position = part.trainer.standing
+            part.pace.stepped(step, tokens, position.stall_ns_total)
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:

@@ -588,7 +588,7 @@ def test_an_outage_has_one_stall_budget() -> None:
         hand.asked = []
         hand.step(4)
         assert hand.waits == [], "it was used up"
-    assert hand.trainer.stall_ns_total == STALL_NS + 1
+    assert hand.trainer.stalls.total_ns == STALL_NS + 1
     hand.decide(0.5, names=True)
     hand.asked = []
     hand.step(4)
@@ -604,7 +604,7 @@ def test_an_overlap_that_is_still_short_is_waited_for_in_lockstep_only() -> None
     hand.decide(0.75, names=True)
     hand.step(1)
     assert steps_of(hand, "applied") == [("applied", 10, 0)]
-    assert hand.trainer.stall_ns_total == 0
+    assert hand.trainer.stalls.total_ns == 0
     hand.step(12)
     assert (hand.trainer.step, hand.waits) == (22, [STALL_NS])
     assert hand.trainer.ledger.missed == {"result not there at the apply point": 1}
@@ -675,7 +675,7 @@ def test_a_process_that_stood_still_in_a_wait_waits_again() -> None:
     assert hand.waits == [STALL_NS, STALL_NS]
     assert steps_of(hand, "applied") == [("applied", 6, 0)]
     assert hand.noted("stall-over") == []
-    assert hand.trainer.stall_ns_total == STALL_NS + 1 + 2 * ASLEEP_NS
+    assert hand.trainer.stalls.total_ns == STALL_NS + 1 + 2 * ASLEEP_NS
 
 
 def test_a_result_that_is_there_is_not_waited_for() -> None:

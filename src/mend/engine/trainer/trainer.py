@@ -115,7 +115,7 @@ class Trainer(TrainerEnd):
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.states.state
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
-            missed = "missed the first version" if self._missed_first else ""
+            missed = "missed the first version" if self.life.missed_first else ""
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note(RackJoined(tuple(versions)))
 
@@ -223,7 +223,7 @@ class Trainer(TrainerEnd):
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
         that is the newest of another, so look again."""
         (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
-        self._missed_first = self._missed_first or bool(missed)
+        self.life.missed_first = self.life.missed_first or bool(missed)
         with self.published.changed:
             held = [dict(panel.anchors) for panel in self.published.panels]
             newest = [panel.decided for panel in self.published.panels]

@@ -31,11 +31,6 @@ SAY_NS = 5 * SECOND
 class TrainerEnd(TrainerRounds):
     """The end of `Trainer`."""
 
-    _late_steps = 0
-    """Most steps of a fragment that were made on an old version, and are in the last offer."""
-    _missed_first = False
-    """Whether a rank of this rack, which founded the job, has missed its first versions."""
-
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
         return sum(self.tokens - track.tokens_mark for track in self.weights)
@@ -53,7 +48,7 @@ class TrainerEnd(TrainerRounds):
 
     def _joins(self) -> bool:
         """Whether the job already ran when this rack said hello, or when it could begin."""
-        founds = self.member in self.published.job.founders and not self._missed_first
+        founds = self.member in self.published.job.founders and not self.life.missed_first
         return self.published.job.begun and not founds
 
     def _at_the_end(self) -> Patience:
@@ -232,9 +227,10 @@ class TrainerEnd(TrainerRounds):
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
         with self.published.changed:
             alone = self.published.last_rounds.in_words()
-        late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
+        steps = max(track.late_steps for track in self.weights)
+        late = late_steps(self.member.rack, steps, self.policy.period_steps)
         if late:
-            self._note(StepsLate(self._late_steps, late))
+            self._note(StepsLate(steps, late))
         said = filter(None, (self._without(), self._dropped(), alone, late))
         return Outcome("merged", "; ".join(said))
 
@@ -259,8 +255,9 @@ class TrainerEnd(TrainerRounds):
         for fragment, track in self.of_model:
             if track.offer is None:
                 self._capture(fragment, closing=True)
-        behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
-        self._late_steps = max([self._late_steps, *behind])
+        for track in self.weights:
+            if track.offer is not None:
+                track.late_steps = max(track.late_steps, track.behind_until - track.steps_mark)
 
     def _leave(self, patience: Patience) -> Requests:
         """Apply what is still decided, until the log says that this rack has left.

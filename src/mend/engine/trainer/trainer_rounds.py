@@ -56,6 +56,7 @@ from mend.engine.state.fragment_state import (
 )
 from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import OfferFate, PublishedState
+from mend.engine.state.stall_budget import StallBudget
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.trainer.ladder import Ladder
@@ -97,12 +98,6 @@ class TrainerRounds:
     buffers and the worker pool.
     """
 
-    units = 0
-    """Units of data taken, where a ledger gives them out."""
-    weighs = True
-    """Whether the tokens of this rank count here. Of the parts of one rank only the first one
-    counts them."""
-
     def __init__(
         self,
         member: Member,
@@ -140,7 +135,7 @@ class TrainerRounds:
         self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
         self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
         self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._numerics, self._grows = numerics, grows
+        self._numerics, self._grows, self._weighs = numerics, grows, options.weighs
         self.model = ModelAccess(numerics, side, options.apply_mode, options.blend_alpha)
         self.outcome = Outcome("running")
         """How this rank left the job."""
@@ -154,10 +149,10 @@ class TrainerRounds:
         self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
         self.features = (self.states, self.ladder, *features)
         self._watching = [each for each in self.features if _watches_steps(each)]
-        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
+        self.step = self.tokens = self.units = 0
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
-        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
+        self.ledger, self.stalls = Ledger(), StallBudget(policy.stall_max_ns)
         self._position = RankPosition(tuple(track.anchor.version for track in tracks))
         self.standing: Standing = (0, 0, self._position)
         published.on_anchor(self._prefetch)
@@ -187,7 +182,7 @@ class TrainerRounds:
         data that it took."""
         self._before = (self.tokens, self.step, self.units)
         self.step += 1
-        self.tokens += tokens if self.weighs else 0
+        self.tokens += tokens if self._weighs else 0
         self.units += units
         self.standing = (self.step, self.tokens, self._position)
         begun_ns = self.clock.begun_ns
@@ -317,8 +312,8 @@ class TrainerRounds:
             merged=ledger.merged,
             discarded=ledger.discarded,
             missed=tuple(ledger.missed.items()),
-            stall_ns_total=self.stall_ns_total,
-            stall_ns_last=self.stall_ns_last,
+            stall_ns_total=self.stalls.total_ns,
+            stall_ns_last=self.stalls.last_ns,
         )
         self.standing = (self.step, self.tokens, self._position)
 
@@ -384,7 +379,7 @@ class TrainerRounds:
     def _waits_for_result(self) -> bool:
         """Whether training waits right after a capture."""
         blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
-        return blocking and (self.policy.lockstep or self._budget_ns > 0)
+        return blocking and (self.policy.lockstep or self.stalls.left_ns > 0)
 
     def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
         """Read the model and encode the offer, on this thread and the pool."""
@@ -432,7 +427,7 @@ class TrainerRounds:
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.stalls.left_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
@@ -446,17 +441,16 @@ class TrainerRounds:
             begun_ns = self._now_ns()
             ready = yield replace(wait)
         now_ns = self._now_ns()
-        self.stall_ns_last = now_ns - started_ns
-        self.stall_ns_total += self.stall_ns_last
+        self.stalls.waited(now_ns - started_ns)
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
                 f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
             )
         if not self.policy.lockstep:
-            self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
+            self.stalls.spend(now_ns - begun_ns)
         if not ready:
-            why, ms = tuple(self._why_not(waiting)), self.stall_ns_last // MS
+            why, ms = tuple(self._why_not(waiting)), self.stalls.last_ns // MS
             self._note(StallOver(self.step, tuple(waiting), ms, why))
 
     def _is_awaited(self, fragment: int) -> bool:
@@ -522,7 +516,7 @@ class TrainerRounds:
                 yield from self._discard(fragment, dead[fragment][track.offer.seq])
             if version > track.anchor.version and version >= -minus_oldest:
                 yield from self._apply(fragment, anchors[fragment][version])
-                self._budget_ns = self.policy.stall_max_ns
+                self.stalls.renew()
         return agreed[:count]
 
     def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:

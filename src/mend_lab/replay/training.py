@@ -205,13 +205,13 @@ class ReplayTrainer(Trainer):
             yield from super().begin(limit_ns)
             return
         copied = yield from self._load_copied()
-        panels = self.published.panels
+        fragments = self.published.fragments
         yield from self._until(
-            lambda: all(v in p.anchors for v, p in zip(self._first, panels, strict=True)),
+            lambda: all(v in p.anchors for v, p in zip(self._first, fragments, strict=True)),
             "the versions that it began with",
         )
         with self.published.changed:
-            anchors = [p.anchors[v] for v, p in zip(self._first, panels, strict=True)]
+            anchors = [p.anchors[v] for v, p in zip(self._first, fragments, strict=True)]
         yield from self._train_on(anchors)
         self._go_on_from(copied)
         self._stand()
@@ -337,17 +337,17 @@ class ReplayTrainer(Trainer):
                 raise self._differs("it cannot do that", act)
 
     def _follow_apply(self, act: Act) -> Requests:
-        anchors = self.published.panels[act.fragment].anchors
+        anchors = self.published.fragments[act.fragment].anchors
         yield from self._until(lambda: act.number in anchors, str(act))
         with self.published.changed:
             anchor = anchors[act.number]
         yield from self._apply(act.fragment, anchor)
 
     def _follow_discard(self, act: Act) -> Requests:
-        panel, track = self.published.panels[act.fragment], self.tracks[act.fragment]
-        yield from self._until(lambda: act.number in panel.discarded, str(act))
+        known, track = self.published.fragments[act.fragment], self.tracks[act.fragment]
+        yield from self._until(lambda: act.number in known.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
-        panel.discarded.clear()
+        known.discarded.clear()
         track.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:
@@ -394,9 +394,9 @@ class ReplayTrainer(Trainer):
 
     def _finish(self) -> Requests:
         """Serve bytes until every round is decided, and leave with the others."""
-        panels = self.published.panels
+        fragments = self.published.fragments
         yield from self._until(
-            lambda: all(p.decided >= v for p, v in zip(panels, self._last, strict=True)),
+            lambda: all(p.decided >= v for p, v in zip(fragments, self._last, strict=True)),
             "the last round",
         )
         self._post(Leaving())

@@ -193,8 +193,8 @@ class Hand:
         publish: bool = True,
     ) -> Anchor:  # fmt: skip
         """The next version, all of whose elements are `to`. `names`, `drops`: the own offer."""
-        track, panel = self.trainer.tracks[fragment], self.published.panels[fragment]
-        version, mine = panel.decided + 1, track.offer
+        track, known = self.trainer.tracks[fragment], self.published.fragments[fragment]
+        version, mine = known.decided + 1, track.offer
         assert mine is not None or not (names or drops)
         members = [MergeMember(THEIRS, version, version - 1, 4, TOKENS, 1)]
         if names and mine is not None:

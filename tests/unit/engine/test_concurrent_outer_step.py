@@ -214,7 +214,7 @@ class Story:
     @property
     def anchors(self) -> dict[int, Anchor]:
         """What the training thread sees."""
-        return self.published.panels[0].anchors
+        return self.published.fragments[0].anchors
 
     def arrived(self, made: Offer, values: Tensor) -> None:
         (asked,) = [pull for pull in self.host.pulls if pull.key == key_of(made)]
@@ -443,7 +443,7 @@ def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
 def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() -> None:
     story = Story()
     story.told(Drop(0, (Ended(MINE, 1),), "rack 1 has diverged: NaN", diverged=True))
-    assert story.published.panels[0].discarded == {1: "rack 1 has diverged: NaN"}
+    assert story.published.fragments[0].discarded == {1: "rack 1 has diverged: NaN"}
 
 
 # -------------------------------------------------------------- own captures
@@ -586,7 +586,7 @@ def test_a_capture_with_nan_is_refused_at_home() -> None:
     assert "element 1 of the delta" in story.host.noted("declined")[0]["reason"]
     assert "element 1" in story.published.last_error
     story.told(discarded=((0, 1),))
-    assert story.published.panels[0].discarded == {1: ""}
+    assert story.published.fragments[0].discarded == {1: ""}
 
 
 def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:

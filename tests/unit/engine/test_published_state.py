@@ -49,7 +49,7 @@ def test_versions_come_and_go() -> None:
     published.forget(1, 3)
     published.forget(1, 3)
     published.forget(0, 9)
-    assert [sorted(panel.anchors) for panel in published.panels] == [[], [4]]
+    assert [sorted(known.anchors) for known in published.fragments] == [[], [4]]
 
 
 def test_records_are_shown_as_they_are_decided() -> None:
@@ -61,8 +61,8 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert published.digest(1, 0) == (digest(1),)
     merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
     published.on_decided(merged, (3.0, 0.25))
-    assert published.panels[1].commits == {1: merged}
-    assert [panel.decided for panel in published.panels] == [0, 1]
+    assert published.fragments[1].commits == {1: merged}
+    assert [known.decided for known in published.fragments] == [0, 1]
     assert published.digest(1, 1) == merged.digests
     assert published.look().rounds.outer == (3.0, 0.25)
     assert (published.rounds.count, published.rounds.members) == (1, (0, 2))
@@ -107,8 +107,10 @@ def test_what_was_applied_is_not_kept() -> None:
     for version in range(1, 5):
         published.on_decided(commit(version, [offer(0, version)]))
     published.applied(0, 3)
-    assert sorted(published.panels[0].commits) == [4]
-    assert sorted(published.panels[0].digests) == [3, 4], "the applied one may still be asked for"
+    assert sorted(published.fragments[0].commits) == [4]
+    assert sorted(published.fragments[0].digests) == [3, 4], (
+        "the applied one may still be asked for"
+    )
     assert published.digest(0, 2) == ()
 
 
@@ -121,9 +123,9 @@ def test_the_first_failure_stays() -> None:
 
 Change = Callable[[PublishedState], None]
 CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
-    "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.panels[0].anchors),
+    "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.fragments[0].anchors),
     "decided": (lambda b: b.on_decided(genesis()), lambda b: b.job.begun),
-    "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.panels[0].discarded),
+    "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.fragments[0].discarded),
     "finish": (lambda b: b.finish(), lambda b: b.finished),
     "settled": (
         lambda b: b.heard(NewestOrders((0,), (), (0,))),

@@ -169,7 +169,7 @@ def miss_first(hand: Hand, version: int = 3) -> None:
         hand.published.forget(fragment, 0)
         newest = hand.numerics.genesis(torch.full((track.owned.numel,), 5.0))
         hand.published.publish(fragment, dataclasses.replace(newest, version=version))
-        hand.published.panels[fragment].decided = version
+        hand.published.fragments[fragment].decided = version
     hand.published.heard(NewestOrders((0, 1), (), (version,) * len(hand.trainer.tracks)))
 
 
@@ -231,7 +231,7 @@ def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> N
     """It begins again in the same process, and would train fresh weights with the momentum and the
     step of others."""
     hand, optimizer = joiner()
-    hand.published.panels[0].anchors.clear()
+    hand.published.fragments[0].anchors.clear()
     hand.inbox.receive(given(7))
     hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
     with pytest.raises(JobLost, match="rack 0 died"):
@@ -561,8 +561,8 @@ def merging(hand: Hand) -> None:
     """A coordinator that names whatever is offered, and lets racks go that are done."""
     offered = [p for p, track in enumerate(hand.trainer.tracks) if track.offer is not None]
     for fragment in offered:
-        panel = hand.published.panels[fragment]
-        if panel.decided == hand.track(fragment).anchor.version:
+        known = hand.published.fragments[fragment]
+        if known.decided == hand.track(fragment).anchor.version:
             hand.decide(8.0, fragment, names=True)
     if hand.posted(Idle):
         hand.published.finish()

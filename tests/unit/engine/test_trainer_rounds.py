@@ -572,7 +572,7 @@ def test_a_stall_says_why_where_the_coordinator_says_nothing() -> None:
     ):
         hand = Hand()
         hand.step(5)
-        hand.published.panels[0].decided = decided
+        hand.published.fragments[0].decided = decided
         hand.step(1)
         ((_, fields),) = hand.noted("stall-over")
         assert fields["why"] == [why]

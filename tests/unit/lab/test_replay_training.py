@@ -142,7 +142,7 @@ def test_a_life_that_joined_begins_with_its_versions_and_its_donors_state(tmp_pa
     hand, state = twin(tmp_path, script)
 
     def progress() -> None:
-        if hand.published.panels[0].decided < 2:
+        if hand.published.fragments[0].decided < 2:
             hand.decide(0.5)
         else:
             StateFiles(tmp_path).write(given(), 0, STATE)
@@ -291,7 +291,7 @@ def test_a_discard_waits_until_the_rack_knows(tmp_path: Path) -> None:
 
 
 def finish(hand: Following) -> None:
-    for to in (0.5, 0.75)[hand.published.panels[0].decided :]:
+    for to in (0.5, 0.75)[hand.published.fragments[0].decided :]:
         hand.decide(to)
     if hand.posted(Leaving):
         hand.published.finish()
@@ -357,11 +357,11 @@ def test_the_board_keeps_what_is_still_to_be_applied() -> None:
     for anchor in anchors:
         published.publish(0, anchor)
         published.forget(0, anchor.version)
-    assert list(published.panels[0].anchors) == [1]
+    assert list(published.fragments[0].anchors) == [1]
     published.applied(0, 1)
-    assert list(published.panels[0].anchors) == [1], "it is trained on"
+    assert list(published.fragments[0].anchors) == [1], "it is trained on"
     published.applied(0, 2)
-    assert list(published.panels[0].anchors) == []
+    assert list(published.fragments[0].anchors) == []
 
 
 def test_another_model_is_told_before_the_first_step(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class CheckpointRecords(PublishedSlice):
         if isinstance(record, CheckpointRecord) and record.written:
             self.written = record
         elif isinstance(record, CheckpointRecord):
-            self.begun = record, tuple(panel.decided for panel in self._published.panels)
+            self.begun = record, tuple(known.decided for known in self._published.fragments)
 
     def restored(self, snapshot: Snapshot) -> None:
         """The record of its begin may be known already."""
@@ -145,12 +145,12 @@ class CheckpointBarrier:
     def _passed(self, versions: Sequence[int]) -> bool:
         """Whether one of these versions will never arrive: a snapshot was taken after it, or this
         rank copied a newer version instead."""
-        panels = zip(self._published.panels, versions, self._trainer.versions(), strict=True)
+        stand = zip(self._published.fragments, versions, self._trainer.versions(), strict=True)
         with self._published.changed:
             return any(
-                mine < version and version not in panel.anchors
-                and (version < panel.restored or version < max(panel.anchors, default=-1))
-                for panel, version, mine in panels
+                mine < version and version not in known.anchors
+                and (version < known.restored or version < max(known.anchors, default=-1))
+                for known, version, mine in stand
             )  # fmt: skip
 
     def _until_all(

@@ -71,7 +71,7 @@ class RackStateMirrors(LoopFeature):
             return
         rules = self._store.rules
         if isinstance(record, Commit) and not rules[record.fragment].numerics.of_values:
-            self.committed(record, sum(panel.decided for panel in self._published.panels))
+            self.committed(record, sum(known.decided for known in self._published.fragments))
 
     # -------------------------------------------------------------- of this rank
 

@@ -134,7 +134,7 @@ class Pipeline:
                 error = "the donor's bits are not those of the log"
             else:
                 store.anchors[fragment, version] = result
-            self._published.panels[fragment].copy_failed = error
+            self._published.fragments[fragment].copy_failed = error
             self._jobs.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:

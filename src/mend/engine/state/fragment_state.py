@@ -179,7 +179,7 @@ class OpenOffer:
 
 @dataclass
 class FragmentState:
-    """One fragment of the training thread: its anchor, its marks, its open offer."""
+    """One fragment on the training thread, a *track*: its anchor, its marks, its open offer."""
 
     view: FragmentView
     holding: Holding

@@ -174,7 +174,7 @@ class PublishedState:
         self.changed = threading.Condition()
         self._slices: dict[type[PublishedSlice], Any] = {}
         self._on_anchor: Callable[[int], None] = lambda fragment: None
-        self.panels = [PublishedFragment() for _ in range(fragments)]
+        self.fragments = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
         self.trains = False
         """Whether the training thread is out of `begin`; written by it."""
@@ -206,13 +206,13 @@ class PublishedState:
 
     def publish(self, fragment: int, anchor: Anchor) -> None:
         with self.changed:
-            self.panels[fragment].anchors[anchor.version] = anchor
+            self.fragments[fragment].anchors[anchor.version] = anchor
             self.changed.notify_all()
         self._on_anchor(fragment)
 
     def forget(self, fragment: int, version: int) -> None:
         with self.changed:
-            self.panels[fragment].anchors.pop(version, None)
+            self.fragments[fragment].anchors.pop(version, None)
 
     def on_decided(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         """Take a committed record. `outer`: of a commit, see `Rounds`; None: the commit is of
@@ -230,17 +230,17 @@ class PublishedState:
             elif isinstance(record, Roster):
                 self.job.take(record)
             elif isinstance(record, Drop):
-                self.panels[record.fragment].drop(record)
+                self.fragments[record.fragment].drop(record)
             for each in self._slices.values():
                 each.decided(record)
             self.changed.notify_all()
 
     def _begin(self, versions: Sequence[int], digests: Sequence[tuple[str, ...]]) -> None:
-        for panel, version, of_rails in zip(self.panels, versions, digests, strict=True):
-            panel.begin(version, of_rails)
+        for known, version, of_rails in zip(self.fragments, versions, digests, strict=True):
+            known.begin(version, of_rails)
 
     def _take(self, record: Commit, outer: tuple[float, float] | None) -> None:
-        self.panels[record.fragment].take(record)
+        self.fragments[record.fragment].take(record)
         members = tuple(share.member.rack for share in record.members)
         newest = outer or self.rounds.outer
         self.rounds = Rounds(self.rounds.count + 1, members, record.reason, newest)
@@ -254,8 +254,8 @@ class PublishedState:
         """Take a snapshot in place of the records before it."""
         with self.changed:
             self.job.restore(snapshot)
-            for fragment, panel in enumerate(self.panels):
-                panel.restore(snapshot, fragment)
+            for fragment, known in enumerate(self.fragments):
+                known.restore(snapshot, fragment)
             for each in self._slices.values():
                 each.restored(snapshot)
             self.changed.notify_all()
@@ -285,7 +285,7 @@ class PublishedState:
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:
-            self.panels[fragment].discarded.setdefault(seq, bad)
+            self.fragments[fragment].discarded.setdefault(seq, bad)
             self.changed.notify_all()
 
     def fail(self, error: MendError | Evicted) -> None:
@@ -326,16 +326,16 @@ class PublishedState:
     def applied(self, fragment: int, version: int) -> None:
         """Drop commits up to this version, which are read, and older digests."""
         with self.changed:
-            panel = self.panels[fragment]
-            for old in [v for v in panel.commits if v <= version]:
-                del panel.commits[old]
-            for old in [v for v in panel.digests if v < version]:
-                del panel.digests[old]
+            known = self.fragments[fragment]
+            for old in [v for v in known.commits if v <= version]:
+                del known.commits[old]
+            for old in [v for v in known.digests if v < version]:
+                del known.digests[old]
 
     def digest(self, fragment: int, version: int) -> tuple[str, ...]:
         """Digests of all rails; empty before the version is decided."""
         with self.changed:
-            return self.panels[fragment].digests.get(version, ())
+            return self.fragments[fragment].digests.get(version, ())
 
     def disown(self) -> None:
         """Renew the lock in a forked process: a thread that held it does not exist here."""

@@ -203,9 +203,9 @@ class Trainer(TrainerEnd):
         if self.member not in published.job.members:
             return False
         if self._joins() or self._has_missed_first():
-            return all(panel.decided in panel.anchors for panel in published.panels)
+            return all(known.decided in known.anchors for known in published.fragments)
         first, settled = published.job.first, published.orders.settled
-        held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
+        held = all(v in known.anchors for v, known in zip(first, published.fragments, strict=True))
         return (
             held
             and len(settled) == len(first)
@@ -215,9 +215,9 @@ class Trainer(TrainerEnd):
     def _has_missed_first(self) -> bool:
         """Whether this rank will never hold what the job began with: the others counted this rack
         as silent, began without it, and have replaced a version that it had not copied."""
-        pairs = zip(self.published.panels, self.published.job.first, strict=False)
+        pairs = zip(self.published.fragments, self.published.job.first, strict=False)
         with self.published.changed:
-            return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
+            return any(v not in known.anchors and known.decided > v for known, v in pairs)
 
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
@@ -225,8 +225,8 @@ class Trainer(TrainerEnd):
         (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
         self.life.missed_first = self.life.missed_first or bool(missed)
         with self.published.changed:
-            held = [dict(panel.anchors) for panel in self.published.panels]
-            newest = [panel.decided for panel in self.published.panels]
+            held = [dict(known.anchors) for known in self.published.fragments]
+            newest = [known.decided for known in self.published.fragments]
         if not self._joins():
             newest = list(self.published.job.first)
         if self.policy.ranks > 1:

@@ -63,8 +63,8 @@ class TrainerEnd(TrainerRounds):
         while True:
             versions = self.versions()
             open_ = any(track.offer is not None for track in self.tracks)
-            pairs = zip(self.published.panels, versions, strict=True)
-            done = not open_ and all(panel.decided <= version for panel, version in pairs)
+            pairs = zip(self.published.fragments, versions, strict=True)
+            done = not open_ and all(known.decided <= version for known, version in pairs)
             late, over = patience.over(self._now_ns()), self.published.finished
             values = [int(done), -int(late), -int(over)]
             done_everywhere, any_late, any_over = yield from self.agree_and_apply(
@@ -186,13 +186,13 @@ class TrainerEnd(TrainerRounds):
             return f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
         why = []
         if behind:
-            ended = [panel.decided for panel in self.published.panels]
+            ended = [known.decided for known in self.published.fragments]
             why = [
                 f"the job ended at versions {_listed(ended)}, this rack has "
                 f"{_listed(self.versions())}: it was silent then, and the rest can be copied from "
                 "no rack"
             ]
-            why += sorted({p.copy_failed for p in self.published.panels if p.copy_failed})
+            why += sorted({p.copy_failed for p in self.published.fragments if p.copy_failed})
             if named := self._named_ahead():
                 words = f"fragments {_listed(named)}" if named[1:] else f"fragment {named[0]}"
                 why.append(f"its last offers of {words} are merged there")
@@ -206,14 +206,14 @@ class TrainerEnd(TrainerRounds):
 
     def _named_ahead(self) -> list[int]:
         """Fragments whose open offer is merged in a version that this rack does not have."""
-        panels = self.published.panels
-        fates = [self._outcome(p, panel.decided)[0] for p, panel in enumerate(panels)]
+        newest = [known.decided for known in self.published.fragments]
+        fates = [self._outcome(p, version)[0] for p, version in enumerate(newest)]
         return [p for p, fate in enumerate(fates) if fate == "named"]
 
     def _reached(self) -> bool:
         """Whether everything that is decided is applied."""
-        panels = zip(self.published.panels, self.versions(), strict=True)
-        return all(panel.decided <= version for panel, version in panels)
+        pairs = zip(self.published.fragments, self.versions(), strict=True)
+        return all(known.decided <= version for known, version in pairs)
 
     def _outcome_of_leaving(self) -> Outcome:
         """The outcome of a rack whose work is all merged."""
@@ -245,8 +245,8 @@ class TrainerEnd(TrainerRounds):
     def _dropped(self) -> str:
         """The other racks that were there, and whose last offer was not merged."""
         with self.published.changed:
-            of_weights = self.published.panels[: self.policy.of_weights]
-            dropped = set[int]().union(*(panel.tails_dropped for panel in of_weights))
+            of_weights = self.published.fragments[: self.policy.of_weights]
+            dropped = set[int]().union(*(known.tails_dropped for known in of_weights))
         racks = sorted(dropped - {self.member.rack, *self.published.job.missing})
         return f"the last offer of {_racks(racks)} was dropped: it is missing here" if racks else ""
 
@@ -294,7 +294,7 @@ class TrainerEnd(TrainerRounds):
         everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
         patience.deadline_ns = max(patience.deadline_ns, enough_ns)
         while True:
-            failed = any(panel.copy_failed for panel in self.published.panels)
+            failed = any(known.copy_failed for known in self.published.fragments)
             now_ns = self._now_ns()
             stops = not self.published.job.over or (failed and now_ns > enough_ns)
             values = [int(self._reached()), -int(stops or patience.over(now_ns))]
@@ -306,7 +306,7 @@ class TrainerEnd(TrainerRounds):
     def _may_apply(self) -> bool:
         """Whether a version is here that is newer than the one that is applied."""
         with self.published.changed:
-            newest = [max(panel.anchors, default=-1) for panel in self.published.panels]
+            newest = [max(known.anchors, default=-1) for known in self.published.fragments]
         return any(new > has for new, has in zip(newest, self.versions(), strict=True))
 
     def _try_drain(self, patience: Patience) -> Requests:

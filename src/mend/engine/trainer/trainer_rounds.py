@@ -218,9 +218,9 @@ class TrainerRounds:
             if not feature.idle:
                 return False
         return all(
-            panel.decided == track.anchor.version
-            and (track.offer is None or track.offer.seq not in panel.discarded)
-            for track, panel in zip(self.tracks, published.panels, strict=True)
+            known.decided == track.anchor.version
+            and (track.offer is None or track.offer.seq not in known.discarded)
+            for track, known in zip(self.tracks, published.fragments, strict=True)
         )
 
     def _prefetch(self, fragment: int) -> None:
@@ -233,7 +233,7 @@ class TrainerRounds:
         with self.published.changed:
             # Read under the lock: commits up to the applied version are deleted under it.
             old, offer = track.anchor, track.offer
-            anchors = dict(self.published.panels[fragment].anchors)
+            anchors = dict(self.published.fragments[fragment].anchors)
             newest, _ = unbroken_run(anchors, old.version)
             if newest <= old.version:
                 return
@@ -423,7 +423,7 @@ class TrainerRounds:
         published = self.published
         with published.changed:
             known = [published.orders.opened.get(p, -1) for p in range(len(self.tracks))]
-            return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
+            return [v if v == published.fragments[p].decided else -1 for p, v in enumerate(known)]
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
@@ -467,7 +467,7 @@ class TrainerRounds:
         why = list(self.published.orders.why)
         for fragment in fragments:
             version = self.tracks[fragment].anchor.version
-            decided = self.published.panels[fragment].decided
+            decided = self.published.fragments[fragment].decided
             if decided > version:
                 why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
         return why or ["the coordinator has not answered the offers yet"]
@@ -477,14 +477,14 @@ class TrainerRounds:
         return "; ".join(why) or "no reason known"
 
     def _resolved(self, fragment: int) -> bool:
-        track, panel = self.tracks[fragment], self.published.panels[fragment]
+        track, known = self.tracks[fragment], self.published.fragments[fragment]
         with self.published.changed:
-            if max(panel.anchors, default=-1) > track.anchor.version:
+            if max(known.anchors, default=-1) > track.anchor.version:
                 return True
             # An offer that was too old tells that this rack is behind: what it trained before the
             # newest version is here would be too old as well, and nothing would correct its length.
-            behind = not self.policy.lockstep and panel.decided > track.anchor.version
-            return not behind and track.offer is not None and track.offer.seq in panel.discarded
+            behind = not self.policy.lockstep and known.decided > track.anchor.version
+            return not behind and track.offer is not None and track.offer.seq in known.discarded
 
     def agree_and_apply(
         self,
@@ -497,8 +497,8 @@ class TrainerRounds:
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
-            anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
-            dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+            anchors = {p: dict(self.published.fragments[p].anchors) for p in fragments}
+            dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
         if caps is not None:
             anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
         values = list(flags or [])
@@ -530,7 +530,7 @@ class TrainerRounds:
         self._post(Discarded(fragment, seq, self.step))
         self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
-        self.published.panels[fragment].discarded.clear()
+        self.published.fragments[fragment].discarded.clear()
         track.offer = None
         wrong = self.model.unsound(track)
         (sound,) = yield from self._all_ranks([int(not wrong)])
@@ -595,7 +595,7 @@ class TrainerRounds:
         if offer is None:
             return "", None
         with self.published.changed:
-            fate = self.published.panels[fragment].fate((self.member, offer.seq), base, version)
+            fate = self.published.fragments[fragment].fate((self.member, offer.seq), base, version)
         return fate, offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:

@@ -41,7 +41,7 @@ from mend.engine.joining.training_state import Mirror, Mirrored, Received, Train
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.published_state import NewestOrders
 from mend.engine.state.pulls import LOOK_NS
-from mend.engine.trainer.trainer_end import LEAVE_NS, SAY_NS
+from mend.engine.trainer.trainer_end import LEAVE_NS, NOTE_NS
 from mend.errors import (
     CheckpointError,
     Diverged,
@@ -646,7 +646,7 @@ def test_a_rack_that_nobody_lets_go_hurries_and_then_leaves_alone() -> None:
     assert SHUTDOWN_NS + LEAVE_NS < waited_ns < SHUTDOWN_NS + LEAVE_NS + 3 * POLL_NS
     ((_, fields),) = hand.noted("left-alone")
     assert fields == {"why": ["the coordinator is silent"], "open_tokens": 0}
-    assert len(hand.noted("leaving")) == 1, f"each {SAY_NS} ns while it waits"
+    assert len(hand.noted("leaving")) == 1, f"each {NOTE_NS} ns while it waits"
     assert hand.theta() == 0.0
 
 

@@ -9,7 +9,7 @@ from mend.consensus.records import CheckpointRecord, Record, Snapshot
 from mend.coordination.events import BarrierChanged, Event
 from mend.engine.state.fragment_state import POLL_NS, OpenOffer, Requests, Wait
 from mend.engine.state.published_state import PublishedSlice
-from mend.engine.trainer.trainer_end import SAY_NS
+from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import CheckpointError, require
 from mend.events.base import Emit
@@ -162,11 +162,11 @@ class CheckpointBarrier:
     ) -> Requests:
         """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
         fragments = list(range(len(self._trainer.tracks))) if caps is not None else []
-        begun_ns = said_ns = self._now_ns()
+        begun_ns = noted_ns = self._now_ns()
         while True:
             now_ns = self._now_ns()
-            if now_ns - said_ns >= SAY_NS:
-                said_ns = now_ns
+            if now_ns - noted_ns >= NOTE_NS:
+                noted_ns = now_ns
                 about = f"checkpoint {name!r} ({self._trainer.why()})"
                 self._note(StillWaiting(about, (now_ns - begun_ns) // SECOND))
             late, over = now_ns > deadline_ns, self._published.finished

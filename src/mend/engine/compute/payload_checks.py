@@ -40,9 +40,9 @@ def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
 
 
 def blame(payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
-    """The error of a `merge` that gave no numbers although the checksums of its inputs are
-    right. It names the payloads that hold no numbers, or else the longest one; no payload if
-    the anchor itself holds none."""
+    """The error of a `merge` that gave NaN or Inf although the checksums of its inputs are right.
+    It names the payloads that contain NaN or Inf, or else the longest one; no payload if the
+    anchor itself contains them."""
     numel = anchor.numel
     if first_unsound(anchor.values) is not None:
         return Unmergeable("the anchor itself holds no numbers", ())

@@ -274,7 +274,7 @@ class IoLoop:
             self.every(STRANGERS_S, lambda: self._gate.note_strangers(self._sideband.strangers))
 
     def _look_up(self) -> None:
-        """Note the hosts of the settings that have no address here; ZeroMQ asks again for ever and
+        """Note the hosts of the settings that have no address here; ZeroMQ asks again endlessly and
         says nothing. On a thread of its own, as a resolver may hang."""
         options = self.options
         asked = (options.socks_proxy,) if options.socks_proxy else options.peers

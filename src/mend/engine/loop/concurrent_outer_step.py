@@ -106,7 +106,7 @@ class ConcurrentOuterStep:
         self._twin = ""
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
-        self._foreigners, self._other_jobs = VersionMismatches(host), OtherJobs(host)
+        self._mismatches, self._other_jobs = VersionMismatches(host), OtherJobs(host)
 
     # -------------------------------------------------------------- in
 
@@ -164,8 +164,8 @@ class ConcurrentOuterStep:
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""
-        if not self.published.job.begun and self._foreigners.settled():
-            self.published.fail(Refused(self._foreigners.said))
+        if not self.published.job.begun and self._mismatches.settled():
+            self.published.fail(Refused(self._mismatches.reason))
         now_ns = self.host.now_ns()
         for machine in self._machines.values():
             due = self._queue.deadline_ns(machine)
@@ -202,7 +202,7 @@ class ConcurrentOuterStep:
             self._other_jobs.met(found)
             return
         leader = self.leader
-        self._foreigners.met(
+        self._mismatches.met(
             found, leader.options.peers if leader and not self.published.job.begun else ()
         )
         self.published.last_error = str(found)

@@ -127,7 +127,7 @@ def _mb(size: float) -> float:
 class Patience:
     """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
     `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that comes or
-    goes is no byte: pulls that fail and begin again would else keep a wait going for ever."""
+    goes is no byte: pulls that fail and begin again would else keep a wait going endlessly."""
 
     def __init__(
         self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Mapping[int, int]]

@@ -12,9 +12,9 @@ from typing import Any
 from mend.coordination.events import (
     Applied,
     Captured,
+    StepReached,
     StillOpen,
 )
-from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received
@@ -133,7 +133,7 @@ class Trainer(TrainerEnd):
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
         self.calendar.past(step)
         self.clock.measured_step = step
-        self._post(Stepped(step, 0))
+        self._post(StepReached(step, 0))
 
     @property
     def resumes(self) -> bool:
@@ -155,7 +155,7 @@ class Trainer(TrainerEnd):
     def _offer_again(self) -> None:
         """Open the offers again that were open at the checkpoint."""
         _, offers = require(self._resumed, "nothing is resumed")
-        self._post(Stepped(self.step, 0))
+        self._post(StepReached(self.step, 0))
         for offer in offers:
             track = self.tracks[offer.fragment]
             track.offer = offer

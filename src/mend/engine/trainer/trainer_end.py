@@ -24,8 +24,8 @@ LEAVE_NS = 5 * SECOND
 """How long a rack waits for the end of the job after it has asked to leave at once; and for a copy
 of what it has missed of it, where pulls fail."""
 
-SAY_NS = 5 * SECOND
-"""How often a rack that waits for the others says so."""
+NOTE_NS = 5 * SECOND
+"""How often a rack that waits for the others notes it."""
 
 
 class TrainerEnd(TrainerRounds):
@@ -90,8 +90,8 @@ class TrainerEnd(TrainerRounds):
         the last exchange still arrive then. A rack that has
         to leave with unmerged work keeps its own weights instead: the anchor does not have that
         work, and overwriting the weights would lose it. So does a rack whose weights may not be
-        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
-        numbers.
+        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights
+        contain NaN or Inf.
         """
         patience = self._at_the_end()
         refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
@@ -207,7 +207,7 @@ class TrainerEnd(TrainerRounds):
     def _named_ahead(self) -> list[int]:
         """Fragments whose open offer is merged in a version that this rack does not have."""
         newest = [known.decided for known in self.published.fragments]
-        fates = [self._outcome(p, version)[0] for p, version in enumerate(newest)]
+        fates = [self._open_fate(p, version)[0] for p, version in enumerate(newest)]
         return [p for p, fate in enumerate(fates) if fate == "named"]
 
     def _reached(self) -> bool:
@@ -264,8 +264,8 @@ class TrainerEnd(TrainerRounds):
 
         Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
         """
-        hurried, posted, said_ns = False, None, self._now_ns()
-        patience.deadline_ns = max(patience.deadline_ns, said_ns)
+        hurried, posted, noted_ns = False, None, self._now_ns()
+        patience.deadline_ns = max(patience.deadline_ns, noted_ns)
         everything = list(range(len(self.tracks)))
         while True:
             values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
@@ -282,9 +282,9 @@ class TrainerEnd(TrainerRounds):
             if (versions := self.versions()) != posted:
                 posted = versions
                 self._post(Idle(versions))
-            if self._now_ns() - said_ns > SAY_NS:
-                said_ns = self._now_ns()
-                left_s = max(0, patience.deadline_ns - said_ns) // SECOND
+            if self._now_ns() - noted_ns > NOTE_NS:
+                noted_ns = self._now_ns()
+                left_s = max(0, patience.deadline_ns - noted_ns) // SECOND
                 self._note(EndAwaited("the other racks to finish", left_s))
             yield Wait(self._news, POLL_NS)
 

@@ -28,18 +28,16 @@ from mend.coordination.events import (
     Discarded,
     Event,
     Started,
+    StepReached,
     StillOpen,
     Timed,
 )
-from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.joining.state_exchange import StateExchange
-from mend.engine.joining.training_state import (
-    StateRoutes,
-)
+from mend.engine.joining.training_state import StateRoutes
 from mend.engine.state.fragment_state import (
     FragmentState,
     Ledger,
@@ -92,7 +90,7 @@ def _watches_steps(feature: TrainerFeature) -> bool:
 
 
 class TrainerRounds:
-    """State of the training thread.
+    """One rank on its training thread: its fragments, its counts, and the work between two steps.
 
     `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
     buffers and the worker pool.
@@ -320,7 +318,7 @@ class TrainerRounds:
     def _measure(self) -> None:
         """Post the step number, and the time per step without mend's own waits."""
         self.clock.measure(self.step)
-        self._post(Stepped(self.step, self.clock.step_ns))
+        self._post(StepReached(self.step, self.clock.step_ns))
 
     # -------------------------------------------------------------- capture
 
@@ -555,7 +553,7 @@ class TrainerRounds:
         """Protocol section 7: read the fate of the own offer in the commits, realign, set the
         marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
-        fate, delta_N = self._outcome(fragment, anchor.version)
+        fate, delta_N = self._open_fate(fragment, anchor.version)
         if track.moments is None:
             yield from self.model.realign(track, fragment, delta_N, anchor)
         elif delta_N is not None and offer is not None:
@@ -582,7 +580,7 @@ class TrainerRounds:
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
 
-    def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
+    def _open_fate(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
         without an offer). For a named offer also its merged part, for `realign`."""
         track = self.tracks[fragment]
@@ -591,7 +589,7 @@ class TrainerRounds:
     def _fate(
         self, fragment: int, offer: OpenOffer | None, base: int, version: int
     ) -> tuple[OfferFate, Tensor | None]:
-        """`_outcome` of this offer, from this applied version on."""
+        """`_open_fate` of this offer, from this applied version on."""
         if offer is None:
             return "", None
         with self.published.changed:

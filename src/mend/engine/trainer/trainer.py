@@ -98,7 +98,7 @@ class Trainer(TrainerEnd):
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
-                yield from self.model.write(track, fragment, anchor.values)
+                yield from self.model.write(fragment, track, anchor.values)
             track.anchor = anchor
             if anchor.version:
                 self.published.applied(fragment, anchor.version)

@@ -322,7 +322,7 @@ class TrainerEnd(TrainerRounds):
     def publish_anchor(self) -> Requests:
         """Write the anchor into the model."""
         for fragment, track in self.of_model:
-            yield from self.model.write(track, fragment, track.anchor.values)
+            yield from self.model.write(fragment, track, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
         """A copy on the host of this rank's part of the live model, in its dtypes."""

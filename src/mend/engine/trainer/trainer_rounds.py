@@ -555,11 +555,11 @@ class TrainerRounds:
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._open_fate(fragment, anchor.version)
         if track.moments is None:
-            yield from self.model.realign(track, fragment, delta_N, anchor)
+            yield from self.model.realign(fragment, track, delta_N, anchor)
         elif delta_N is not None and offer is not None:
             self._repair(track)
             steps = self.step - offer.capture_step
-            yield from self.model.average(track, track.moments, fragment, offer, anchor, steps)
+            yield from self.model.average(track, track.moments, offer, anchor, steps)
         ended = 0
         if (
             fate != "named"

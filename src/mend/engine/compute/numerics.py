@@ -10,7 +10,6 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -78,8 +77,7 @@ class Numerics:
     that share long jobs; the bits do not depend on their number, as every operation is
     element-wise and every digest block is within one part. `buffers`: `spare` large vectors are
     kept from round to round. The training thread uses both. `in_weights`: the error of the codec
-    stays in the rack's weights,
-    and no residual is kept.
+    stays in the rack's weights, and no residual is kept.
     """
 
     def __init__(
@@ -95,16 +93,18 @@ class Numerics:
         in_weights: bool = False,
         on_device: DeviceEncoder | None = None,
         racks: int = 1,
+        shares: Numerics | None = None,
     ) -> None:
         """`on_device`: set where the GPU encodes captures. `racks`: of the job; an average of
-        values over fewer goes only their part of the way."""
+        values over fewer goes only their part of the way. `shares`: offers are values, not
+        differences to an anchor, and this object has the buffers and the pool."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
-        self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
-        self.of_values = False
-        """Whether offers are values, not differences to an anchor."""
+        self.of_values = shares is not None
+        self.buffers: Buffers = shares.buffers if shares is not None else Buffers(spare, pin)
+        self.pool: WorkerPool = shares.pool if shares is not None else WorkerPool(threads, cores)
         self.agreement = Agreement()
         """Of the merges so far; the loop writes it."""
         self.on_device, self._racks = on_device, racks
@@ -116,11 +116,10 @@ class Numerics:
     def for_moments(self) -> Numerics:
         """The numerics of fragments of moments and running statistics, whose values are averaged as
         fp32. Shares the buffers and the pool."""
-        numerics = copy(self)
-        numerics.codec, numerics.rule, numerics.outer = _FLOAT32, MERGES["mean"](), Replace()
-        numerics.measuring, numerics._codecs, numerics.of_values = None, {}, True
-        numerics.on_device, numerics.in_weights = None, False
-        return numerics
+        return Numerics(
+            _FLOAT32, MERGES["mean"](), Replace(), staleness_max_rounds=self._staleness_max_rounds,
+            racks=self._racks, shares=self,
+        )  # fmt: skip
 
     def close(self) -> list[str]:
         """End the threads and free the spare vectors; wait for a merge in flight. Returns the names

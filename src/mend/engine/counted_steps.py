@@ -86,7 +86,7 @@ class CountedSteps:
         """How many of `count` micro-batches this rank takes in the next step."""
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
         for part in self._rank.parts:
-            part.trainer.batch = count
+            part.trainer.clock.batch = count
         self._taken = taken_of(count, self._trainer.ladder.batch_pct)
         return self._taken
 

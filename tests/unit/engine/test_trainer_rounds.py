@@ -184,7 +184,7 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
 def test_how_many_the_script_asks_about_is_told_with_the_time_of_the_step() -> None:
     hand = Hand(**PATIENT)
     for batch in (8, 8, 0):
-        hand.trainer.batch = batch or hand.trainer.batch
+        hand.trainer.clock.batch = batch or hand.trainer.clock.batch
         hand.now_ns += SECOND
         hand.step()
     assert [timed.batch for timed in hand.posted(Timed)] == [8, 0]

@@ -141,8 +141,7 @@ class TrainerRounds:
             routes, policy.ranks, published, self.clock, numerics.pool,
             now_ns=now_ns, post=post, note=note,
         )  # fmt: skip
-        self._resumed, self.batch = resumed, 0
-        """Micro-batches per step that the script has announced since the last sample; 0: none."""
+        self._resumed = resumed
         self.life = Life(now_ns() if started_ns is None else started_ns)
         self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
         self.features = (self.states, self.ladder, *features)
@@ -187,8 +186,7 @@ class TrainerRounds:
         if not begun_ns:
             self._post(Started(self._now_ns() - self.life.started_ns))
         if (sample := self.clock.stepped(tokens)) is not None:
-            self._post(Timed(self.step, *sample, self.batch))
-            self.batch = 0
+            self._post(Timed(self.step, *sample))
         for feature in self._watching:
             feature.stepped(self.step, begun_ns, self.clock.untimed)
         return self.due(self.step)

@@ -503,7 +503,7 @@ class Runtime:
         units = rank.published.of(DataUnits).units
         rounds, sent = published.rounds, [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
-        rounds_by_racks, rounds_recent = rank.published.turned_out()
+        rounds_by_racks, rounds_recent = rank.published.rounds_by_racks()
         merged, open_ = position.merged / fragments, tokens - position.marked / fragments
         return Status(
             rack=self.config.rack_number,

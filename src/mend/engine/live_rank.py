@@ -402,8 +402,7 @@ class LiveRank(OneTrainer):
             io_loop.every(PUBLISH_S, publish)
 
     def _note_pulls(self) -> None:
-        """Note how far the racks are with bytes that others wait for: soon, and then now and
-        then."""
+        """Note the progress of pulls that other racks wait for: at once, then every NOTE_NS."""
         now_ns, notes = self.io_loop.now_ns(), self.published.look().transfers.notes()
         noted_ns = {rack: self._noted_ns.get(rack, now_ns - NOTE_NS) for rack, _ in notes}
         for rack, pulling in notes:

@@ -66,7 +66,9 @@ def test_records_are_shown_as_they_are_decided() -> None:
     assert published.digest(1, 1) == merged.digests
     assert published.look().rounds.outer == (3.0, 0.25)
     assert (published.rounds.count, published.rounds.members) == (1, (0, 2))
-    assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
+    assert published.rounds_by_racks() == ({2: 1}, ((2, 0),)), (
+        "before the first orders nobody is known"
+    )
     published.on_decided(Drop(0, (), "nothing to show"))
     published.on_decided(roster(1, [0, 2]))
     assert published.job.seats == (0, 2)
@@ -83,7 +85,7 @@ def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published.on_decided(commit(2, [offer(0)]))
     published.on_decided(roster(1, [0]))
     published.on_decided(commit(3, [offer(0)]))
-    assert published.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
+    assert published.rounds_by_racks() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
 
 
 def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() -> None:
@@ -94,11 +96,11 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     published.heard(NewestOrders((0, 1), (), (0,)))
     for version in range(1, 1 + ROUNDS_RECENT):
         published.on_decided(commit(version, [offer(0, version)]))
-        assert published.turnout.warning(version * SHORT_NS) == ""
-    assert published.turned_out() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
+        assert published.participation.warning(version * SHORT_NS) == ""
+    assert published.rounds_by_racks() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
     published.begin_to_train()
     published.on_decided(commit(1 + ROUNDS_RECENT, [offer(0)]))
-    assert published.turned_out()[1][-1] == (1, 2)
+    assert published.rounds_by_racks()[1][-1] == (1, 2)
 
 
 def test_what_was_applied_is_not_kept() -> None:

@@ -96,8 +96,8 @@ class Numerics:
         shares: Numerics | None = None,
     ) -> None:
         """`on_device`: set where the GPU encodes captures. `racks`: of the job; an average of
-        values over fewer goes only their part of the way. `shares`: offers are values, not
-        differences to an anchor, and this object has the buffers and the pool."""
+        values over fewer goes only their part of the way. `shares`: the numerics whose buffers
+        and pool these use; offers are then values, not differences to an anchor."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}

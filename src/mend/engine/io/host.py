@@ -32,7 +32,7 @@ FOREIGN_GAP_NS = 200 * MS
 
 
 OTHER_JOBS_MAX = 8
-"""Processes of other jobs that are noted; their names are anybody's."""
+"""Processes of other jobs that are noted; their names are not verified."""
 
 
 class HostInterface(Protocol):
@@ -153,8 +153,8 @@ class OtherJobs:
             self._edge.send(way, Refusal(0, "job", str(found)))
 
     def _has_turn(self, who: tuple[int, str], now_ns: int) -> bool:
-        """Whether an answer is due. One that was answered waits for all others, which would else
-        never have a turn: racks say hello at the same time, in the same order."""
+        """Whether an answer is due. One that was answered waits for all others, which
+        otherwise would never have a turn: racks say hello at the same time, in the same order."""
         last_ns = self._answered.get(who)
         waits = last_ns is not None and now_ns - last_ns < FOREIGN_GAP_NS * len(self._noted)
         return not waits and now_ns - self._answered_ns >= FOREIGN_GAP_NS

@@ -174,7 +174,7 @@ class ConcurrentOuterStep:
         self._count()
 
     def _count(self) -> None:
-        """Tell how far the pulls of this rank are."""
+        """Report the progress of this rank's pulls."""
         waiting: dict[int, int] = {}
         for member, fragment, _ in self.rank_machine.fetch_queue.waiting():
             size = self.store.rules[fragment].payload_bytes
@@ -327,9 +327,9 @@ class ConcurrentOuterStep:
 
     def _note_commit(self, commit: Commit, outer: _Outer | None = None) -> None:
         """`outer`: None for a round of moments."""
-        _, live = self.published.turnout.recent[-1]
+        _, live = self.published.participation.recent[-1]
         self.host.note(_event_of(commit, live, outer))
-        warning = self.published.turnout.warning(self.host.now_ns())
+        warning = self.published.participation.warning(self.host.now_ns())
         if warning and self.me.rank == 0:
             self.host.note(RoundsShort(warning))
 

@@ -184,7 +184,7 @@ class PublishedState:
         self.orders, self.rounds, self.sent = NewestOrders(), Rounds(), Sent()
         """Each is replaced as a whole."""
         self.job, self.transfers = JobMembers(), Transfers()
-        self.turnout, self.last_rounds = Participation(), LastRounds()
+        self.participation, self.last_rounds = Participation(), LastRounds()
 
     def of(self, kind: type[Slice]) -> Slice:
         """The slice of a feature. The first call makes it; if it takes records, before the first
@@ -246,7 +246,7 @@ class PublishedState:
         self.rounds = Rounds(self.rounds.count + 1, members, record.reason, newest)
         # The racks that live now say nothing of rounds before this rack trained.
         live = set(self.orders.live) & set(self.job.seats) if self.trains else set[int]()
-        self.turnout.add(members, live)
+        self.participation.add(members, live)
         if outer is not None:
             self.last_rounds.add(record)
 
@@ -260,11 +260,13 @@ class PublishedState:
                 each.restored(snapshot)
             self.changed.notify_all()
 
-    def turned_out(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+    def rounds_by_racks(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
         """Number of rounds by the number of racks merged; and for the recent rounds, in order, the
         number of racks merged and live."""
         with self.changed:
-            return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
+            return dict(sorted(self.participation.by_racks.items())), tuple(
+                self.participation.recent
+            )
 
     def heard(self, orders: NewestOrders) -> None:
         """Take the newest orders."""

@@ -1,4 +1,4 @@
-"""The bytes that a rank pulls: counted per pull, and what a wait for bytes goes by.
+"""The bytes that a rank pulls, counted per pull; and how they extend a wait.
 
 A wait for bytes is bounded by its progress. A constant bounds only the time in which nothing
 arrives: a model of 28 GB takes four minutes over 1 Gbit/s, and nobody knows that number beforehand.
@@ -126,8 +126,9 @@ def _mb(size: float) -> float:
 
 class Patience:
     """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
-    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that comes or
-    goes is no byte: pulls that fail and begin again would else keep a wait going endlessly."""
+    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that
+    appears or disappears is no progress: otherwise pulls that fail and begin again would extend a
+    wait endlessly."""
 
     def __init__(
         self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Mapping[int, int]]

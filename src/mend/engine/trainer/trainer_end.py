@@ -36,14 +36,15 @@ class TrainerEnd(TrainerRounds):
         return sum(self.tokens - track.tokens_mark for track in self.weights)
 
     def drain(self, limit_ns: int) -> Requests:
-        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
+        """Wait until no own offer is open and all that is decided is applied. Raises GaveUp after
+        `limit_ns`."""
         yield from self._drain(self._patience(limit_ns, stall_ns=0))
 
     def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
         return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
 
     def _arrived(self) -> dict[int, int]:
-        """The bytes that a wait goes by. A rack that joins waits for no other rack."""
+        """The counts of bytes that extend a wait. A rack that joins waits for no other rack."""
         return self.published.arrived(of_all=not self._joins() or self.published.trains)
 
     def _joins(self) -> bool:

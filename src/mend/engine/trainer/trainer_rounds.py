@@ -458,8 +458,8 @@ class TrainerRounds:
         return self.policy.lockstep or track.moments is None
 
     def _why_not(self, fragments: Sequence[int]) -> list[str]:
-        """Why their results are not here. Of a round that is decided the coordinator says nothing
-        any more, and of one that it has not heard of nothing yet."""
+        """Why their results are not here. The coordinator gives no reason for a round that is
+        decided, nor for one that it has not heard of."""
         why = list(self.published.orders.why)
         for fragment in fragments:
             version = self.tracks[fragment].anchor.version

@@ -215,7 +215,7 @@ class TrainerRounds:
                 return False
         return all(
             known.decided == track.anchor.version
-            and (track.offer is None or track.offer.seq not in known.discarded)
+            and ((offer := track.offer) is None or offer.seq not in known.discarded)
             for track, known in zip(self.tracks, published.fragments, strict=True)
         )
 

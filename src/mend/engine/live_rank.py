@@ -57,6 +57,7 @@ from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.driver import Driver
 from mend.engine.trainer.trainer import Trainer
 from mend.engine.trainer.trainer_end import NOTE_NS
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, require
 from mend.events.base import Emit
 from mend.events.kinds import (
@@ -274,17 +275,18 @@ class LiveRank(OneTrainer):
         group.team_up(teams, cuda=self._side is not None)
         if part is not None:
             together(group, lambda: part.registered(state))
-        self.trainer = self._factory.trainer(
-            self.member, self.settings.policy, self.settings.step, tracks, self.published,
-            now_ns=io_loop.now_ns, post=post, note=note, own=self._on_loop(rank.own),
-            numerics=self.numerics, side=self._side,
-            routes=self._routes(state, tracks),
+        parts = TrainerParts(
+            member=self.member, policy=self.settings.policy, options=self.settings.step,
+            tracks=tracks, published=self.published, numerics=self.numerics,
+            now_ns=io_loop.now_ns, post=post, own=self._on_loop(rank.own), note=note,
+            grows=rank.store.serve_growing, side=self._side, routes=self._routes(state, tracks),
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
             troubles=io_loop.pull_troubles.describe,
             before_capture=_before_captures(model.plan, group),
             features=self._trainer_features(model.plan.model, post),
-            started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
+            started_ns=io_loop.now_ns() - startup_ns(),
         )  # fmt: skip
+        self.trainer = self._factory.trainer(parts)
         self._checkpoints = self._factory.checkpoints(
             group, self.me.rack, model.facts, self.trainer, drive=self.drive, post=post,
             note=note, now_ns=io_loop.now_ns,

@@ -28,6 +28,7 @@ from mend.engine.state.outcome import report_end
 from mend.engine.state.published_state import PublishedState
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import InvariantError
 from mend.events.base import Emit
 from mend.events.kinds import ProcessStarted
@@ -76,11 +77,13 @@ class LocalOnlyRank(OneTrainer):
         self.published = PublishedState(0)
         self.published.finish()  # there is nobody to wait for at the end
         policy = structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0)
-        self.trainer = Trainer(
-            Member(settings.rack, 0), policy, settings.step, [], self.published,
+        parts = TrainerParts(
+            member=Member(settings.rack, 0), policy=policy, options=settings.step, tracks=[],
+            published=self.published, numerics=self.numerics,
             now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
-            numerics=self.numerics, routes=StateRoutes(state_of(self.recorder.note)),
+            routes=StateRoutes(state_of(self.recorder.note)),
         )  # fmt: skip
+        self.trainer = Trainer(parts)
 
     def begin(self) -> None:
         """Begin at once."""

@@ -21,6 +21,7 @@ from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import PublishedState
 from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer
@@ -109,10 +110,10 @@ class ReplayFactory(RankFactory):
     def published(self) -> PublishedState:
         return self._published
 
-    def trainer(self, *args: Any, **options: Any) -> Trainer:
+    def trainer(self, parts: TrainerParts) -> Trainer:
         return ReplayTrainer(
-            *args, script=self._script, rank=self.me.rank, report=self._report,
-            comparer=self._comparer, states=self._states, **options,
+            parts, script=self._script, rank=self.me.rank, report=self._report,
+            comparer=self._comparer, states=self._states,
         )  # fmt: skip
 
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
@@ -156,15 +157,15 @@ class ReplayTrainer(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        parts: TrainerParts,
+        *,
         script: ReplayScript,
         rank: int,
         report: ReplayReport,
         comparer: ReplayComparison,
         states: StateFiles,
-        **options: Any,
     ) -> None:
-        super().__init__(*args, **options)
+        super().__init__(parts)
         seat = self.member.rack
         part = script.part(seat)
         if part is None:
@@ -331,7 +332,7 @@ class ReplayTrainer(Trainer):
             elif act.kind == DISCARDED:
                 yield from self._follow_discard(act)
             else:
-                self.before_capture()
+                self.parts.before_capture()
                 self._capture(act.fragment, closing=act.closing)
             if self._place == place:
                 raise self._differs("it cannot do that", act)

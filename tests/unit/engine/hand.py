@@ -34,6 +34,7 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import NewestOrders, PublishedState
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -91,19 +92,13 @@ class Hand:
         )  # fmt: skip
         plan = ModelPlan(self.model, fragments)
         tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
-        self.trainer = EvictableTrainer(
-            MINE,
-            agreed,
-            StepOptions(**{**usual, **own}),
-            tracks,
-            self.published,
-            now_ns=lambda: self.now_ns,
-            post=self._post,
-            own=self.offers.append,
-            note=lambda event: self.notes.append(pair(event)),
-            numerics=self.numerics,
-            side=side,
-        )
+        parts = TrainerParts(
+            member=MINE, policy=agreed, options=StepOptions(**{**usual, **own}), tracks=tracks,
+            published=self.published, numerics=self.numerics,
+            now_ns=lambda: self.now_ns, post=self._post, own=self.offers.append,
+            note=lambda event: self.notes.append(pair(event)), side=side,
+        )  # fmt: skip
+        self.trainer = EvictableTrainer(parts)
         self.barrier = CheckpointBarrier(
             self.trainer,
             post=self.events.append,
@@ -112,6 +107,10 @@ class Hand:
         )
         self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
         self.trainer.states.give = lambda *given: self.given.append(given)
+
+    def replace_parts(self, **parts: Any) -> None:
+        """Other parts of the trainer."""
+        self.trainer.parts = replace(self.trainer.parts, **parts)
 
     def _post(self, event: Event) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard

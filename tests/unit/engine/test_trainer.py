@@ -86,7 +86,7 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
 def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> None:
     """A rack that had resumed by its framework alone lost its weights without a word."""
     hand = Hand()
-    hand.trainer.compares = True
+    hand.replace_parts(compares=True)
     own = hand.theta(0)
     begin(hand, 4.0)
     hand.run(hand.trainer.begin(9 * SECOND))
@@ -96,7 +96,7 @@ def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> No
 
 def test_equal_weights_are_not_replaced() -> None:
     hand = Hand()
-    hand.trainer.compares = True
+    hand.replace_parts(compares=True)
     begin(hand, hand.theta(0))
     hand.run(hand.trainer.begin(9 * SECOND))
     assert "weights-replaced" not in [kind for kind, _ in hand.notes]
@@ -663,7 +663,7 @@ def test_work_that_nobody_merged_stays_in_the_weights_and_is_reported() -> None:
 
 def test_unmerged_work_names_the_pulls_that_fail() -> None:
     hand = Hand(stall_max_ns=0)
-    hand.trainer.troubles = lambda: ["no pull from hostB:22000 succeeds"]
+    hand.replace_parts(troubles=lambda: ["no pull from hostB:22000 succeeds"])
     hand.step(6)
     hand.run(hand.trainer.close())
     assert hand.trainer.outcome.word == "kept-local"

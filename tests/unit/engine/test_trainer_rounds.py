@@ -105,7 +105,7 @@ def test_offer_encoded_behind_the_copy_has_the_bits_of_one_encoded_later(
     made = []
     for later in (False, True):
         hand = Hand(numel=7, period=4, **options)
-        hand.trainer._grows = grows
+        hand.replace_parts(grows=grows)
         if later:
             monkeypatch.setattr(hand.trainer, "_waits_for_result", lambda: False)
         hand.during = lambda hand=hand: hand.decide(0.125, names=True)

@@ -29,7 +29,6 @@ from mend_lab.replay.comparison import (
 from mend_lab.replay.coordinator import ReplayCoordinator
 from mend_lab.replay.script import Act, GivenState, Part, ReplayScript
 from mend_lab.replay.training import ReplayedState, ReplayFactory, ReplayTrainer
-from tests.noted import pair
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
@@ -40,7 +39,7 @@ from tests.unit.coordination.nouns import (
     member,
     offer,
 )
-from tests.unit.engine.hand import GIVE_UP_NS, MINE, MOVE, TOKENS, Hand
+from tests.unit.engine.hand import GIVE_UP_NS, MOVE, TOKENS, Hand
 
 ME = Peer(0, 0)
 CAPTURE, APPLY = Act("captured", 4, 0, 1, 0, 40, 4), Act("applied", 10, 0, 2)
@@ -65,10 +64,8 @@ class Following(Hand):
         report = ReplayReport(folder, ME)
         comparer = ReplayComparison(script, ME, [["w"]], report, self.failed.append)
         self.trainer = ReplayTrainer(
-            MINE, old.policy, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
-            post=self._post, own=self.offers.append,
-            note=lambda event: self.notes.append(pair(event)), numerics=self.numerics,
-            script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),
+            old.parts, script=script, rank=0, report=report, comparer=comparer,
+            states=StateFiles(folder),
         )  # fmt: skip
 
     def differs(self) -> str:

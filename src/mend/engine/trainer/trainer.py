@@ -59,7 +59,7 @@ class Trainer(TrainerEnd):
         yield from self._train_on(anchors, own=own)
         if own:
             self._offer_again()
-        elif self._resumed is not None:
+        elif self.parts.resumed is not None:
             self._forget_progress()
         self._go_on_from(copied)
         self._stand()
@@ -91,7 +91,7 @@ class Trainer(TrainerEnd):
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
-        compares = self.compares and not (own or self._joins())
+        compares = self.parts.compares and not (own or self._joins())
         replaced = self.model.distance(self.tracks, anchors) if compares else 0.0
         if replaced:
             self._note(WeightsReplaced(round(100 * replaced, 3)))
@@ -138,7 +138,7 @@ class Trainer(TrainerEnd):
     @property
     def resumes(self) -> bool:
         """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
-        return self._resumed is not None and not self._joins()
+        return self.parts.resumed is not None and not self._joins()
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
         """Check that the job began with this rack's checkpoint. Otherwise its progress since its
@@ -154,12 +154,12 @@ class Trainer(TrainerEnd):
 
     def _offer_again(self) -> None:
         """Open the offers again that were open at the checkpoint."""
-        _, offers = require(self._resumed, "nothing is resumed")
+        _, offers = require(self.parts.resumed, "nothing is resumed")
         self._post(StepReached(self.step, 0))
         for offer in offers:
             track = self.tracks[offer.fragment]
             track.offer = offer
-            self._own(offer)
+            self.parts.own(offer)
             base, step = offer.anchor.version, offer.capture_step
             counted = offer.tokens, offer.steps, offer.closing, offer.units_total
             self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
@@ -169,7 +169,7 @@ class Trainer(TrainerEnd):
     def _forget_progress(self) -> None:
         """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
         since, so the rack begins with the merged weights and owes nothing."""
-        progress, _ = require(self._resumed, "nothing is resumed")
+        progress, _ = require(self.parts.resumed, "nothing is resumed")
         self.units = 0  # a new member has got none
         for track in self.tracks:
             track.residual_N = None

@@ -202,7 +202,7 @@ class TrainerEnd(TrainerRounds):
             missed = max(self.ledger.missed, key=self.ledger.missed.__getitem__, default="")
             most = f" (most often it was not merged because: {missed})" if missed else ""
             words = f"{open_:.10g} of its {self.tokens} tokens are in no merged weights here{most}"
-            why += [words, *self.published.orders.why, *self.troubles()]
+            why += [words, *self.published.orders.why, *self.parts.troubles()]
         return "; ".join(dict.fromkeys(why))
 
     def _named_ahead(self) -> list[int]:

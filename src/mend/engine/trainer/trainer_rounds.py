@@ -21,12 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Policy
 from mend.coordination.events import (
     Applied,
     Captured,
     Discarded,
-    Event,
     Started,
     StepReached,
     StillOpen,
@@ -34,10 +32,8 @@ from mend.coordination.events import (
 )
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.compute.anchor import Anchor
-from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.joining.state_exchange import StateExchange
-from mend.engine.joining.training_state import StateRoutes
 from mend.engine.state.fragment_state import (
     FragmentState,
     Ledger,
@@ -47,20 +43,19 @@ from mend.engine.state.fragment_state import (
     RankProgress,
     Requests,
     Standing,
-    StepOptions,
     Wait,
     agree,
     unbroken_run,
 )
 from mend.engine.state.outcome import Outcome
-from mend.engine.state.published_state import OfferFate, PublishedState
+from mend.engine.state.published_state import OfferFate
 from mend.engine.state.stall_budget import StallBudget
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.trainer.ladder import Ladder
 from mend.engine.trainer.model_access import ModelAccess
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import Diverged, GaveUp, NonFinite, require
-from mend.events.base import Emit
 from mend.events.kinds import (
     FragmentCaptured,
     OfferDiscarded,
@@ -70,15 +65,11 @@ from mend.events.kinds import (
     StatisticsReset,
     VersionApplied,
 )
-from mend.fragment.device import Side
 from mend.fragment.statistics import in_few_words
-from mend.transport.growth import Growth
-from mend.types import MS, SECOND, Member
+from mend.types import MS, SECOND
 
 ASLEEP_NS = 250 * MS
 """By how much a wait exceeds its limit where the process has stood still."""
-
-NO_ROUTES = StateRoutes()
 
 
 def _refuse(error: NonFinite) -> Encoded:
@@ -90,71 +81,41 @@ def _watches_steps(feature: TrainerFeature) -> bool:
 
 
 class TrainerRounds:
-    """One rank on its training thread: its fragments, its counts, and the work between two steps.
+    """One rank on its training thread: its fragments, its counts, the work between two steps."""
 
-    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
-    buffers and the worker pool.
-    """
-
-    def __init__(
-        self,
-        member: Member,
-        policy: Policy,
-        options: StepOptions,
-        tracks: list[FragmentState],
-        published: PublishedState,
-        *,
-        now_ns: Callable[[], int],
-        post: Callable[[Event], None],
-        own: Callable[[OpenOffer], None],
-        note: Emit,
-        numerics: Numerics,
-        side: Side | None = None,
-        routes: StateRoutes = NO_ROUTES,
-        before_capture: Callable[[], None] = lambda: None,
-        troubles: Callable[[], list[str]] = list,
-        resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None,
-        compares: bool = False,
-        started_ns: int | None = None,
-        grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
-        features: Sequence[TrainerFeature] = (),
-    ) -> None:
-        """`before_capture`: called before the captures of a step; may raise. `features`: besides
-        the copies of the training state and the ladder. `troubles`: in words, the lanes over which
-        no pull succeeds.
-        `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
-        `compares`: whether to say how far the weights were from those that the job begins with.
-        `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
-        thread encodes it."""
-        self.member, self.policy, self.options = member, policy, options
-        self.tracks, self.published = tracks, published
-        self.weights = [track for track in tracks if track.moments is None]
+    def __init__(self, parts: TrainerParts) -> None:
+        self.parts, published = parts, parts.published
+        self.member, self.policy, self.options = parts.member, parts.policy, parts.options
+        self.tracks, self.published = parts.tracks, published
+        self.weights = [track for track in parts.tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
-        self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
-        self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
-        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._numerics, self._grows, self._weighs = numerics, grows, options.weighs
-        self.model = ModelAccess(numerics, side, options.apply_mode, options.blend_alpha)
+        self.calendar, self.clock = Calendar(schedule_of(parts.policy)), StepClock(parts.now_ns)
+        self._now_ns, self._post, self._note = parts.now_ns, parts.post, parts.note
+        self._numerics, self._weighs = parts.numerics, parts.options.weighs
+        self.model = ModelAccess(
+            parts.numerics, parts.side, parts.options.apply_mode, parts.options.blend_alpha
+        )
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.states = StateExchange(
-            routes, policy.ranks, published, self.clock, numerics.pool,
-            now_ns=now_ns, post=post, note=note,
+            parts.routes, parts.policy.ranks, published, self.clock, parts.numerics.pool,
+            now_ns=parts.now_ns, post=parts.post, note=parts.note,
         )  # fmt: skip
-        self._resumed = resumed
-        self.life = Life(now_ns() if started_ns is None else started_ns)
-        self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
-        self.features = (self.states, self.ladder, *features)
+        self.life = Life(parts.now_ns() if parts.started_ns is None else parts.started_ns)
+        self.ladder = Ladder(
+            parts.member.rack, published, self.life, post=parts.post, note=parts.note
+        )
+        self.features = (self.states, self.ladder, *parts.features)
         self._watching = [each for each in self.features if _watches_steps(each)]
         self.step = self.tokens = self.units = 0
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
-        self.ledger, self.stalls = Ledger(), StallBudget(policy.stall_max_ns)
-        self._position = RankPosition(tuple(track.anchor.version for track in tracks))
+        self.ledger, self.stalls = Ledger(), StallBudget(parts.policy.stall_max_ns)
+        self._position = RankPosition(tuple(track.anchor.version for track in parts.tracks))
         self.standing: Standing = (0, 0, self._position)
         published.on_anchor(self._prefetch)
-        if resumed is not None:
-            self._go_on_after(resumed[0])
+        if parts.resumed is not None:
+            self._go_on_after(parts.resumed[0])
 
     def _go_on_after(self, state: RankProgress) -> None:
         """Go on from a checkpoint."""
@@ -257,7 +218,7 @@ class TrainerRounds:
         """The apply, capture and poll points of this step, in their order."""
         tau, opened = self.policy.overlap_steps, list[int]()
         if captures:
-            self.before_capture()
+            self.parts.before_capture()
         if tau == 0:
             for fragment in captures:
                 self._reach(fragment)
@@ -291,7 +252,7 @@ class TrainerRounds:
             if track.offer is not None:
                 self._reach(fragment)
             elif not joined and self._countable(False)[1] > track.steps_mark:
-                self.before_capture()
+                self.parts.before_capture()
                 if self.clock.measured_step < self.step:
                     self._measure()
                 self._reach(fragment)
@@ -351,7 +312,7 @@ class TrainerRounds:
         )  # fmt: skip
         if track.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
-        self._own(offer)
+        self.parts.own(offer)
         if found.read is not None:
             offer.encoding = self._encode(offer, found.read)
         base = track.anchor.version
@@ -379,7 +340,8 @@ class TrainerRounds:
 
     def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
         """Read the model and encode the offer, on this thread and the pool."""
-        grows = partial(self._grows, offer) if self._grows is not None else None
+        serve = self.parts.grows
+        grows = partial(serve, offer) if serve is not None else None
         try:
             encoded = offer.encode(self._numerics, read, grows)
         except NonFinite as error:

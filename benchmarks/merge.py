@@ -8,11 +8,9 @@ Goal: 0.4 of memcpy. A rank uses a quarter of its cores, at most 4, for a merge.
 Bytes of a merge: payloads read + anchor read + anchor written (values, and the state if there is
 any). Bytes of memcpy: read + written by torch's copy_ on the same thread. All variants take turns
 in every repeat, so that a disturbance of the machine meets all of them. `with_digest` is what a
-rank does before it says Held; `without_digest` is the arithmetic alone, for where the digest is
-computed off the path; `apart` is the merge followed by a digest of the finished anchor. `rda` is
-what a rack of one rank does with merge="rda": measure, make the factors, merge with digest. It has
---tensors tensors of equal size and reads the payloads twice; its share counts them once, like the
-others, so that the shares compare as the times do.
+rank does before it says Held. `rda` is what a rack of one rank does with merge="rda": measure, make
+the factors, merge with digest. It has --tensors tensors of equal size and reads the payloads twice;
+its share counts them once, like the others, so that the shares compare as the times do.
 
 `measured` is the median over repeats of the share of memcpy's bandwidth, with digest, one thread,
 for the number of racks that has the least.
@@ -29,9 +27,8 @@ import torch
 
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import CODECS
-from mend.consensus.weights import WHOLE
-from mend.engine.compute.digest import StateDigest, digest_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.sums import Tensors, factors_in
 from mend.merge import MERGES
 from mend.outer import Nesterov
@@ -82,25 +79,10 @@ def _variants(
     anchor: Anchor,
     out: torch.Tensor,
 ) -> dict[str, Callable[[], object]]:
-    racks, numel = len(payloads), anchor.numel
+    racks = len(payloads)
     weights = _weights(racks)
-
-    def bare() -> None:
-        numerics.merge_into(payloads, weights, anchor, out, None)
-
-    def fused() -> str:
-        digest = StateDigest(numel, 1, len(numerics.outer.states), WHOLE)
-        numerics.merge_into(payloads, weights, anchor, out, digest)
-        return digest.hexdigest()
-
-    def apart() -> str:
-        bare()
-        return digest_of(out, numel, 1, WHOLE)
-
     variants: dict[str, Callable[[], object]] = {
-        f"{racks} racks without_digest": bare,
-        f"{racks} racks with_digest": fused,
-        f"{racks} racks apart": apart,
+        f"{racks} racks with_digest": lambda: numerics.merge(payloads, weights, anchor, 1, out)
     }
     for helped in threaded:
         name = f"{racks} racks with_digest {helped.pool.threads} threads"

@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "merged-behind: a rack that slept through the end says that all is merged",
         "engine.trainer.trainer_end:TrainerEnd._end",
-        "self.published.over and not self._reached()",
+        "self.published.job.over and not self._reached()",
         "False",
         ("tests/sim/test_ending.py",),
     ),
@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant(
         "endless-budget: each apply point has a stall budget of its own",
         "engine.trainer.trainer_rounds:TrainerRounds._await_results",
-        "self._budget_ns - (now_ns - begun_ns)",
-        "self._budget_ns",
+        "self.stalls.spend(now_ns - begun_ns)",
+        "self.stalls.spend(0)",
     ),
     Mutant(
         "any-attempt: results of an earlier attempt count for this one",
@@ -573,7 +573,7 @@ MUTANTS = (
         "if track.offer is not None:\n"
         "    self._reach(fragment)\n"
         "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
-        "    self.before_capture()\n"
+        "    self.parts.before_capture()\n"
         "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"
         "    self._reach(fragment)\n"
@@ -581,7 +581,7 @@ MUTANTS = (
         "if track.offer is not None:\n"
         "    continue\n"
         "elif not joined and self._countable(False)[1] > track.steps_mark:\n"
-        "    self.before_capture()\n"
+        "    self.parts.before_capture()\n"
         "    if self.clock.measured_step < self.step:\n"
         "        self._measure()\n"
         "    self._reach(fragment)\n"

@@ -503,7 +503,7 @@ class Runtime:
         units = rank.published.of(DataUnits).units
         rounds, sent = published.rounds, [part.published.look().sent for part in rank.parts]
         fragments = len(trainer.weights) or 1  # 0: this rack trains for itself
-        rounds_by_racks, rounds_recent = rank.published.turned_out()
+        rounds_by_racks, rounds_recent = rank.published.rounds_by_racks()
         merged, open_ = position.merged / fragments, tokens - position.marked / fragments
         return Status(
             rack=self.config.rack_number,
@@ -516,7 +516,7 @@ class Runtime:
             ledger=TokenLedger(merged, open_, position.discarded / fragments),
             tokens_merged_share=merged / tokens if tokens else 0.0,
             racks_configured=self.config.racks,
-            racks_live=published.live,
+            racks_live=published.orders.live,
             racks_merged=rounds.members,
             closed_by=rounds.reason,
             stall_ms_total=position.stall_ns_total / MS,
@@ -530,7 +530,7 @@ class Runtime:
             bytes_sent=sum(part.io_loop.bytes_sent for part in rank.parts),
             bytes_received=sum(part.io_loop.bytes_received for part in rank.parts),
             anchor_digest=self._digest_of(position),
-            waiting=published.why,
+            waiting=published.orders.why,
             async_tp=self._async_tp.said,
             frames_refused=rank.io_loop.frames_refused,
             events_lost=rank.recorder.lost,
@@ -548,7 +548,7 @@ class Runtime:
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
             log_lines_lost=rank.recorder.lines_lost,
-            slow=tuple(map(slow_rack, published.slow)),
+            slow=tuple(map(slow_rack, published.orders.slow)),
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.of(MirrorInbox).kept_bytes,
             bytes_relayed=sum(part.io_loop.bytes_relayed for part in rank.parts),

@@ -81,7 +81,7 @@ class NonFinite(MendError):
 
 
 class Unmergeable(MendError):
-    """A merge would give no numbers. `positions`: the members whose payloads are to blame."""
+    """A merge would give NaN or Inf. `positions`: the members whose payloads are to blame."""
 
     def __init__(self, text: str, positions: tuple[int, ...]) -> None:
         self.positions = positions

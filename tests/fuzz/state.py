@@ -16,7 +16,8 @@ import torch
 
 from mend.codec import CODECS
 from mend.coordination.events import Copied, Copy
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.sums import Tensors, factors_in
 from mend.errors import ChecksumMismatch, PayloadGone, WireError
 from mend.merge import MERGES

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mend.codec import codec_named
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.fragment import VectorLedger, realign
 from mend.merge import Average
 from mend.outer import Nesterov

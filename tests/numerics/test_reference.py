@@ -14,7 +14,8 @@ from torch import Tensor
 from mend.codec import CODECS
 from mend.consensus.weights import WHOLE, merge_weights, momentum_waits, part_of, stretch_of
 from mend.coordination.schedule import Schedule
-from mend.engine.compute.numerics import Anchor, Numerics, keeps_in_weights
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics, keeps_in_weights
 from mend.engine.compute.sums import factors_in, tensors_of
 from mend.fragment import FragmentView, build_plan, exchanged_parameters, realign
 from mend.fragment.shards import replicated

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -36,13 +37,13 @@ class Books:
     def open(self, trainer: Trainer) -> None:
         self.tracks = trainer.tracks
         self.ledgers = [VectorLedger(track.owned.numel) for track in self.tracks]
-        hand_over = trainer._own
+        hand_over = trainer.parts.own
 
         def own(offer: OpenOffer) -> None:
             self.offers[offer.fragment, offer.seq] = offer
             hand_over(offer)
 
-        trainer._own = own
+        trainer.parts = replace(trainer.parts, own=own)
         self.look()
 
     def look(self) -> None:

@@ -357,7 +357,7 @@ class Acts:
 
     def hear(self, fragment: int) -> None:
         """Wait until this rank knows that a round of the fragment is open."""
-        while fragment not in self.runtime._rank.published.opened:
+        while fragment not in self.runtime._rank.published.orders.opened:
             time.sleep(0.005)
 
     def holds(self, fragment: int, version: int, path: str) -> None:

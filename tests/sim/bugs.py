@@ -227,7 +227,7 @@ BUGS = (
         "22",
         "each apply point has a stall budget of its own",
         ("engine.trainer.trainer_rounds:TrainerRounds._await_results",
-         "self._budget_ns - (now_ns - begun_ns)", "self._budget_ns"),
+         "self.stalls.spend(now_ns - begun_ns)", "self.stalls.spend(0)"),
     ),
     _bug(
         "23",

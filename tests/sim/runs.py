@@ -37,7 +37,7 @@ def run_with_verdicts(world: World, of: Callable[[FailSlow], Iterable[T]]) -> di
 
     def look(process: Process) -> None:
         if process.trainer is not None:
-            for verdict in process.trainer.rank.published.look().slow:
+            for verdict in process.trainer.rank.published.look().orders.slow:
                 shown.setdefault(process.me.rack, set()).update(of(verdict))
 
     for process in world.processes():

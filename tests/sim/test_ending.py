@@ -104,7 +104,7 @@ def test_racks_name_those_whose_last_offer_was_dropped() -> None:
     published.on_decided(Drop(1, (Ended(replace_rack(member, 2), 9), Ended(member, 9)), "too old"))
     words = "the last offer of rack 2 was dropped: it is missing here"
     assert trainer._outcome_of_leaving().detail == words
-    published.missing = (2,)
+    published.job.missing = (2,)
     assert words not in trainer._outcome_of_leaving().detail, "rack 2 is named already"
 
 

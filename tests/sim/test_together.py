@@ -58,7 +58,7 @@ def measured(scenario: Scenario) -> Outcome:
     trainings = world.trainings.values()
     return Outcome(
         Counter(len(fields.members) for _, fields in commits),
-        max(100 * t.trainer.stall_ns_total / t.trained_ns for t in trainings),
+        max(100 * t.trainer.stalls.total_ns / t.trained_ns for t in trainings),
         [b - a for steps in captured.values() for a, b in pairwise(steps)],
     )
 

@@ -86,7 +86,7 @@ class CountedSteps:
         """How many of `count` micro-batches this rank takes in the next step."""
         count = _whole("local_batch", count, 1, "the micro-batches of a step")
         for part in self._rank.parts:
-            part.trainer.batch = count
+            part.trainer.clock.batch = count
         self._taken = taken_of(count, self._trainer.ladder.batch_pct)
         return self._taken
 
@@ -200,8 +200,8 @@ class CountedSteps:
         if self._async_tp.asked:
             self._async_tp.stepped()
         for part in self._rank.parts:
-            of = part.trainer
-            part.pace.stepped(of.step, of.tokens, of.stall_ns_total)
+            step, tokens, position = part.trainer.standing
+            part.pace.stepped(step, tokens, position.stall_ns_total)
 
 
 def _whole(call: str, value: object, least: int, what: str) -> int:

@@ -56,7 +56,8 @@ from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.driver import Driver
 from mend.engine.trainer.trainer import Trainer
-from mend.engine.trainer.trainer_end import SAY_NS
+from mend.engine.trainer.trainer_end import NOTE_NS
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import CheckpointError, ConfigError, GaveUp, InvariantError, require
 from mend.events.base import Emit
 from mend.events.kinds import (
@@ -104,7 +105,7 @@ class LiveRank(OneTrainer):
         checkpoint is resumed. `group`: the parts of the rack; None: its ranks."""
         self.numerics, self._ending = numerics, threading.RLock()
         self.group = group or group_of(settings)
-        self._told_ns = dict[int, int]()
+        self._noted_ns = dict[int, int]()
         """When a rack's pull was noted last."""
         with ExitStack() as undo:
             self._open(undo, plan, settings)
@@ -274,27 +275,28 @@ class LiveRank(OneTrainer):
         group.team_up(teams, cuda=self._side is not None)
         if part is not None:
             together(group, lambda: part.registered(state))
-        self.trainer = self._factory.trainer(
-            self.member, self.settings.policy, self.settings.step, tracks, self.published,
-            now_ns=io_loop.now_ns, post=post, note=note, own=self._on_loop(rank.own),
-            numerics=self.numerics, side=self._side,
-            routes=self._routes(state, tracks),
+        parts = TrainerParts(
+            member=self.member, policy=self.settings.policy, options=self.settings.step,
+            tracks=tracks, published=self.published, numerics=self.numerics,
+            now_ns=io_loop.now_ns, post=post, own=self._on_loop(rank.own), note=note,
+            grows=rank.store.serve_growing, side=self._side, routes=self._routes(state, tracks),
             resumed=(part.state.progress, part.offers(tracks)) if part is not None else None,
             troubles=io_loop.pull_troubles.describe,
             before_capture=_before_captures(model.plan, group),
             features=self._trainer_features(model.plan.model, post),
-            started_ns=io_loop.now_ns() - startup_ns(), grows=rank.store.serve_growing,
+            started_ns=io_loop.now_ns() - startup_ns(),
         )  # fmt: skip
+        self.trainer = self._factory.trainer(parts)
         if (staging := self.trainer.model.staging) is not None:
             undo.callback(staging.close)
         self._checkpoints = self._factory.checkpoints(
-            group, self.me.rack, model.facts, self.trainer, live=self.live, post=post,
+            group, self.me.rack, model.facts, self.trainer, drive=self.drive, post=post,
             note=note, now_ns=io_loop.now_ns,
         )  # fmt: skip
         undo.callback(self._close_noting, self._checkpoints.close)
         if (ledger := self.settings.ledger) is not None:
             feed = UnitFeed(self.trainer, post, io_loop.now_ns)
-            ledger.attach(feed, self.me.rank, self.group.ranks, self.live)
+            ledger.attach(feed, self.me.rank, self.group.ranks, self.drive)
 
     def _routes(self, state: TrainingState, tracks: Sequence[FragmentState]) -> StateRoutes:
         """How the training state reaches racks that join."""
@@ -395,7 +397,7 @@ class LiveRank(OneTrainer):
             return view_of_rank(job, leader, coordinator, training, now_ns, ended=ended)
 
         io_loop.every(NOTES_S, training.recent.note)
-        io_loop.every(LOOK_S, self._tell_pulls)
+        io_loop.every(LOOK_S, self._note_pulls)
         job, rack = self.settings.job, self.me.rack
         io_loop.observe(view, lambda asked: followed_of(job, rack, leader.log, asked))
         if self.metrics.opened:
@@ -403,16 +405,15 @@ class LiveRank(OneTrainer):
             io_loop.call(publish)
             io_loop.every(PUBLISH_S, publish)
 
-    def _tell_pulls(self) -> None:
-        """Note how far the racks are with bytes that others wait for: soon, and then now and
-        then."""
+    def _note_pulls(self) -> None:
+        """Note the progress of pulls that other racks wait for: at once, then every NOTE_NS."""
         now_ns, notes = self.io_loop.now_ns(), self.published.look().transfers.notes()
-        told_ns = {rack: self._told_ns.get(rack, now_ns - SAY_NS) for rack, _ in notes}
+        noted_ns = {rack: self._noted_ns.get(rack, now_ns - NOTE_NS) for rack, _ in notes}
         for rack, pulling in notes:
-            if now_ns - told_ns[rack] >= SAY_NS:
-                told_ns[rack] = now_ns
+            if now_ns - noted_ns[rack] >= NOTE_NS:
+                noted_ns[rack] = now_ns
                 self.recorder.note(pulling)
-        self._told_ns = told_ns
+        self._noted_ns = noted_ns
 
     # -------------------------------------------------------------- training thread
 
@@ -421,12 +422,12 @@ class LiveRank(OneTrainer):
         that stops the start."""
         # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
         # well.
-        self.live(self.trainer.begin(2 * self.settings.start_timeout_ns))
+        self.drive(self.trainer.begin(2 * self.settings.start_timeout_ns))
         tell_begin(self.me, self.settings.outcomes)
 
-    def live(self, doing: Generator[Request, Any, T]) -> T:
+    def drive(self, doing: Generator[Request, Any, T]) -> T:
         """See `Driver`."""
-        return self._driver.live(doing)
+        return self._driver.drive(doing)
 
     @property
     def parts(self) -> Sequence[LiveRank]:
@@ -439,8 +440,8 @@ class LiveRank(OneTrainer):
         return self.group
 
     def each(self, doing: Callable[[Trainer], Generator[Request, Any, T]]) -> T:
-        """`live`, for the trainer of each part."""
-        return self.live(doing(self.trainer))
+        """`drive`, for the trainer of each part."""
+        return self.drive(doing(self.trainer))
 
     def after_step(self) -> None:
         """The work that is due after the step."""

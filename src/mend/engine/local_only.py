@@ -28,6 +28,7 @@ from mend.engine.state.outcome import report_end
 from mend.engine.state.published_state import PublishedState
 from mend.engine.state.training_progress import PERIOD_S, TrainingProgress
 from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import InvariantError
 from mend.events.base import Emit
 from mend.events.kinds import ProcessStarted
@@ -68,7 +69,7 @@ class LocalOnlyRank(OneTrainer):
                 settings.metrics, {"job_id": settings.job, "rack": str(settings.rack)}
             )
         self._over, self._ending = threading.Event(), threading.RLock()
-        self._told = False
+        self._reported = False
         self._ticker = threading.Thread(target=self._tick, name="mend-alone", daemon=True)
         self.numerics = Numerics(
             CODECS["float32"](), MERGES["mean"](), OUTERS["nesterov"](1.0, 0.0, 0)
@@ -76,11 +77,13 @@ class LocalOnlyRank(OneTrainer):
         self.published = PublishedState(0)
         self.published.finish()  # there is nobody to wait for at the end
         policy = structs.replace(settings.policy, fragments=1, period_steps=NEVER, overlap_steps=0)
-        self.trainer = Trainer(
-            Member(settings.rack, 0), policy, settings.step, [], self.published,
+        parts = TrainerParts(
+            member=Member(settings.rack, 0), policy=policy, options=settings.step, tracks=[],
+            published=self.published, numerics=self.numerics,
             now_ns=time.monotonic_ns, post=_drop, own=_drop, note=self.recorder.note,
-            numerics=self.numerics, routes=StateRoutes(state_of(self.recorder.note)),
+            routes=StateRoutes(state_of(self.recorder.note)),
         )  # fmt: skip
+        self.trainer = Trainer(parts)
 
     def begin(self) -> None:
         """Begin at once."""
@@ -96,24 +99,24 @@ class LocalOnlyRank(OneTrainer):
         while not self._over.wait(PERIOD_S):
             self.pace.write()
 
-    def live(self, doing: Requests) -> None:
+    def drive(self, doing: Requests) -> None:
         """Drive a generator of the trainer, which yields no request without fragments and other
         ranks."""
         for request in doing:
             raise InvariantError("a rank alone was asked to wait", {"request": request})
 
-    work = live
+    work = drive
 
     @property
     def parts(self) -> Sequence[LocalOnlyRank]:
         return (self,)
 
     def each(self, doing: Callable[[Trainer], Requests]) -> None:
-        """As `live`, for the trainer."""
-        self.live(doing(self.trainer))
+        """As `drive`, for the trainer."""
+        self.drive(doing(self.trainer))
 
     def after_step(self) -> None:
-        self.live(self.trainer.work())
+        self.drive(self.trainer.work())
 
     unfinished = False
     """No work waits."""
@@ -138,8 +141,8 @@ class LocalOnlyRank(OneTrainer):
         with self._ending:
             if self._ticker.ident is not None:
                 self._ticker.join()
-            if not self._told:
-                self._told = True
+            if not self._reported:
+                self._reported = True
                 ended = self.trainer.ended(self.me.rank)
                 report_end(ended, self.settings.outcomes, self.recorder.note)
             self.metrics.close()

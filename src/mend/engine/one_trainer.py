@@ -18,7 +18,7 @@ class OneTrainer:
 
     def before_capture(self) -> None:
         """See `Trainer`."""
-        self.trainer.before_capture()
+        self.trainer.parts.before_capture()
 
     def stepped(self, tokens: int, units: int) -> bool:
         """See `Trainer`."""

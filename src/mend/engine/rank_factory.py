@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mend.coordination.machines import Machines, ProcessSpec, machines_of
@@ -15,6 +16,7 @@ from mend.engine.joining.state_copying import StateCopying
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.state.published_state import PublishedState
 from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.trace.writer import Tape
 from mend.types import Layout, Peer
 
@@ -32,9 +34,8 @@ class RankFactory:
     def published(self) -> PublishedState:
         return PublishedState(len(self.layouts))
 
-    def trainer(self, *args: Any, **options: Any) -> Trainer:
-        """Takes the arguments of `Trainer`."""
-        return EvictableTrainer(*args, compares=True, **options)
+    def trainer(self, parts: TrainerParts) -> Trainer:
+        return EvictableTrainer(replace(parts, compares=True))
 
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
         """Takes the arguments of `CheckpointWriter`."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,12 +103,10 @@ class RankOfParts:
 
         def make(part: int) -> None:
             group = PartGroup(ranks, hosts, part, self._meeting)
-            of_part, state = plan.of_part(parts, ranks.ranks, part), state_of_part
-            made = LiveRank(
-                of_part, settings, numerics_of(), state if part != mine[0] else state_of, group
-            )
-            made.trainer.weighs = part == mine[0]
-            self.parts.append(made)
+            of_part, first = plan.of_part(parts, ranks.ranks, part), part == mine[0]
+            own = replace(settings, step=replace(settings.step, weighs=first))
+            state = state_of if first else state_of_part
+            self.parts.append(LiveRank(of_part, own, numerics_of(), state, group))
 
         try:
             self._spread([partial(make, part) for part in mine])

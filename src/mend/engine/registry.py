@@ -18,7 +18,7 @@ _runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 def _forget_forked() -> None:
     """In a process that was forked: the rack trains in the other one, whose threads and sockets are
-    not here. The end of this one would pass for the rack's, and its steps would wait for ever."""
+    not here. The end of this one would pass for the rack's, and its steps would wait endlessly."""
     for runtime in list(_runtimes.values()):
         runtime._disown()
     _runtimes.clear()

@@ -87,7 +87,7 @@ def view_of_rank(
     elif leader.reports.aggregate.leaving:
         state = "leaving"
     if training.published.finished and not ended:
-        detail = "; ".join(training.published.why)
+        detail = "; ".join(training.published.orders.why)
     failure = str(training.published.failure or "")
     return _view(
         known,
@@ -318,7 +318,7 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
         closed_by=short(training.published.rounds.reason),
         host_bytes=training.host_bytes(),
         recorded=tuple((short(name), float(value)) for name, value in recorded),
-        turnout=short(describe_rounds(training.published.turned_out()[1])),
+        turnout=short(describe_rounds(training.published.rounds_by_racks()[1])),
     )
 
 

@@ -62,9 +62,9 @@ class Witness:
         self.coordinator, self.follower, self.host = coordinator, follower, host
         self._progress = progress
         self.failure: MendError | None = None
-        self._foreigners, self._other_jobs = VersionMismatches(host), OtherJobs(host)
+        self._mismatches, self._other_jobs = VersionMismatches(host), OtherJobs(host)
         self._loudness = Loudness()
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         """At most one sentence per rack and version."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
         self._give = EventQueue(self.machines, host.now_ns, self._handlers, tape).give
@@ -91,12 +91,12 @@ class Witness:
             self._other_jobs.met(found)
             self._print_once(found, "job")
             return
-        self._foreigners.met(found)
+        self._mismatches.met(found)
         self._print_once(found, "version")
 
     def _print_once(self, found: OtherVersion | OtherJob, cause: str) -> None:
-        if str(found) not in self._told:
-            self._told.add(str(found))
+        if str(found) not in self._noted:
+            self._noted.add(str(found))
             refused = RackRefused(found.rack, cause, str(found))
             self.host.note(refused)
             self._progress(log_text(refused))

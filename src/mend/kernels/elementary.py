@@ -73,7 +73,7 @@ is_zero = _instruction(_BOOL, (_I32,), lambda to, a: to.icmp_signed("==", a, _WO
 # constants
 
 _F = np.float32
-ZERO, ONE, TWO, HALF, THREE = _F(0), _F(1), _F(2), _F(0.5), _F(3)
+ZERO, ONE, TWO, HALF = _F(0), _F(1), _F(2), _F(0.5)
 INF, NAN = _F(math.inf), _F(math.nan)
 LOG2_E, SHIFTER, LN2_HIGH, LN2_LOW = (
     _F(1.442695041), _F(12582912), _F(-6.93145752e-1), _F(-1.42860677e-6),

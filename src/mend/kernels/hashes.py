@@ -46,7 +46,7 @@ FIRST = np.array(
 
 _KEYS = np.frombuffer(_SECRET, np.uint8)
 _SCRAMBLE = np.frombuffer(_SECRET[_SCRAMBLES:], np.uint64)
-_PRIME, _47, _6 = np.uint64(_PRIMES_32[0]), np.uint64(47), np.uint64(6)
+_PRIME, _47 = np.uint64(_PRIMES_32[0]), np.uint64(47)
 _32, _HALF = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 

@@ -21,6 +21,7 @@ from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.outcome import Outcome
 from mend.engine.state.published_state import PublishedState
 from mend.engine.trainer.trainer import Trainer
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import GaveUp, LeftJob, ReplayDiffers, TapeError, require
 from mend.trace.writer import Tape
 from mend.types import SECOND, Layout, Member, Peer
@@ -109,10 +110,10 @@ class ReplayFactory(RankFactory):
     def published(self) -> PublishedState:
         return self._published
 
-    def trainer(self, *args: Any, **options: Any) -> Trainer:
+    def trainer(self, parts: TrainerParts) -> Trainer:
         return ReplayTrainer(
-            *args, script=self._script, rank=self.me.rank, report=self._report,
-            comparer=self._comparer, states=self._states, **options,
+            parts, script=self._script, rank=self.me.rank, report=self._report,
+            comparer=self._comparer, states=self._states,
         )  # fmt: skip
 
     def checkpoints(self, *args: Any, **options: Any) -> CheckpointWriter:
@@ -156,15 +157,15 @@ class ReplayTrainer(Trainer):
 
     def __init__(
         self,
-        *args: Any,
+        parts: TrainerParts,
+        *,
         script: ReplayScript,
         rank: int,
         report: ReplayReport,
         comparer: ReplayComparison,
         states: StateFiles,
-        **options: Any,
     ) -> None:
-        super().__init__(*args, **options)
+        super().__init__(parts)
         seat = self.member.rack
         part = script.part(seat)
         if part is None:
@@ -205,13 +206,13 @@ class ReplayTrainer(Trainer):
             yield from super().begin(limit_ns)
             return
         copied = yield from self._load_copied()
-        panels = self.published.panels
+        fragments = self.published.fragments
         yield from self._until(
-            lambda: all(v in p.anchors for v, p in zip(self._first, panels, strict=True)),
+            lambda: all(v in p.anchors for v, p in zip(self._first, fragments, strict=True)),
             "the versions that it began with",
         )
         with self.published.changed:
-            anchors = [p.anchors[v] for v, p in zip(self._first, panels, strict=True)]
+            anchors = [p.anchors[v] for v, p in zip(self._first, fragments, strict=True)]
         yield from self._train_on(anchors)
         self._go_on_from(copied)
         self._stand()
@@ -331,23 +332,23 @@ class ReplayTrainer(Trainer):
             elif act.kind == DISCARDED:
                 yield from self._follow_discard(act)
             else:
-                self.before_capture()
+                self.parts.before_capture()
                 self._capture(act.fragment, closing=act.closing)
             if self._place == place:
                 raise self._differs("it cannot do that", act)
 
     def _follow_apply(self, act: Act) -> Requests:
-        anchors = self.published.panels[act.fragment].anchors
+        anchors = self.published.fragments[act.fragment].anchors
         yield from self._until(lambda: act.number in anchors, str(act))
         with self.published.changed:
             anchor = anchors[act.number]
         yield from self._apply(act.fragment, anchor)
 
     def _follow_discard(self, act: Act) -> Requests:
-        panel, track = self.published.panels[act.fragment], self.tracks[act.fragment]
-        yield from self._until(lambda: act.number in panel.discarded, str(act))
+        known, track = self.published.fragments[act.fragment], self.tracks[act.fragment]
+        yield from self._until(lambda: act.number in known.discarded, str(act))
         self._post(Discarded(act.fragment, act.number, self.step))
-        panel.discarded.clear()
+        known.discarded.clear()
         track.offer = None
 
     def _until(self, ready: Callable[[], bool], what: str) -> Requests:
@@ -394,9 +395,9 @@ class ReplayTrainer(Trainer):
 
     def _finish(self) -> Requests:
         """Serve bytes until every round is decided, and leave with the others."""
-        panels = self.published.panels
+        fragments = self.published.fragments
         yield from self._until(
-            lambda: all(p.decided >= v for p, v in zip(panels, self._last, strict=True)),
+            lambda: all(p.decided >= v for p, v in zip(fragments, self._last, strict=True)),
             "the last round",
         )
         self._post(Leaving())

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mend.consensus.records import Drop
 from mend.consensus.weights import part_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.vectors import first_unsound
 from mend.engine.state.fragment_state import POLL_NS, OpenOffer
 from mend.engine.trainer.trainer import Trainer

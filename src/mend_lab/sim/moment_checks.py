@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.state.fragment_state import OpenOffer
 from mend.events.kinds import RoundCommitted
 from mend.fragment.moments import SECOND

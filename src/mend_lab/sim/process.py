@@ -489,7 +489,7 @@ class Training:
             self._drive(self._take_units(self._feed))
         elif self.trainer.step < self._steps and self.units != []:
             slower = self.process.broken.slower(target(self.process.me.rack))
-            batch = self.trainer.batch = self.scenario.batch
+            batch = self.trainer.clock.batch = self.scenario.batch
             self._taken = taken_of(batch, self.trainer.ladder.batch_pct)
             part_ns = self._step_ns * self._taken // batch if batch else self._step_ns
             self.process.later(slower * part_ns, self._step)

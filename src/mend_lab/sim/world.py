@@ -49,6 +49,7 @@ from mend.engine.state.fragment_state import (
     tracks_of,
 )
 from mend.engine.state.published_state import PublishedState
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.engine.witness import build_witness
 from mend.errors import Evicted, JobLost
 from mend.fragment.model_plan import ModelPlan
@@ -310,14 +311,16 @@ class World(Writer):
         moments = Moments(parameters, process.me.rank) if scenario.carries else None
         state = TrainingState([moments], {}, process.note) if moments is not None else None
         post, give = process.on_loop(rank.tell), process.on_loop(copying.give)
-        trainer = EvictableTrainer(
-            process.member, policy, _step_options(scenario), tracks, published,
+        parts = TrainerParts(
+            member=process.member, policy=policy, options=_step_options(scenario), tracks=tracks,
+            published=published, numerics=numerics,
             now_ns=process.now_ns, post=post, own=process.on_loop(rank.own), note=process.note,
-            numerics=numerics, routes=StateRoutes(state, give),
+            routes=StateRoutes(state, give),
             features=self._benchmark(process, published, post),
             resumed=(_progress(tracks), ()) if scenario.first else None,
             started_ns=process.now_ns() - scenario.restart_ns,
         )  # fmt: skip
+        trainer = EvictableTrainer(parts)
         training = Training(
             process,
             rank,

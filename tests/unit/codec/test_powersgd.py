@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from mend.codec.powersgd import LowRank, PowerSGD, matrix_of, orthonormal
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.payload_checks import blame
 from mend.errors import NonFinite, Unmergeable, WireError
 from mend.merge import Average
 from mend.outer import Nesterov
@@ -253,7 +255,7 @@ def test_an_offer_with_another_basis_is_not_merged_and_its_rack_is_named(
     numerics, anchor, payloads = spoiled(how)
     with pytest.raises(Unmergeable):
         numerics.merge(payloads, [0.5, 0.5], anchor, 1)
-    assert numerics.blame(payloads, anchor).positions == (1,)
+    assert blame(payloads, anchor).positions == (1,)
     with pytest.raises(WireError):
         anchor.codec.decode(payloads[1], 0, 1, torch.empty(1))
 

@@ -16,7 +16,8 @@ from mend.consensus.records import Commit, Ended, MergeMember
 from mend.coordination.events import Captured, Event
 from mend.coordination.schedule import Calendar, schedule_of
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointBarrier
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.features.eviction import EvictableTrainer
 from mend.engine.joining.inbox import MirrorInbox, StateInbox
 from mend.engine.state.fragment_state import (
@@ -32,7 +33,8 @@ from mend.engine.state.fragment_state import (
     drive,
     tracks_of,
 )
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import NonFinite
 from mend.fragment.device import Side
 from mend.fragment.model_plan import ModelPlan
@@ -90,19 +92,13 @@ class Hand:
         )  # fmt: skip
         plan = ModelPlan(self.model, fragments)
         tracks = tracks_of(plan, self.numerics, lambda cut: replicated(cut.layout, ranks, rank))
-        self.trainer = EvictableTrainer(
-            MINE,
-            agreed,
-            StepOptions(**{**usual, **own}),
-            tracks,
-            self.published,
-            now_ns=lambda: self.now_ns,
-            post=self._post,
-            own=self.offers.append,
-            note=lambda event: self.notes.append(pair(event)),
-            numerics=self.numerics,
-            side=side,
-        )
+        parts = TrainerParts(
+            member=MINE, policy=agreed, options=StepOptions(**{**usual, **own}), tracks=tracks,
+            published=self.published, numerics=self.numerics,
+            now_ns=lambda: self.now_ns, post=self._post, own=self.offers.append,
+            note=lambda event: self.notes.append(pair(event)), side=side,
+        )  # fmt: skip
+        self.trainer = EvictableTrainer(parts)
         self.barrier = CheckpointBarrier(
             self.trainer,
             post=self.events.append,
@@ -111,6 +107,10 @@ class Hand:
         )
         self.trainer.calendar = Calendar(replace(schedule_of(agreed), polls=polls))
         self.trainer.states.give = lambda *given: self.given.append(given)
+
+    def replace_parts(self, **parts: Any) -> None:
+        """Other parts of the trainer."""
+        self.trainer.parts = replace(self.trainer.parts, **parts)
 
     def _post(self, event: Event) -> None:
         """The worker is fast: the snapshot is a delta, its payload is made, or all ranks have heard
@@ -181,7 +181,9 @@ class Hand:
 
     def opened(self, *versions: int) -> None:
         """Of each fragment that of an open round, or -1."""
-        self.published.heard((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
+        self.published.heard(
+            NewestOrders((0, 1), (), (0,) * len(versions), dict(enumerate(versions)))
+        )
 
     # -------------------------------------------------------------- the log
 
@@ -190,8 +192,8 @@ class Hand:
         publish: bool = True,
     ) -> Anchor:  # fmt: skip
         """The next version, all of whose elements are `to`. `names`, `drops`: the own offer."""
-        track, panel = self.trainer.tracks[fragment], self.published.panels[fragment]
-        version, mine = panel.decided + 1, track.offer
+        track, known = self.trainer.tracks[fragment], self.published.fragments[fragment]
+        version, mine = known.decided + 1, track.offer
         assert mine is not None or not (names or drops)
         members = [MergeMember(THEIRS, version, version - 1, 4, TOKENS, 1)]
         if names and mine is not None:

@@ -113,7 +113,7 @@ def test_a_late_error_names_both_checkpoints(cause: Exception, said: str) -> Non
 def test_the_training_loop_knows_while_one_is_being_written() -> None:
     hand, written = Hand(), Future[None]()
     writer = CheckpointWriter(
-        RackGroup(None, 1.0), 0, (), hand.trainer, live=hand.run, post=hand.events.append,
+        RackGroup(None, 1.0), 0, (), hand.trainer, drive=hand.run, post=hand.events.append,
         note=lambda *_: None, now_ns=lambda: 0,
     )  # fmt: skip
     assert not hand.trainer.life.writes
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_moves_the_weights_says_so_unless_it_saves_them(saves:
         return CheckpointRecord(1, "step-1", "ab" * 32, (0,))
 
     writer = CheckpointWriter(
-        RackGroup(None, 1.0), 0, (), hand.trainer, live=applies, post=hand.events.append,
+        RackGroup(None, 1.0), 0, (), hand.trainer, drive=applies, post=hand.events.append,
         note=lambda event: notes.append(kind_of(event)), now_ns=lambda: 0,
     )  # fmt: skip
     save = (lambda _: None) if saves else None

@@ -20,8 +20,9 @@ from mend.coordination.machines import Machines
 from mend.coordination.messages import MergeProposal, Message, OfferId, Pulled, RankReport, Refusal
 from mend.coordination.rank import RankMachine
 from mend.engine.compute import buffers
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.io.host import (
     FOREIGN_FRAMES,
     FOREIGN_GAP_NS,
@@ -213,7 +214,7 @@ class Story:
     @property
     def anchors(self) -> dict[int, Anchor]:
         """What the training thread sees."""
-        return self.published.panels[0].anchors
+        return self.published.fragments[0].anchors
 
     def arrived(self, made: Offer, values: Tensor) -> None:
         (asked,) = [pull for pull in self.host.pulls if pull.key == key_of(made)]
@@ -238,14 +239,14 @@ def theirs_of(values: Tensor) -> Offer:
 def test_a_round_is_open_from_its_first_offer_until_its_members_are_fixed() -> None:
     story = Story()
     story.told()
-    assert story.published.opened == {}
+    assert story.published.orders.opened == {}
     late, first = offer(2, applied=0, ranks=2), offer(0, applied=1, base=1, ranks=2)
     story.told(offers=(first, late))
-    assert story.published.opened == {0: 1}, "the late one opens nothing"
+    assert story.published.orders.opened == {0: 1}, "the late one opens nothing"
     story.told(offers=(first, late), gathers=(MergeProposal(0, 2, 1, (first,)),))
-    assert story.published.opened == {}
+    assert story.published.orders.opened == {}
     story.told(offers=(late,), gathers=(MergeProposal(0, 2, 1, (first,)),))
-    assert story.published.opened == {0: 0}, "which the training thread finds to be decided"
+    assert story.published.orders.opened == {0: 0}, "which the training thread finds to be decided"
 
 
 # -------------------------------------------------------------- a donor is not trusted
@@ -442,7 +443,7 @@ def test_an_anchor_that_holds_no_numbers_ends_the_job_here() -> None:
 def test_an_own_offer_that_the_log_calls_bad_is_told_to_the_training_thread() -> None:
     story = Story()
     story.told(Drop(0, (Ended(MINE, 1),), "rack 1 has diverged: NaN", diverged=True))
-    assert story.published.panels[0].discarded == {1: "rack 1 has diverged: NaN"}
+    assert story.published.fragments[0].discarded == {1: "rack 1 has diverged: NaN"}
 
 
 # -------------------------------------------------------------- own captures
@@ -585,7 +586,7 @@ def test_a_capture_with_nan_is_refused_at_home() -> None:
     assert "element 1 of the delta" in story.host.noted("declined")[0]["reason"]
     assert "element 1" in story.published.last_error
     story.told(discarded=((0, 1),))
-    assert story.published.panels[0].discarded == {1: ""}
+    assert story.published.fragments[0].discarded == {1: ""}
 
 
 def test_a_bug_in_a_worker_stops_the_rack_where_the_user_looks() -> None:

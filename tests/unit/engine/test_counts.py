@@ -29,7 +29,8 @@ from mend.config.wiring import spare_vectors
 from mend.engine import live_rank
 from mend.engine.compute import merge_pass as merge_pass_module
 from mend.engine.compute import offers as offers_module
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.kernels import merge_kernel
 from mend.merge import Average

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mend.codec import CODECS
 from mend.codec.on_device import ON_DEVICE, DeviceEncoder
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.trainer import cuda_staging
 from mend.errors import NonFinite
 from mend.fragment.device import Move, Side, Uploaded, device_of
@@ -225,8 +225,8 @@ def test_upload_with_time_left_is_paced_and_its_apply_does_the_rest(
     upload.begin(60.0, anchor)
     assert upload.pauses(4) == [3.0] * 4, "3 x 32 bytes at 4 bytes per second, in 8 pieces"
     assert upload.pieces == [1, 1, 1]
-    upload.hand.published.panels[0].anchors[1] = anchor
-    upload.hand.published.panels[0].decided = 1
+    upload.hand.published.fragments[0].anchors[1] = anchor
+    upload.hand.published.fragments[0].decided = 1
     upload.hand.step(2)
     assert upload.pieces == [1, 1, 1, 5], "the apply waits for no pause"
     assert upload.hand.theta() == 0.5 + 2 * MOVE
@@ -324,7 +324,7 @@ def test_upload_beside_an_apply_finds_the_commits_that_it_reads() -> None:
     hand.step(4)
     track, published = hand.track(), hand.published
     first, second = hand.decide(0.5, publish=False), hand.decide(0.75, publish=False)
-    published.panels[0].anchors[second.version] = second
+    published.fragments[0].anchors[second.version] = second
     lock = published.changed
 
     class ApplyFirst(threading.Condition):

@@ -32,10 +32,10 @@ class Fed:
 
     def ledger(self, order: Any, rank: int = 0, ranks: int = 1, **options: int) -> DataLedger:
         made = DataLedger(order, **options)
-        made.attach(self.feed, rank, ranks, self.live)
+        made.attach(self.feed, rank, ranks, self.drive)
         return made
 
-    def live(self, doing: Generator[Any, Any, int | None]) -> int | None:
+    def drive(self, doing: Generator[Any, Any, int | None]) -> int | None:
         try:
             next(doing)
         except StopIteration as end:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mend.consensus.records import Offer
 from mend.coordination import events as ev
 from mend.coordination.messages import MergeProposal, RankReport, Total
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.sums import partial_of
 from mend.errors import InvariantError, WorkerFailed, ensure
 from mend.transport.bulk_wire import checksum_of

@@ -20,9 +20,12 @@ import xxhash
 from mend.codec import CLOSING, CODECS
 from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE, stretch_of
+from mend.engine.compute import merge_pass
 from mend.engine.compute import vectors as module
-from mend.engine.compute.digest import StateDigest, digest_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.digest import digest_of
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.payload_checks import blame
 from mend.engine.compute.sums import Tensors, factors_in
 from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.engine.compute.worker_pool import stay_on_one_core
@@ -117,7 +120,7 @@ def test_a_merge_is_the_naive_formula(codec: str, momentum: float, numel: int, r
     ],
 )
 def test_bits_and_digest_do_not_depend_on_the_block(
-    codec: str, numel: int, blocks: list[int]
+    codec: str, numel: int, blocks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numerics = make(codec)
     anchor = numerics.merge(
@@ -128,11 +131,12 @@ def test_bits_and_digest_do_not_depend_on_the_block(
     )
     payloads = [numerics.encode(noise(numel, m), None).payload for m in range(3)]
     expected = numerics.merge(payloads, WEIGHTS[:3], anchor, 2)
+    monkeypatch.setattr(merge_pass, "kernel_for", lambda *_: None)
     for block in blocks:
-        data, digest = numerics.empty(numel), StateDigest(numel, 2, 1, 2 * WHOLE)
-        numerics.merge_into(payloads, WEIGHTS[:3], anchor, data, digest, block)
-        assert np.array_equal(bits(data), bits(expected.data)), f"{block=}"
-        assert digest.hexdigest() == expected.digest, f"{block=}"
+        monkeypatch.setattr(merge_pass, "block_numel", lambda size=block: size)
+        merged = numerics.merge(payloads, WEIGHTS[:3], anchor, 2)
+        assert np.array_equal(bits(merged.data), bits(expected.data)), f"{block=}"
+        assert merged.digest == expected.digest, f"{block=}"
 
 
 def test_bits_do_not_depend_on_threads_and_a_worker_leaves_the_others_alone(threads: None) -> None:
@@ -305,7 +309,7 @@ def test_a_payload_that_holds_no_numbers_stops_the_merge_and_is_blamed(
     weights = {1: [1.0], 2: [0.5, 0.5], 3: [0.25, 0.25, 0.5]}[members]
     with pytest.raises(Unmergeable):
         numerics.merge(payloads, weights, anchor, 1)
-    blamed = numerics.blame(payloads, anchor)
+    blamed = blame(payloads, anchor)
     assert blamed.positions == (members - 1,)
     assert "NaN, Inf or magnitudes of" in str(blamed)
 
@@ -317,7 +321,7 @@ def test_where_every_payload_is_sound_and_their_merge_is_not_the_longest_is_blam
     payloads = [numerics.codec.encode(delta) for delta in deltas]
     with pytest.raises(Unmergeable):
         numerics.merge(payloads, [0.5, 0.5, 0.0], anchor, 1)
-    assert numerics.blame(payloads, anchor).positions == (1,)
+    assert blame(payloads, anchor).positions == (1,)
 
 
 def test_nobody_is_blamed_for_an_anchor_that_holds_no_numbers() -> None:
@@ -328,7 +332,7 @@ def test_nobody_is_blamed_for_an_anchor_that_holds_no_numbers() -> None:
     payload = numerics.encode(noise(10, 2), None).payload
     with pytest.raises(Unmergeable):
         numerics.merge([payload], [1.0], anchor, 1)
-    assert numerics.blame([payload], anchor).positions == ()
+    assert blame([payload], anchor).positions == ()
 
 
 def test_great_numbers_whose_squares_overflow_together_are_merged() -> None:
@@ -353,7 +357,7 @@ def test_measuring_a_payload_that_holds_no_numbers_leaves_the_word_to_the_merge(
         runs = tensors.runs(weights, factors_in(total, weights, tensors))
         with pytest.raises(Unmergeable):
             numerics.merge(payloads, weights, anchor, 1, runs=runs)
-        assert numerics.blame(payloads, anchor).positions == (1,)
+        assert blame(payloads, anchor).positions == (1,)
 
 
 def test_a_payload_of_another_size_is_refused() -> None:
@@ -674,8 +678,8 @@ def test_compiled_sums_over_tensors_are_those_of_torch(
     kernel = gram_kernel()
     assert kernel is not None
     counted = lambda *arguments: calls.append(1) or kernel(*arguments)  # noqa: E731
-    monkeypatch.setattr("mend.engine.compute.numerics.gram_kernel", lambda: counted)
+    monkeypatch.setattr("mend.engine.compute.gram_pass.gram_kernel", lambda: counted)
     compiled = numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)
     assert calls
-    monkeypatch.setattr("mend.engine.compute.numerics.gram_kernel", lambda: None)
+    monkeypatch.setattr("mend.engine.compute.gram_pass.gram_kernel", lambda: None)
     assert compiled == numerics.measure(payloads, WEIGHTS[:3], tensors, anchor)

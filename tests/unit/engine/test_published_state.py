@@ -11,9 +11,9 @@ import torch
 
 from mend.consensus.records import CheckpointRecord, Drop
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.state.participation import ROUNDS_RECENT, SHORT_NS
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import GaveUp, InvariantError, PlanMismatch, WorkerFailed
 from tests.unit.coordination.nouns import commit, digest, genesis, log_of, offer, roster
 
@@ -49,27 +49,29 @@ def test_versions_come_and_go() -> None:
     published.forget(1, 3)
     published.forget(1, 3)
     published.forget(0, 9)
-    assert [sorted(panel.anchors) for panel in published.panels] == [[], [4]]
+    assert [sorted(known.anchors) for known in published.fragments] == [[], [4]]
 
 
 def test_records_are_shown_as_they_are_decided() -> None:
     published = PublishedState(2)
-    assert not published.begun
+    assert not published.job.begun
     published.on_decided(genesis(racks=3, fragments=2))
-    assert published.begun
-    assert published.seats == (0, 1, 2)
+    assert published.job.begun
+    assert published.job.seats == (0, 1, 2)
     assert published.digest(1, 0) == (digest(1),)
     merged = commit(1, [offer(0, fragment=1, tokens=7), offer(2, fragment=1, tokens=5)], fragment=1)
     published.on_decided(merged, (3.0, 0.25))
-    assert published.panels[1].commits == {1: merged}
-    assert [panel.decided for panel in published.panels] == [0, 1]
+    assert published.fragments[1].commits == {1: merged}
+    assert [known.decided for known in published.fragments] == [0, 1]
     assert published.digest(1, 1) == merged.digests
     assert published.look().rounds.outer == (3.0, 0.25)
     assert (published.rounds.count, published.rounds.members) == (1, (0, 2))
-    assert published.turned_out() == ({2: 1}, ((2, 0),)), "before the first orders nobody is known"
+    assert published.rounds_by_racks() == ({2: 1}, ((2, 0),)), (
+        "before the first orders nobody is known"
+    )
     published.on_decided(Drop(0, (), "nothing to show"))
     published.on_decided(roster(1, [0, 2]))
-    assert published.seats == (0, 2)
+    assert published.job.seats == (0, 2)
     assert published.rounds.count == 1
 
 
@@ -77,13 +79,13 @@ def test_a_round_is_compared_with_the_racks_of_the_roster_that_live() -> None:
     published = PublishedState(1)
     published.on_decided(genesis(racks=3))
     published.begin_to_train()
-    published.heard((0, 1, 2), (), (0,))
+    published.heard(NewestOrders((0, 1, 2), (), (0,)))
     published.on_decided(commit(1, [offer(0)]))
-    published.heard((0, 2), (), (0,))
+    published.heard(NewestOrders((0, 2), (), (0,)))
     published.on_decided(commit(2, [offer(0)]))
     published.on_decided(roster(1, [0]))
     published.on_decided(commit(3, [offer(0)]))
-    assert published.turned_out() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
+    assert published.rounds_by_racks() == ({1: 3}, ((1, 3), (1, 2), (1, 1)))
 
 
 def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() -> None:
@@ -91,14 +93,14 @@ def test_rounds_that_closed_before_this_rack_trained_are_compared_with_nobody() 
     that live now, itself among them, and warned of short rounds."""
     published = PublishedState(1)
     published.on_decided(genesis(racks=2))
-    published.heard((0, 1), (), (0,))
+    published.heard(NewestOrders((0, 1), (), (0,)))
     for version in range(1, 1 + ROUNDS_RECENT):
         published.on_decided(commit(version, [offer(0, version)]))
-        assert published.turnout.warning(version * SHORT_NS) == ""
-    assert published.turned_out() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
+        assert published.participation.warning(version * SHORT_NS) == ""
+    assert published.rounds_by_racks() == ({1: ROUNDS_RECENT}, ((1, 0),) * ROUNDS_RECENT)
     published.begin_to_train()
     published.on_decided(commit(1 + ROUNDS_RECENT, [offer(0)]))
-    assert published.turned_out()[1][-1] == (1, 2)
+    assert published.rounds_by_racks()[1][-1] == (1, 2)
 
 
 def test_what_was_applied_is_not_kept() -> None:
@@ -107,8 +109,10 @@ def test_what_was_applied_is_not_kept() -> None:
     for version in range(1, 5):
         published.on_decided(commit(version, [offer(0, version)]))
     published.applied(0, 3)
-    assert sorted(published.panels[0].commits) == [4]
-    assert sorted(published.panels[0].digests) == [3, 4], "the applied one may still be asked for"
+    assert sorted(published.fragments[0].commits) == [4]
+    assert sorted(published.fragments[0].digests) == [3, 4], (
+        "the applied one may still be asked for"
+    )
     assert published.digest(0, 2) == ()
 
 
@@ -121,11 +125,14 @@ def test_the_first_failure_stays() -> None:
 
 Change = Callable[[PublishedState], None]
 CHANGES: dict[str, tuple[Change, Callable[[PublishedState], bool]]] = {
-    "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.panels[0].anchors),
-    "decided": (lambda b: b.on_decided(genesis()), lambda b: b.begun),
-    "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.panels[0].discarded),
+    "publish": (lambda b: b.publish(0, anchor(1)), lambda b: 1 in b.fragments[0].anchors),
+    "decided": (lambda b: b.on_decided(genesis()), lambda b: b.job.begun),
+    "discard": (lambda b: b.discard(0, 5), lambda b: 5 in b.fragments[0].discarded),
     "finish": (lambda b: b.finish(), lambda b: b.finished),
-    "settled": (lambda b: b.heard((0,), (), (0,)), lambda b: b.settled == (0,)),
+    "settled": (
+        lambda b: b.heard(NewestOrders((0,), (), (0,))),
+        lambda b: b.orders.settled == (0,),
+    ),
 }
 
 
@@ -149,10 +156,15 @@ def test_a_wait_that_ends_says_whether_it_was_worth_it() -> None:
 
 def test_what_the_coordinator_said_last_is_shown() -> None:
     published = PublishedState(1)
-    published.heard((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3})
-    assert published.opened == {0: 3}
-    published.heard((0,), (), (3,))
-    assert (published.live, published.why, published.settled, published.opened) == (
+    published.heard(NewestOrders((0, 1), ("fragment 0: waiting for rack 1",), (3,), {0: 3}))
+    assert published.orders.opened == {0: 3}
+    published.heard(NewestOrders((0,), (), (3,)))
+    assert (
+        published.orders.live,
+        published.orders.why,
+        published.orders.settled,
+        published.orders.opened,
+    ) == (
         (0,),
         (),
         (3,),

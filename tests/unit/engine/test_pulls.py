@@ -71,16 +71,16 @@ def test_bytes_of_several_racks_are_counted_apart() -> None:
 
 def test_transfers_are_told_with_rate_and_time_left() -> None:
     transfers = Transfers()
-    transfers.take((Pulled(1, 10 * MB, 90 * MB),), 0)
-    transfers.take((Pulled(1, 20 * MB, 80 * MB),), 5 * SECOND)
+    transfers.take((Pulled(1, 10 * MB, 90 * MB),), 0, 0)
+    transfers.take((Pulled(1, 20 * MB, 80 * MB),), 0, 5 * SECOND)
     assert transfers.sentences() == ("rack 1 has pulled 20.0 of 100.0 MB, at 2.0 MB/s, 40 s left",)
-    transfers.take((Pulled(1, 100 * MB, 0),), 6 * SECOND)
+    transfers.take((Pulled(1, 100 * MB, 0),), 0, 6 * SECOND)
     assert transfers.sentences() == ()
 
 
 def test_a_rate_is_not_that_of_a_former_life() -> None:
     transfers = Transfers()
-    transfers.take((Pulled(1, 50 * MB, 50 * MB),), 0)
-    transfers.take((Pulled(1, 10 * MB, 90 * MB),), SECOND)
-    transfers.take((Pulled(1, 12 * MB, 88 * MB),), 2 * SECOND)
+    transfers.take((Pulled(1, 50 * MB, 50 * MB),), 0, 0)
+    transfers.take((Pulled(1, 10 * MB, 90 * MB),), 0, SECOND)
+    transfers.take((Pulled(1, 12 * MB, 88 * MB),), 0, 2 * SECOND)
     assert transfers.rate(1) == 2 * MB

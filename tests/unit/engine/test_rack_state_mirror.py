@@ -14,6 +14,7 @@ from mend.engine.joining.inbox import MirrorInbox
 from mend.engine.joining.rack_state_mirror import KEPT, SPARE, RackStateMirrors, holder_of
 from mend.engine.joining.training_state import RACK_STATE_BYTES_MAX, Mirror, Mirrored
 from mend.engine.rank_factory import loop_features
+from mend.engine.state.published_state import NewestOrders
 from mend.errors import PayloadGone, TransferStalled, require
 from mend.transport.bulk_wire import checksum_of
 from mend.types import Address, mirrors_key, rack_state_key
@@ -223,7 +224,7 @@ def test_a_rack_that_returns_is_told_rounds_steps_and_lives() -> None:
 
 def test_nobody_who_lives_is_nothing() -> None:
     story = Mirrors()
-    story.published.heard((1,), (), ())
+    story.published.heard(NewestOrders((1,), (), ()))
     story.mirrors.seek()
     assert story.found.sought
     assert story.found.mirrors == ()

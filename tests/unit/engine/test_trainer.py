@@ -39,8 +39,9 @@ from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.state_exchange import MIRROR_NS
 from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
+from mend.engine.state.published_state import NewestOrders
 from mend.engine.state.pulls import LOOK_NS
-from mend.engine.trainer.trainer_end import LEAVE_NS, SAY_NS
+from mend.engine.trainer.trainer_end import LEAVE_NS, NOTE_NS
 from mend.errors import (
     CheckpointError,
     Diverged,
@@ -67,7 +68,7 @@ def begin(hand: Hand, values: float = 0.0) -> None:
         digests.append((anchor.digest,))
         hand.published.publish(fragment, anchor)
     hand.published.on_decided(Genesis(SEATS, None, policy(), "", tuple(digests)))
-    hand.published.heard((0, 1), (), (0,) * len(digests))
+    hand.published.heard(NewestOrders((0, 1), (), (0,) * len(digests)))
 
 
 # -------------------------------------------------------------- begin
@@ -85,7 +86,7 @@ def test_a_rack_begins_on_the_lowest_racks_weights() -> None:
 def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> None:
     """A rack that had resumed by its framework alone lost its weights without a word."""
     hand = Hand()
-    hand.trainer.compares = True
+    hand.replace_parts(compares=True)
     own = hand.theta(0)
     begin(hand, 4.0)
     hand.run(hand.trainer.begin(9 * SECOND))
@@ -95,7 +96,7 @@ def test_weights_that_are_replaced_at_the_start_are_said_and_by_how_much() -> No
 
 def test_equal_weights_are_not_replaced() -> None:
     hand = Hand()
-    hand.trainer.compares = True
+    hand.replace_parts(compares=True)
     begin(hand, hand.theta(0))
     hand.run(hand.trainer.begin(9 * SECOND))
     assert "weights-replaced" not in [kind for kind, _ in hand.notes]
@@ -105,7 +106,7 @@ def test_all_racks_begin_together() -> None:
     """To hold version 0 is not enough: a head start would put captures into other rounds."""
     hand = Hand()
     begin(hand)
-    hand.published.heard((0,), ("waiting for rack 1",), (-1,))
+    hand.published.heard(NewestOrders((0,), ("waiting for rack 1",), (-1,)))
     with pytest.raises(
         StartTimeout, match=r"after 9 s and .* without a byte \(waiting for rack 1\)"
     ):
@@ -148,8 +149,8 @@ def test_rank_that_holds_all_asks_its_mates_when_the_job_looks_lost() -> None:
     for mates in (0, 1):
         hand = Hand(ranks=2)
         begin(hand)
-        hand.published.settled = ()  # other racks have not copied it yet
-        settle = partial(hand.published.heard, (0, 1), (), (0,))
+        hand.published.heard(NewestOrders())  # other racks have not copied it yet
+        settle = partial(hand.published.heard, NewestOrders((0, 1), (), (0,)))
         happens = iter([hand.published.look_again, settle])
         hand.during = lambda happens=happens: next(happens)()  # type: ignore[misc]
         hand.agree = lambda values, mates=mates: [*values[:1], mates, *values[2:]][: len(values)]  # type: ignore[misc]
@@ -168,8 +169,8 @@ def miss_first(hand: Hand, version: int = 3) -> None:
         hand.published.forget(fragment, 0)
         newest = hand.numerics.genesis(torch.full((track.owned.numel,), 5.0))
         hand.published.publish(fragment, dataclasses.replace(newest, version=version))
-        hand.published.panels[fragment].decided = version
-    hand.published.heard((0, 1), (), (version,) * len(hand.trainer.tracks))
+        hand.published.fragments[fragment].decided = version
+    hand.published.heard(NewestOrders((0, 1), (), (version,) * len(hand.trainer.tracks)))
 
 
 def test_a_founder_that_has_missed_the_first_version_begins_with_the_newest() -> None:
@@ -203,7 +204,7 @@ def joiner(momentum: float = 0.9, **options: Any) -> tuple[Hand, torch.optim.Opt
     """Of a job that was begun by others; it has read the log."""
     hand = Hand(**options)
     begin(hand)
-    hand.published.founders = frozenset({THEIRS})
+    hand.published.job.founders = frozenset({THEIRS})
     optimizer = torch.optim.SGD(hand.model.parameters(), lr=0.5, momentum=momentum)
     hand.trainer.states.state = state_of(hand, optimizer)
     return hand, optimizer
@@ -230,7 +231,7 @@ def test_a_rack_whose_job_is_lost_has_not_loaded_the_state_that_it_copied() -> N
     """It begins again in the same process, and would train fresh weights with the momentum and the
     step of others."""
     hand, optimizer = joiner()
-    hand.published.panels[0].anchors.clear()
+    hand.published.fragments[0].anchors.clear()
     hand.inbox.receive(given(7))
     hand.during = partial(hand.published.fail, JobLost("rack 0 died"))
     with pytest.raises(JobLost, match="rack 0 died"):
@@ -523,7 +524,7 @@ def test_a_drain_says_again_what_is_open_with_each_version_that_it_applies() -> 
 
 def test_a_drain_gives_up_with_the_reason() -> None:
     hand = Hand(stall_max_ns=0)
-    hand.published.heard((0,), ("the coordinator is silent",), ())
+    hand.published.heard(NewestOrders((0,), ("the coordinator is silent",), ()))
     hand.step(4)
     with pytest.raises(
         GaveUp, match=r"1 offers are still open: after 1 s \(the coordinator is sil"
@@ -560,8 +561,8 @@ def merging(hand: Hand) -> None:
     """A coordinator that names whatever is offered, and lets racks go that are done."""
     offered = [p for p, track in enumerate(hand.trainer.tracks) if track.offer is not None]
     for fragment in offered:
-        panel = hand.published.panels[fragment]
-        if panel.decided == hand.track(fragment).anchor.version:
+        known = hand.published.fragments[fragment]
+        if known.decided == hand.track(fragment).anchor.version:
             hand.decide(8.0, fragment, names=True)
     if hand.posted(Idle):
         hand.published.finish()
@@ -636,7 +637,7 @@ def test_what_is_decided_while_a_rack_waits_for_the_others_is_still_applied() ->
 
 def test_a_rack_that_nobody_lets_go_hurries_and_then_leaves_alone() -> None:
     hand = Hand()
-    hand.published.heard((0,), ("the coordinator is silent",), ())
+    hand.published.heard(NewestOrders((0,), ("the coordinator is silent",), ()))
     started_ns = hand.now_ns
     hand.run(hand.trainer.close())
     *patient, last = hand.posted(Leaving)
@@ -645,7 +646,7 @@ def test_a_rack_that_nobody_lets_go_hurries_and_then_leaves_alone() -> None:
     assert SHUTDOWN_NS + LEAVE_NS < waited_ns < SHUTDOWN_NS + LEAVE_NS + 3 * POLL_NS
     ((_, fields),) = hand.noted("left-alone")
     assert fields == {"why": ["the coordinator is silent"], "open_tokens": 0}
-    assert len(hand.noted("leaving")) == 1, f"each {SAY_NS} ns while it waits"
+    assert len(hand.noted("leaving")) == 1, f"each {NOTE_NS} ns while it waits"
     assert hand.theta() == 0.0
 
 
@@ -662,7 +663,7 @@ def test_work_that_nobody_merged_stays_in_the_weights_and_is_reported() -> None:
 
 def test_unmerged_work_names_the_pulls_that_fail() -> None:
     hand = Hand(stall_max_ns=0)
-    hand.trainer.troubles = lambda: ["no pull from hostB:22000 succeeds"]
+    hand.replace_parts(troubles=lambda: ["no pull from hostB:22000 succeeds"])
     hand.step(6)
     hand.run(hand.trainer.close())
     assert hand.trainer.outcome.word == "kept-local"
@@ -866,7 +867,7 @@ def test_a_rack_that_waits_in_a_checkpoint_says_for_whom() -> None:
     """Racks in checkpoints of different names were silent for wait_timeout_s, ten minutes."""
     hand = Hand()
     begin(hand)
-    hand.published.why = ("checkpoint: rack 0 in 'one', rack 1 in 'two'",)
+    hand.published.heard(NewestOrders(why=("checkpoint: rack 0 in 'one', rack 1 in 'two'",)))
     with pytest.raises(CheckpointError, match="rack 1 in 'two'"):
         hand.run(hand.barrier.cut("one", 12 * SECOND))
     said = [fields for _, fields in hand.noted("waiting")]

@@ -26,6 +26,7 @@ from mend.engine.compute import offers
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.training_state import LikeFirst, Mirror, Replicas, TrainingState
 from mend.engine.state.fragment_state import AgreeMin, GatherSlices, OpenOffer
+from mend.engine.state.published_state import NewestOrders
 from mend.engine.trainer.trainer_rounds import ASLEEP_NS
 from mend.errors import Diverged, GaveUp, MendError, NonFinite, require
 from mend.fragment.ledger import VectorLedger
@@ -104,7 +105,7 @@ def test_offer_encoded_behind_the_copy_has_the_bits_of_one_encoded_later(
     made = []
     for later in (False, True):
         hand = Hand(numel=7, period=4, **options)
-        hand.trainer._grows = grows
+        hand.replace_parts(grows=grows)
         if later:
             monkeypatch.setattr(hand.trainer, "_waits_for_result", lambda: False)
         hand.during = lambda hand=hand: hand.decide(0.125, names=True)
@@ -183,7 +184,7 @@ def test_a_slow_rack_takes_fewer_from_an_apply_point_on_that_all_its_ranks_share
 def test_how_many_the_script_asks_about_is_told_with_the_time_of_the_step() -> None:
     hand = Hand(**PATIENT)
     for batch in (8, 8, 0):
-        hand.trainer.batch = batch or hand.trainer.batch
+        hand.trainer.clock.batch = batch or hand.trainer.clock.batch
         hand.now_ns += SECOND
         hand.step()
     assert [timed.batch for timed in hand.posted(Timed)] == [8, 0]
@@ -571,7 +572,7 @@ def test_a_stall_says_why_where_the_coordinator_says_nothing() -> None:
     ):
         hand = Hand()
         hand.step(5)
-        hand.published.panels[0].decided = decided
+        hand.published.fragments[0].decided = decided
         hand.step(1)
         ((_, fields),) = hand.noted("stall-over")
         assert fields["why"] == [why]
@@ -587,7 +588,7 @@ def test_an_outage_has_one_stall_budget() -> None:
         hand.asked = []
         hand.step(4)
         assert hand.waits == [], "it was used up"
-    assert hand.trainer.stall_ns_total == STALL_NS + 1
+    assert hand.trainer.stalls.total_ns == STALL_NS + 1
     hand.decide(0.5, names=True)
     hand.asked = []
     hand.step(4)
@@ -603,7 +604,7 @@ def test_an_overlap_that_is_still_short_is_waited_for_in_lockstep_only() -> None
     hand.decide(0.75, names=True)
     hand.step(1)
     assert steps_of(hand, "applied") == [("applied", 10, 0)]
-    assert hand.trainer.stall_ns_total == 0
+    assert hand.trainer.stalls.total_ns == 0
     hand.step(12)
     assert (hand.trainer.step, hand.waits) == (22, [STALL_NS])
     assert hand.trainer.ledger.missed == {"result not there at the apply point": 1}
@@ -674,7 +675,7 @@ def test_a_process_that_stood_still_in_a_wait_waits_again() -> None:
     assert hand.waits == [STALL_NS, STALL_NS]
     assert steps_of(hand, "applied") == [("applied", 6, 0)]
     assert hand.noted("stall-over") == []
-    assert hand.trainer.stall_ns_total == STALL_NS + 1 + 2 * ASLEEP_NS
+    assert hand.trainer.stalls.total_ns == STALL_NS + 1 + 2 * ASLEEP_NS
 
 
 def test_a_result_that_is_there_is_not_waited_for() -> None:
@@ -695,7 +696,7 @@ def test_a_result_that_comes_in_time_is_applied_at_its_own_point() -> None:
 
 def test_lockstep_waits_until_it_gives_up_with_the_reason() -> None:
     hand = Hand(lockstep=True)
-    hand.published.heard((0,), ("fragment 0: waiting for rack 1",), ())
+    hand.published.heard(NewestOrders((0,), ("fragment 0: waiting for rack 1",), ()))
     hand.step(5)
     with pytest.raises(GaveUp, match=r"step 6: no decision on fragment 0 .* waiting for rack 1"):
         hand.step()

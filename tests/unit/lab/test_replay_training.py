@@ -29,7 +29,6 @@ from mend_lab.replay.comparison import (
 from mend_lab.replay.coordinator import ReplayCoordinator
 from mend_lab.replay.script import Act, GivenState, Part, ReplayScript
 from mend_lab.replay.training import ReplayedState, ReplayFactory, ReplayTrainer
-from tests.noted import pair
 from tests.unit.coordination.nouns import (
     DETECT_NS,
     HEARTBEAT_NS,
@@ -40,7 +39,7 @@ from tests.unit.coordination.nouns import (
     member,
     offer,
 )
-from tests.unit.engine.hand import GIVE_UP_NS, MINE, MOVE, TOKENS, Hand
+from tests.unit.engine.hand import GIVE_UP_NS, MOVE, TOKENS, Hand
 
 ME = Peer(0, 0)
 CAPTURE, APPLY = Act("captured", 4, 0, 1, 0, 40, 4), Act("applied", 10, 0, 2)
@@ -65,10 +64,8 @@ class Following(Hand):
         report = ReplayReport(folder, ME)
         comparer = ReplayComparison(script, ME, [["w"]], report, self.failed.append)
         self.trainer = ReplayTrainer(
-            MINE, old.policy, old.options, old.tracks, self.published, now_ns=lambda: self.now_ns,
-            post=self._post, own=self.offers.append,
-            note=lambda event: self.notes.append(pair(event)), numerics=self.numerics,
-            script=script, rank=0, report=report, comparer=comparer, states=StateFiles(folder),
+            old.parts, script=script, rank=0, report=report, comparer=comparer,
+            states=StateFiles(folder),
         )  # fmt: skip
 
     def differs(self) -> str:
@@ -142,7 +139,7 @@ def test_a_life_that_joined_begins_with_its_versions_and_its_donors_state(tmp_pa
     hand, state = twin(tmp_path, script)
 
     def progress() -> None:
-        if hand.published.panels[0].decided < 2:
+        if hand.published.fragments[0].decided < 2:
             hand.decide(0.5)
         else:
             StateFiles(tmp_path).write(given(), 0, STATE)
@@ -291,7 +288,7 @@ def test_a_discard_waits_until_the_rack_knows(tmp_path: Path) -> None:
 
 
 def finish(hand: Following) -> None:
-    for to in (0.5, 0.75)[hand.published.panels[0].decided :]:
+    for to in (0.5, 0.75)[hand.published.fragments[0].decided :]:
         hand.decide(to)
     if hand.posted(Leaving):
         hand.published.finish()
@@ -357,11 +354,11 @@ def test_the_board_keeps_what_is_still_to_be_applied() -> None:
     for anchor in anchors:
         published.publish(0, anchor)
         published.forget(0, anchor.version)
-    assert list(published.panels[0].anchors) == [1]
+    assert list(published.fragments[0].anchors) == [1]
     published.applied(0, 1)
-    assert list(published.panels[0].anchors) == [1], "it is trained on"
+    assert list(published.fragments[0].anchors) == [1], "it is trained on"
     published.applied(0, 2)
-    assert list(published.panels[0].anchors) == []
+    assert list(published.fragments[0].anchors) == []
 
 
 def test_another_model_is_told_before_the_first_step(tmp_path: Path) -> None:

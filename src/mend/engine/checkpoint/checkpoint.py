@@ -34,8 +34,9 @@ from mend.engine.checkpoint.checkpoint_files import (
     write_whole,
 )
 from mend.engine.checkpoint.recut import Recut
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import bytes_of, digest_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.features.data_ledger import DataUnits
 from mend.engine.io.rack import RackGroup
 from mend.engine.joining.training_state import TrainingState

@@ -9,7 +9,7 @@ from mend.consensus.records import CheckpointRecord, Record, Snapshot
 from mend.coordination.events import BarrierChanged, Event
 from mend.engine.state.fragment_state import POLL_NS, OpenOffer, Requests, Wait
 from mend.engine.state.published_state import PublishedSlice
-from mend.engine.trainer.trainer_end import SAY_NS
+from mend.engine.trainer.trainer_end import NOTE_NS
 from mend.engine.trainer.trainer_rounds import TrainerRounds
 from mend.errors import CheckpointError, require
 from mend.events.base import Emit
@@ -29,7 +29,7 @@ class CheckpointRecords(PublishedSlice):
         if isinstance(record, CheckpointRecord) and record.written:
             self.written = record
         elif isinstance(record, CheckpointRecord):
-            self.begun = record, tuple(panel.decided for panel in self._published.panels)
+            self.begun = record, tuple(known.decided for known in self._published.fragments)
 
     def restored(self, snapshot: Snapshot) -> None:
         """The record of its begin may be known already."""
@@ -145,12 +145,12 @@ class CheckpointBarrier:
     def _passed(self, versions: Sequence[int]) -> bool:
         """Whether one of these versions will never arrive: a snapshot was taken after it, or this
         rank copied a newer version instead."""
-        panels = zip(self._published.panels, versions, self._trainer.versions(), strict=True)
+        stand = zip(self._published.fragments, versions, self._trainer.versions(), strict=True)
         with self._published.changed:
             return any(
-                mine < version and version not in panel.anchors
-                and (version < panel.restored or version < max(panel.anchors, default=-1))
-                for panel, version, mine in panels
+                mine < version and version not in known.anchors
+                and (version < known.restored or version < max(known.anchors, default=-1))
+                for known, version, mine in stand
             )  # fmt: skip
 
     def _until_all(
@@ -162,11 +162,11 @@ class CheckpointBarrier:
     ) -> Requests:
         """Wait for `ready` on all ranks of the rack; apply up to the versions `caps` meanwhile."""
         fragments = list(range(len(self._trainer.tracks))) if caps is not None else []
-        begun_ns = said_ns = self._now_ns()
+        begun_ns = noted_ns = self._now_ns()
         while True:
             now_ns = self._now_ns()
-            if now_ns - said_ns >= SAY_NS:
-                said_ns = now_ns
+            if now_ns - noted_ns >= NOTE_NS:
+                noted_ns = now_ns
                 about = f"checkpoint {name!r} ({self._trainer.why()})"
                 self._note(StillWaiting(about, (now_ns - begun_ns) // SECOND))
             late, over = now_ns > deadline_ns, self._published.finished

@@ -115,7 +115,7 @@ class CheckpointWriter:
     """Makes one rank's checkpoints. All ranks of a rack call its methods together, from their
     training threads.
 
-    `facts`: of the plan. `live` drives a generator of the trainer on the training thread.
+    `facts`: of the plan. `drive` runs a generator of the trainer on the training thread.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class CheckpointWriter:
         facts: Facts,
         trainer: Trainer,
         *,
-        live: Callable[[Any], Any],
+        drive: Callable[[Any], Any],
         post: Callable[[Event], None],
         note: Emit,
         now_ns: Callable[[], int],
     ) -> None:
         self._group, self._rack, self._facts, self._trainer = group, rack, facts, trainer
-        self._live, self._post, self._note, self._now_ns = live, post, note, now_ns
+        self._drive, self._post, self._note, self._now_ns = drive, post, note, now_ns
         self._barrier = CheckpointBarrier(trainer, post=post, note=note, now_ns=now_ns)
         self._hands = DaemonExecutor(1, f"{OWN}checkpoint", lambda: None)
         self._beside: RackGroup | None = None
@@ -163,10 +163,10 @@ class CheckpointWriter:
         name = "checkpoint_state"
         if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()
-        mark: CheckpointRecord = self._live(self._barrier.cut(name, limit_ns))
+        mark: CheckpointRecord = self._drive(self._barrier.cut(name, limit_ns))
         try:
             taken = together(self._group, lambda: take(self._trainer))
-            self._live(self._barrier.await_encoded(mark, taken.offers, limit_ns))
+            self._drive(self._barrier.await_encoded(mark, taken.offers, limit_ns))
             state = saved_state(self._group, self._rack, self._facts, mark, taken)
         finally:
             self._post(BarrierChanged(""))
@@ -188,7 +188,7 @@ class CheckpointWriter:
 
     def _begin(self, folder: Path, save: Save | None, limit_ns: int) -> PendingCheckpoint:
         begun_ns, before = self._now_ns(), self._trainer.versions()
-        mark: CheckpointRecord = self._live(self._barrier.cut(folder.name, limit_ns))
+        mark: CheckpointRecord = self._drive(self._barrier.cut(folder.name, limit_ns))
         cut_ns = self._now_ns()
         if save is None and self._trainer.versions() != before:
             self._note(CheckpointMoved(str(folder)))

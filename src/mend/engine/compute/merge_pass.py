@@ -85,20 +85,17 @@ class MergePass:
     states_N: Sequence[Tensor] = ()
     states_out_N: Sequence[Tensor] = ()
 
-    def run(
-        self, begin: int, end: int, digest: StateDigest | None, block: int | None = None
-    ) -> None:
+    def run(self, begin: int, end: int, digest: StateDigest | None) -> None:
         """Write elements [begin, end), where `begin` ends a block of the digest, and feed them to
-        `digest`. `block`: elements of one call of torch, which then does all. Raises Unmergeable
-        when an element is NaN or not below NORM_MAX."""
+        `digest`. Raises Unmergeable when an element is NaN or not below NORM_MAX."""
         kernel = kernel_for(self.rule, self.outer, self.codec, self.out_N.numel())
         start = begin
-        if kernel is not None and block is None and self._fit():
+        if kernel is not None and self._fit():
             start = end - (end - begin) % ROW_NUMEL
             if begin < start:
                 self._compiled(kernel, begin, start, digest)
         if start < end:
-            self._by_torch(start, end, digest, block or block_numel())
+            self._by_torch(start, end, digest, block_numel())
 
     def _fit(self) -> bool:
         """Whether the kernel can read the payloads, but for a closing one of another codec, and

@@ -9,10 +9,8 @@ Legend: N elements of a rank's part of a fragment, n elements of a block, B payl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -26,55 +24,37 @@ from mend.codec import (
     Codec,
     FragmentCodec,
     LayoutCodec,
-    Varying,
     cut_numel,
     fragment_codec,
 )
 from mend.codec.on_device import DeviceEncoder
-from mend.consensus.records import NORM_MAX
 from mend.consensus.weights import WHOLE
 from mend.engine.compute.agreement import Agreement, cosine_of
+from mend.engine.compute.anchor import Anchor, check_buffer
 from mend.engine.compute.buffers import Buffers, Pin
-from mend.engine.compute.digest import StateDigest, bytes_of, digest_of_proof, proof_of
-from mend.engine.compute.merge_pass import DIGEST_NUMEL, MergePass, decoding, kernel_for
+from mend.engine.compute.digest import StateDigest, digest_of_proof
+from mend.engine.compute.gram_pass import gram_kernel_for, grams_of
+from mend.engine.compute.merge_pass import DIGEST_NUMEL, MergePass, kernel_for
 from mend.engine.compute.offers import Encoded, Read, compile_kernels, make_offer
+from mend.engine.compute.payload_checks import check_payloads
 from mend.engine.compute.signs import count_signs, kernel_of
 from mend.engine.compute.sums import Tensors, Weights, partial_of, total_of
-from mend.engine.compute.vectors import PORTION_NUMEL, block_numel, blocks, first_unsound, magnitude
+from mend.engine.compute.vectors import PORTION_NUMEL
 from mend.engine.compute.worker_pool import WorkerPool
-from mend.errors import Unmergeable, WireError, ensure, require
+from mend.errors import Unmergeable, ensure, require
 from mend.fragment.apply import ApplyMode
-from mend.kernels import GramKernel, apply_kernel, gram_kernel
+from mend.kernels import apply_kernel
 from mend.merge import (
     MERGES,
-    PIECE_NUMEL_MAX,
-    Gram,
     Made,
     Measuring,
     Merge,
-    Radial,
-    gram_by,
-    nothing,
 )
 from mend.outer import Nesterov, OuterOptimizer, Rates, Replace
 from mend.transport.growth import Growth
 from mend.types import Owned, Span, fp32
 
 _FLOAT32, _MADE = CODECS["float32"](), Made()
-
-
-def _misfit(codec: Varying, payload_B: Tensor, numel: int) -> str:
-    """Why this codec cannot read the payload, or empty."""
-    try:
-        codec.check(payload_B, numel)
-    except WireError as error:
-        return str(error)
-    return ""
-
-
-def _check_buffer(data: Tensor, size: int) -> None:
-    layout = (tuple(data.shape), data.dtype, data.is_contiguous())
-    ensure(layout == ((size,), torch.float32, True), "no anchor buffer", size=size, layout=layout)
 
 
 def _owned(part: Owned | int) -> Owned:
@@ -88,72 +68,6 @@ def keeps_in_weights(codec: Codec | LayoutCodec, apply_mode: ApplyMode) -> bool:
     return codec.feedback == "weights" and apply_mode == "carry"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Anchor:
-    """A committed (or tentative) fragment part: N values, N of each state vector of the outer
-    optimizer, then the state of its codec. Never written to."""
-
-    data: Tensor
-    numel: int
-    version: int
-    digest: str
-    rounds: int = 0
-    """Rounds merged so far, in parts of `weights.WHOLE`."""
-    codecs: FragmentCodec | None = None
-    """None: nothing is encoded against this anchor."""
-    proof: bytes = b""
-    """What `digest` is the sha256 of; see `StateDigest.proof`."""
-
-    @property
-    def values(self) -> Tensor:
-        return self.data[: self.numel]
-
-    @property
-    def states(self) -> tuple[Tensor, ...]:
-        """State vectors of the outer optimizer, N each, in the order of its names."""
-        end = self.data.numel() - self.codec_numel
-        return self.data[self.numel : end].view(-1, self.numel).unbind() if end > self.numel else ()
-
-    @property
-    def codec_numel(self) -> int:
-        return self.codecs.state_numel if self.codecs is not None else 0
-
-    @property
-    def payload_bytes(self) -> int:
-        """Maximum size of an offer against this anchor."""
-        return self._known_codecs.payload_bytes
-
-    @property
-    def codec_state(self) -> Tensor:
-        return self.data[self.data.numel() - self.codec_numel :]
-
-    @property
-    def codec(self) -> Codec:
-        """The codec of offers against this anchor. A new one each time, as it caches what it has
-        read."""
-        return self._known_codecs.at(self.codec_state, self.version)
-
-    @property
-    def _known_codecs(self) -> FragmentCodec:
-        return require(self.codecs, "this version is only a number here", version=self.version)
-
-    def of_base(self, base: int) -> Anchor:
-        """An older anchor, of which only the version and the codec state are left."""
-        return Anchor(self.codec_state, 0, base, "", codecs=self.codecs)
-
-    def recomputed(self) -> str:
-        """The digest of the current bits."""
-        return digest_of_proof(self.proven())
-
-    def proven(self) -> bytes:
-        """The proof of the digest of the current bits."""
-        return proof_of(self.data, self.numel, self.version, self.rounds, self.codec_numel)
-
-    def view(self) -> memoryview:
-        """The bytes that a donor serves."""
-        return bytes_of(self.data)
-
-
 class Numerics:
     """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
     fragment is given as what the rank owns of it, or as its number of elements.
@@ -162,8 +76,7 @@ class Numerics:
     that share long jobs; the bits do not depend on their number, as every operation is
     element-wise and every digest block is within one part. `buffers`: `spare` large vectors are
     kept from round to round. The training thread uses both. `in_weights`: the error of the codec
-    stays in the rack's weights,
-    and no residual is kept.
+    stays in the rack's weights, and no residual is kept.
     """
 
     def __init__(
@@ -179,16 +92,18 @@ class Numerics:
         in_weights: bool = False,
         on_device: DeviceEncoder | None = None,
         racks: int = 1,
+        shares: Numerics | None = None,
     ) -> None:
         """`on_device`: set where the GPU encodes captures. `racks`: of the job; an average of
-        values over fewer goes only their part of the way."""
+        values over fewer goes only their part of the way. `shares`: the numerics whose buffers
+        and pool these use; offers are then values, not differences to an anchor."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
-        self.buffers, self.pool = Buffers(spare, pin), WorkerPool(threads, cores)
-        self.of_values = False
-        """Whether offers are values, not differences to an anchor."""
+        self.of_values = shares is not None
+        self.buffers: Buffers = shares.buffers if shares is not None else Buffers(spare, pin)
+        self.pool: WorkerPool = shares.pool if shares is not None else WorkerPool(threads, cores)
         self.agreement = Agreement()
         """Of the merges so far; the loop writes it."""
         self.on_device, self._racks = on_device, racks
@@ -200,11 +115,10 @@ class Numerics:
     def for_moments(self) -> Numerics:
         """The numerics of fragments of moments and running statistics, whose values are averaged as
         fp32. Shares the buffers and the pool."""
-        numerics = copy(self)
-        numerics.codec, numerics.rule, numerics.outer = _FLOAT32, MERGES["mean"](), Replace()
-        numerics.measuring, numerics._codecs, numerics.of_values = None, {}, True
-        numerics.on_device, numerics.in_weights = None, False
-        return numerics
+        return Numerics(
+            _FLOAT32, MERGES["mean"](), Replace(), staleness_max_rounds=self._staleness_max_rounds,
+            racks=self._racks, shares=self,
+        )  # fmt: skip
 
     def close(self) -> list[str]:
         """End the threads and free the spare vectors; wait for a merge in flight. Returns the names
@@ -218,7 +132,7 @@ class Numerics:
         if owned not in self._codecs:
             codecs = fragment_codec(self.codec, owned, self._staleness_max_rounds)
             compile_kernels(self.codec, owned.numel, offers=self.on_device is None)
-            self._gram_kernel(owned.numel)
+            gram_kernel_for(self.rule, owned.numel)
             if owned.numel >= PORTION_NUMEL:
                 apply_kernel()
             for plain in (self.codec, _FLOAT32):  # slices are merged and finished as fp32
@@ -272,7 +186,7 @@ class Numerics:
 
     def adopt(self, data: Tensor, part: Owned | int, version: int, rounds: int = 0) -> Anchor:
         """The anchor in a filled buffer. The caller compares its digest with the log's."""
-        _check_buffer(data, self._data_numel(part))
+        check_buffer(data, self._data_numel(part))
         self.buffers.lock(data)
         anchor = Anchor(data, _owned(part).numel, version, "", rounds, self.codecs(part))
         proof = anchor.proven()
@@ -295,7 +209,8 @@ class Numerics:
         `grows`: gets the payload (uint8 B) before its first byte is there, where it is made from
         front to back, and gives what to tell how far it is. The payload may share the memory of
         `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
-        the range of the codec; `delta_N` is of no use then.
+        the range of the codec; the contents of `delta_N` are then
+        undefined.
         """
         codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N
@@ -319,46 +234,9 @@ class Numerics:
         a codec with a state needs it. Raises WireError like `merge`."""
         rule, numel = self._measuring(), tensors.cuts[-1]
         codec = anchor.codec if anchor is not None else self._stateless(numel)
-        self._check_payloads(codec, payloads, numel)
-        pieces = [
-            (number, begin + first, begin + last)
-            for number, (begin, end) in enumerate(tensors.measured)
-            for first, last in blocks(end - begin, PORTION_NUMEL)
-        ]
-        measured, kernel = [nothing(len(payloads))] * len(pieces), self._gram_kernel(numel)
-
-        def job(position: int) -> None:
-            _, start, stop = pieces[position]
-            measured[position] = self._measured(rule, kernel, codec, payloads, start, stop)
-
-        self.pool.each([partial(job, position) for position in range(len(pieces))])
-        grams = [nothing(len(payloads))] * len(tensors.measured)
-        for (number, _, _), gram in zip(pieces, measured, strict=True):
-            grams[number] = grams[number].plus(gram)
+        check_payloads(codec, payloads, numel)
+        grams = grams_of(rule, codec, payloads, tensors, self.pool)
         return partial_of(tuple(weights), grams)
-
-    def _measured(
-        self,
-        rule: Measuring,
-        kernel: GramKernel | None,
-        codec: Codec,
-        payloads: Sequence[Tensor],
-        begin: int,
-        end: int,
-    ) -> Gram:
-        gram, size = nothing(len(payloads)), min(block_numel(), PIECE_NUMEL_MAX)
-        if kernel is not None and codec.exact:
-            size = PORTION_NUMEL  # nothing is decoded
-        decode = decoding(codec, payloads, min(size, end - begin))
-        for first, last in blocks(end - begin, size):
-            deltas = decode(begin + first, begin + last)
-            gram = gram.plus(gram_by(kernel, deltas) if kernel else rule.measure(deltas))
-        return gram
-
-    def _gram_kernel(self, numel: int) -> GramKernel | None:
-        """None for a rule of others, and for a short vector, as in `kernel_for`."""
-        ours = type(self.rule) is Radial and numel >= PORTION_NUMEL
-        return gram_kernel() if ours else None
 
     def total(self, partials: Sequence[bytes]) -> bytes:
         """The total of the partials of all ranks of a rack. Raises WireError for a bad partial."""
@@ -385,27 +263,18 @@ class Numerics:
         of the outer step; None: from the number of payloads. Raises WireError for a payload of
         another size, Unmergeable when an element of the result is NaN or not below NORM_MAX.
         """
-        codecs, codec = anchor._known_codecs, anchor.codec
+        codecs, codec = anchor.known_codecs, anchor.codec
         data = self.buffers.empty(anchor.data.numel()) if out is None else out
         runs = runs or [(anchor.numel, tuple(weights))]
-        self._check(codec, payloads, runs, anchor, data)
-        parts = self._parts(anchor.numel)
-        after, states = anchor.rounds + part, len(self.outer.states)
-        state_numel = codecs.state_numel
-        digests = [StateDigest(anchor.numel, version, states, after, state_numel) for _ in parts]
+        _check_weights(runs, len(payloads), anchor.numel)
+        self._check_data(anchor, data)
+        check_payloads(codec, payloads, anchor.numel)
+        after = anchor.rounds + part
         rates = rates or self.rates(anchor.rounds, part, len(payloads))
-        merging = self._pass(codec, payloads, runs, anchor, data, rates)
-        self.pool.each(
-            [
-                partial(merging.run, *part, digest)
-                for digest, part in zip(digests, parts, strict=True)
-            ]
-        )
-        digest = digests[0]
-        for rest in digests[1:]:
-            digest.extend(rest)
-        state_S = data[data.numel() - state_numel :]
-        if state_numel:
+        merging = self._pass(self.rule, codec, payloads, runs, anchor, data, rates)
+        digest = self._run(merging, anchor, version, after)
+        if codecs.state_numel:
+            state_S = data[data.numel() - codecs.state_numel :]
             codecs.advance(payloads, weights, anchor.codec_state, anchor.version, state_S)
             digest.feed_codec(state_S)
         proof = digest.proof()
@@ -446,7 +315,7 @@ class Numerics:
         """
         numel = out.numel()
         codec = self._stateless(numel)
-        self._check_payloads(codec, payloads, numel)
+        check_payloads(codec, payloads, numel)
 
         runs, rates = [(numel, tuple(weights))], Rates(1.0)
         merging = MergePass(self.rule, Replace(), codec, payloads, runs, rates, out, out)
@@ -459,13 +328,13 @@ class Numerics:
         self, merged_N: Tensor, anchor: Anchor, version: int, part: int, rates: Rates
     ) -> Anchor:
         """The rest of a `merge` whose slices are merged: the outer step and the digest."""
-        numerics = copy(self)
-        numerics.codec, numerics.rule, numerics._codecs = _FLOAT32, _MADE, {}
         ensure(not anchor.codec_numel, "a codec with a state needs all payloads")
-        plain = replace(anchor, codecs=numerics.codecs(anchor.numel))
-        merged_B = merged_N.view(torch.uint8)
-        new = numerics.merge([merged_B], [1.0], plain, version, part=part, rates=rates)
-        return replace(new, codecs=anchor.codecs)
+        data, after = self.buffers.empty(anchor.data.numel()), anchor.rounds + part
+        runs, merged_B = [(anchor.numel, (1.0,))], merged_N.view(torch.uint8)
+        merging = self._pass(_MADE, _FLOAT32, [merged_B], runs, anchor, data, rates)
+        proof = self._run(merging, anchor, version, after).proof()
+        digest = digest_of_proof(proof)
+        return Anchor(data, anchor.numel, version, digest, after, anchor.codecs, proof)
 
     def rates(
         self,
@@ -487,24 +356,6 @@ class Numerics:
             rates = rates._replace(momentum=0.0)
         return rates if closing else rates._replace(stretch=stretch)
 
-    def merge_into(
-        self,
-        payloads: Sequence[Tensor],
-        weights: Sequence[float],
-        anchor: Anchor,
-        data: Tensor,
-        digest: StateDigest | None,
-        block: int | None = None,
-    ) -> None:
-        """The core of `merge`, in the calling thread: fill `data` and feed `digest` block by block,
-        while the block is in the cache."""
-        runs = [(anchor.numel, tuple(weights))]
-        codec = anchor.codec
-        self._check(codec, payloads, runs, anchor, data)
-        rates = self.rates(anchor.rounds, WHOLE, len(payloads))
-        merging = self._pass(codec, payloads, runs, anchor, data, rates)
-        merging.run(0, anchor.numel, digest, block)
-
     def _parts(self, numel: int) -> list[tuple[int, int]]:
         """[0, numel) in one contiguous part per thread, cut at the ends of digest blocks."""
         blocks = -(-numel // DIGEST_NUMEL)
@@ -514,6 +365,7 @@ class Numerics:
 
     def _pass(
         self,
+        rule: Merge,
         codec: Codec,
         payloads: Sequence[Tensor],
         runs: Sequence[tuple[int, Weights]],
@@ -521,77 +373,44 @@ class Numerics:
         data: Tensor,
         rates: Rates,
     ) -> MergePass:
+        """From `anchor` to the next one in `data`."""
         numel, old = anchor.numel, anchor.states
         new = data[numel : numel * self._vectors].view(-1, numel).unbind() if old else ()
         return MergePass(
-            self.rule, self.outer, codec, payloads, runs, rates,
-            anchor.values, data[:numel], old, new,
-        )  # fmt: skip
-
-    def _check(
-        self,
-        codec: Codec,
-        payloads: Sequence[Tensor],
-        runs: Sequence[tuple[int, Weights]],
-        anchor: Anchor,
-        data: Tensor,
-    ) -> None:
-        ensure(
-            runs[-1][0] == anchor.numel,
-            "weights for another length",
-            end=runs[-1][0],
-            numel=anchor.numel,
+            rule, self.outer, codec, payloads, runs, rates, anchor.values, data[:numel], old, new
         )
-        for weights in {weights for _, weights in runs}:
-            ensure(
-                len(payloads) == len(weights) > 0, "not one weight per payload",
-                payloads=len(payloads), weights=weights,
-            )  # fmt: skip
-            for weight in weights:
-                ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)
+
+    def _run(self, merging: MergePass, anchor: Anchor, version: int, after: int) -> StateDigest:
+        """Run a `_pass` on the pool; returns the digest without the state of the codec. `after`:
+        the rounds that are merged then."""
+        parts, states = self._parts(anchor.numel), len(self.outer.states)
+        digests = [
+            StateDigest(anchor.numel, version, states, after, anchor.codec_numel) for _ in parts
+        ]
+        self.pool.each(
+            [
+                partial(merging.run, *part, digest)
+                for digest, part in zip(digests, parts, strict=True)
+            ]
+        )
+        whole, *others = digests
+        for rest in others:
+            whole.extend(rest)
+        return whole
+
+    def _check_data(self, anchor: Anchor, data: Tensor) -> None:
+        """Whether the next anchor can be made in `data`."""
         size = self._vectors * anchor.numel + anchor.codec_numel
-        _check_buffer(anchor.data, size)
-        _check_buffer(data, size)
+        check_buffer(anchor.data, size)
+        check_buffer(data, size)
         fresh = size == 0 or data.data_ptr() != anchor.data.data_ptr()
         ensure(fresh, "an anchor would be overwritten", version=anchor.version)
-        self._check_payloads(codec, payloads, anchor.numel)
 
-    def _check_payloads(self, codec: Codec, payloads: Sequence[Tensor], numel: int) -> None:
-        if isinstance(codec, Varying):
-            if any(_misfit(codec, payload, numel) for payload in payloads):
-                raise Unmergeable("", ())
-            return
-        expected = codec.payload_bytes(numel)
-        for position, payload in enumerate(payloads):
-            if payload.numel() != expected:
-                raise WireError(
-                    f"payload {position} has {payload.numel()} bytes, {codec.name}: {expected}"
-                )
 
-    def blame(self, payloads: Sequence[Tensor], anchor: Anchor) -> Unmergeable:
-        """The error of a `merge` that gave no numbers although the checksums of its inputs are
-        right. It names the payloads that hold no numbers, or else the longest one; no payload if
-        the anchor itself holds none."""
-        numel = anchor.numel
-        if first_unsound(anchor.values) is not None:
-            return Unmergeable("the anchor itself holds no numbers", ())
-        room_n = torch.empty(min(block_numel(), numel), dtype=torch.float32, device="cpu")
-        codec = anchor.codec
-        if isinstance(codec, Varying):
-            misfits = [_misfit(codec, payload, numel) for payload in payloads]
-            if wrong := tuple(i for i, misfit in enumerate(misfits) if misfit):
-                return Unmergeable(misfits[wrong[0]], wrong)
-        norms = []
-        for payload in payloads:
-            norm = 0.0
-            for start, stop in blocks(numel, block_numel()):
-                part = magnitude(codec.decode(payload, start, stop, room_n[: stop - start]))
-                norm = max(norm, math.inf if math.isnan(part) else part)
-            norms.append(norm)
-        guilty = tuple(i for i, norm in enumerate(norms) if not norm < NORM_MAX)
-        if guilty:
-            listed = ", ".join(f"{norms[i]:g}" for i in guilty)
-            return Unmergeable(f"its payload holds NaN, Inf or magnitudes of {listed}", guilty)
-        longest = max(range(len(norms)), key=lambda i: (norms[i], -i))
-        text = f"merging it leaves the range of fp32; its greatest magnitude is {norms[longest]:g}"
-        return Unmergeable(text, (longest,))
+def _check_weights(runs: Sequence[tuple[int, Weights]], payloads: int, numel: int) -> None:
+    ensure(runs[-1][0] == numel, "weights for another length", end=runs[-1][0], numel=numel)
+    for weights in {weights for _, weights in runs}:
+        right = payloads == len(weights) > 0
+        ensure(right, "not one weight per payload", payloads=payloads, weights=weights)
+        for weight in weights:
+            ensure(fp32(weight) == weight, "a weight that is no float32", weight=weight)

@@ -120,7 +120,7 @@ class UnitFeed:
             if published.finished or (seen is not None and seen.ended):
                 return None
             now_ns = self._now_ns()
-            heard_ns = now_ns if published.live else heard_ns
+            heard_ns = now_ns if published.orders.live else heard_ns
             if now_ns - heard_ns > limit_ns:
                 raise GaveUp(
                     f"no rows of the data ledger for wait_timeout_s={limit_ns / SECOND:g} s, as no "
@@ -232,10 +232,10 @@ class DataLedger(Sampler[int]):
         feed: UnitFeed,
         rank: int,
         ranks: int,
-        live: Callable[[Generator[Request, Any, int | None]], int | None],
+        drive: Callable[[Generator[Request, Any, int | None]], int | None],
     ) -> None:
-        """Give out the rows of this rank from now on. `live`: drives a generator of the trainer."""
-        self._feed, self._rank, self._ranks, self._live = feed, rank, ranks, live
+        """Give out the rows of this rank from now on. `drive`: runs a generator of the trainer."""
+        self._feed, self._rank, self._ranks, self._drive = feed, rank, ranks, drive
         self._units = self.rows // ranks
         self.handed, self._counted = feed.trainer.units, None
         self._next, self._ended = None, 0
@@ -302,7 +302,7 @@ class DataLedger(Sampler[int]):
         unit = feed.here(position)
         if unit is None:
             with feed.trainer.clock.untimed():
-                unit = self._live(feed.take(position))
+                unit = self._drive(feed.take(position))
         return unit
 
     def _row(self, unit: int) -> int:

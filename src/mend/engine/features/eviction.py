@@ -50,7 +50,7 @@ class EvictableTrainer(Trainer):
                 yield from self._leave_evicted()
 
     def _seat_lost(self) -> SeatLost:
-        why = self.published.why_out(self.member)
+        why = self.published.job.why_out(self.member)
         self.outcome = Outcome("seat-lost", why)
         self._stand()
         error = SeatLost(

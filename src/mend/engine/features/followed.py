@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.features.difference import difference_of
 from mend.engine.loop.store import TensorStore
 from mend.engine.state.fragment_state import FragmentState

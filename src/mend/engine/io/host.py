@@ -32,7 +32,7 @@ FOREIGN_GAP_NS = 200 * MS
 
 
 OTHER_JOBS_MAX = 8
-"""Processes of other jobs that are noted; their names are anybody's."""
+"""Processes of other jobs that are noted; their names are not verified."""
 
 
 class HostInterface(Protocol):
@@ -103,7 +103,7 @@ class VersionMismatches:
         self._edge = host
         self._frames = 0
         self._first_ns = self._answered_ns = 0
-        self.said = ""
+        self.reason = ""
         """The last one, in a sentence."""
 
     def met(self, found: OtherVersion, others: Sequence[Peer] = ()) -> None:
@@ -112,7 +112,7 @@ class VersionMismatches:
         now_ns = self._edge.now_ns()
         if not self._frames:
             self._first_ns, self._answered_ns = now_ns, now_ns - FOREIGN_GAP_NS
-        self._frames, self.said = self._frames + 1, str(found)
+        self._frames, self.reason = self._frames + 1, str(found)
         if now_ns - self._answered_ns < FOREIGN_GAP_NS:
             return
         self._answered_ns = now_ns
@@ -121,7 +121,7 @@ class VersionMismatches:
             ways.append(Peer(FOREIGN, VISITOR))
             self._edge.connect(ways[-1], found.address)
         for way in dict.fromkeys(ways):
-            self._edge.send(way, Refusal(0, "version", self.said))
+            self._edge.send(way, Refusal(0, "version", self.reason))
 
     def settled(self) -> bool:
         """Whether it is no single late frame, and the others had time to hear it."""
@@ -135,31 +135,31 @@ class OtherJobs:
 
     def __init__(self, host: HostInterface) -> None:
         self._edge = host
-        self._said: dict[tuple[int, str], str] = {}
+        self._noted: dict[tuple[int, str], str] = {}
         self._answered: dict[tuple[int, str], int] = {}
         self._answered_ns = 0
 
     def met(self, found: OtherJob) -> None:
         """Note each once, and answer a rack that asks to join: any frame of ours names our job."""
         who = found.rack, found.job
-        if who not in self._said and len(self._said) < OTHER_JOBS_MAX:
-            self._said[who] = str(found)
+        if who not in self._noted and len(self._noted) < OTHER_JOBS_MAX:
+            self._noted[who] = str(found)
             self._edge.note(OtherJobHeard(found.rack, found.job, str(found)))
         now_ns = self._edge.now_ns()
-        if found.address and who in self._said and self._has_turn(who, now_ns):
+        if found.address and who in self._noted and self._has_turn(who, now_ns):
             self._answered[who] = self._answered_ns = now_ns
             way = Peer(FOREIGN, VISITOR)
             self._edge.connect(way, found.address)
             self._edge.send(way, Refusal(0, "job", str(found)))
 
     def _has_turn(self, who: tuple[int, str], now_ns: int) -> bool:
-        """Whether an answer is due. One that was answered waits for all others, which would else
-        never have a turn: racks say hello at the same time, in the same order."""
+        """Whether an answer is due. One that was answered waits for all others, which
+        otherwise would never have a turn: racks say hello at the same time, in the same order."""
         last_ns = self._answered.get(who)
-        waits = last_ns is not None and now_ns - last_ns < FOREIGN_GAP_NS * len(self._said)
+        waits = last_ns is not None and now_ns - last_ns < FOREIGN_GAP_NS * len(self._noted)
         return not waits and now_ns - self._answered_ns >= FOREIGN_GAP_NS
 
     @property
     def in_words(self) -> str:
         """All of them, for the reason of a start that waits; empty: none."""
-        return "; ".join(self._said.values())
+        return "; ".join(self._noted.values())

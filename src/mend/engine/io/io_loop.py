@@ -17,18 +17,10 @@ from functools import partial
 from typing import TypeVar
 
 from mend.coordination import wire
-from mend.coordination.messages import (
-    Envelope,
-    Hello,
-    Message,
-    Patch,
-    Prepare,
-    Retire,
-    StateMessage,
-)
+from mend.coordination.messages import Envelope, Message
 from mend.coordination.streams import Streams, Unread
 from mend.engine.compute.threads import DaemonExecutor
-from mend.engine.io.connection_owners import ConnectionOwners
+from mend.engine.io.frame_gate import FrameGate
 from mend.engine.io.host import Host
 from mend.engine.io.port_holders import DEATH_S_MAX, open_when_free
 from mend.engine.io.pull_troubles import PullTroubles
@@ -45,11 +37,9 @@ from mend.errors import (
 from mend.events.base import LoggedEvent
 from mend.events.kinds import (
     CloseGaveUp,
-    FrameRefused,
     HostUnknown,
     InvariantBroken,
     PayloadPulled,
-    StrangersRefused,
 )
 from mend.status import messages as status_messages
 from mend.status.event_log import EventLog
@@ -59,12 +49,11 @@ from mend.transport.bulk_client import BulkLane
 from mend.transport.bulk_wire import lane_token
 from mend.transport.delayed import Delay, DelayedLane, Distribution
 from mend.transport.growth import Growth
-from mend.transport.origins import Origins
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import Secrets
 from mend.transport.whereabouts import Whereabouts, inside
 from mend.transport.zmq import Received, ZmqSideband
-from mend.types import MS, PERSON, READER_RACK, SECOND, Address, Extent, Member, Meter, Peer
+from mend.types import MS, SECOND, Address, Extent, Member, Meter, Peer
 
 T = TypeVar("T")
 
@@ -77,9 +66,6 @@ WORK_CLOSE_S = 10.0
 
 STRANGERS_S = 5.0
 """How often handshakes with other keys are noted, if there were any."""
-
-REFUSED_NOTES_MAX = 20
-"""Refused frames that are reported one by one; further ones are only counted."""
 
 
 def _begin(cores: frozenset[int] | None) -> None:
@@ -139,13 +125,9 @@ class IoLoop:
     ) -> None:
         self.me, self.member, self.job = me, member, job
         self.options, self.recorder = options, recorder
-        self.frames_refused = 0
-        self._strangers = 0
-        """Handshakes with keys of other jobs that are noted already."""
         self.done = threading.Event()
         self._host: Host | None = None
         self._streams = Streams(member)
-        self._origins = Origins(options.peers)
         self.pull_troubles = PullTroubles(self.note)
         self._observed: StatusServer | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -195,6 +177,10 @@ class IoLoop:
             if rank != self.me.rank and not here.is_here(lane.host)
         }
         self._lane.relay(found)
+
+    @property
+    def frames_refused(self) -> int:
+        return self._gate.refused
 
     @property
     def bytes_relayed(self) -> int:
@@ -258,7 +244,13 @@ class IoLoop:
 
         def job() -> None:
             self._observed = StatusServer(
-                self.job, view, followed, self._sideband.reply, self.now_ns, self._refuse, self.note
+                self.job,
+                view,
+                followed,
+                self._sideband.reply,
+                self.now_ns,
+                self._gate.refuse,
+                self.note,
             )
 
         if self.options.observe:
@@ -279,10 +271,10 @@ class IoLoop:
         self.call(job)
         threading.Thread(target=self._look_up, name="mend-lookup", daemon=True).start()
         if self.options.secrets:
-            self.every(STRANGERS_S, self._tell_strangers)
+            self.every(STRANGERS_S, lambda: self._gate.note_strangers(self._sideband.strangers))
 
     def _look_up(self) -> None:
-        """Note the hosts of the settings that have no address here; ZeroMQ asks again for ever and
+        """Note the hosts of the settings that have no address here; ZeroMQ asks again endlessly and
         says nothing. On a thread of its own, as a resolver may hang."""
         options = self.options
         asked = (options.socks_proxy,) if options.socks_proxy else options.peers
@@ -316,7 +308,7 @@ class IoLoop:
         try:
             self._sideband.connect(peer, address)
         except (ConfigError, TransportError) as error:
-            self._refuse(error)
+            self._gate.refuse(error)
 
     def send(self, to: Peer, body: Message) -> None:
         self._sideband.send(to, wire.encode(self._streams.envelope(self.job, self.me, to, body)))
@@ -448,7 +440,10 @@ class IoLoop:
 
         try:
             self._sideband = self._loop.run_until_complete(bind())
-            self._speakers = ConnectionOwners(self._sideband.is_connected)
+            self._gate = FrameGate(
+                self.job, options.peers,
+                stands=self._sideband.is_connected, now_ns=self.now_ns, note=self.note,
+            )  # fmt: skip
         except BaseException:
             lane.close()
             raise
@@ -461,15 +456,12 @@ class IoLoop:
         if self._closing:
             return
         try:
-            envelope = self._opened(received)
+            envelope = self._gate.opened(received)
             body = self._streams.read(envelope)
         except Unread:
             pass
         except WireError as error:
-            if isinstance(error, OtherJob):
-                self.frames_refused += 1  # noted once, as other-job
-            else:
-                self._refuse(error)
+            self._gate.refuse(error)
             self._foreign(error)
         except Exception as error:
             self._crash(error)
@@ -483,36 +475,6 @@ class IoLoop:
         if isinstance(error, OtherJob) or error.job == self.job:
             self._guarded(partial(self._host.foreign, error))
 
-    def _opened(self, received: Received) -> Envelope:
-        """Decode a frame of this job and check its sender. Raises WireError."""
-        try:
-            envelope = wire.decode(received.frame)
-        except OtherVersion as error:
-            _check_key(received.sender, error.rack, 0)
-            raise
-        rack, rank = envelope.rack, envelope.rank
-        _check_key(received.sender, rack, rank)
-        if envelope.job != self.job:
-            at = envelope.body.seat.address if isinstance(envelope.body, Hello) else ""
-            if received.sender is None and not self._origins.fits(at, received.host()):
-                at = ""  # without a key nobody may have a third machine answered
-            raise OtherJob(envelope.job, self.job, rack, at)
-        if isinstance(envelope.body, Retire) != (rack == PERSON):
-            raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
-        # Other messages (a refusal, a challenge) may come over a connection of their own.
-        speaker, bare = Member(rack, envelope.incarnation), received.sender is None
-        counted = bare and isinstance(envelope.body, StateMessage | Patch)
-        if counted and not self._speakers.admits(speaker, rank, received.route, self.now_ns()):
-            raise WireError(f"rack {rack} rank {rank} speaks over two connections at once")
-        address = _address_in(envelope.body)
-        if bare and address and not self._origins.fits(address, received.host()):
-            raise WireError(
-                f"rack {rack} speaks from {received.host()} and is to be answered at {address!r}, "
-                "which is another machine as far as can be seen. Give all racks and the witness a "
-                "key (mend keys new FILE, MEND_KEY_FILE), or correct that rack's advertise_host"
-            )
-        return envelope
-
     def _hear(self, envelope: Envelope, body: Message) -> None:
         if self._host is not None:
             self._host.heard(Peer(envelope.rack, envelope.rank), envelope.incarnation, body)
@@ -521,18 +483,6 @@ class IoLoop:
         """Handle a status query. The host does not see it, so no tape has it."""
         if self._observed is not None:
             self._observed.take(route, frame)
-
-    def _tell_strangers(self) -> None:
-        """Note handshakes without the job's key: of a rack with another key, or of no member."""
-        count = self._sideband.strangers
-        if count > self._strangers:
-            self._strangers = count
-            self.note(StrangersRefused(count))
-
-    def _refuse(self, error: MendError) -> None:
-        self.frames_refused += 1
-        if self.frames_refused <= REFUSED_NOTES_MAX:
-            self.note(FrameRefused(str(error), self.frames_refused))
 
     def _run_calls(self) -> None:
         self._woken = False  # first: what is added from here on may need another wake-up
@@ -604,24 +554,3 @@ def _as_fault(error: BaseException) -> RuntimeError:
     fault = RuntimeError(f"a background job was ended by {error!r}")
     fault.__cause__ = error
     return fault
-
-
-def _address_in(body: object) -> str | None:
-    """The address at which the sender wants to be answered."""
-    match body:
-        case Hello(seat=seat):
-            return seat.address
-        case Prepare(address=address):
-            return address
-        case _:
-            return None
-
-
-def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
-    """With keys the connection names the sender, and a frame must name the same. Raises
-    WireError."""
-    if sender is not None and sender.rack == READER_RACK:
-        raise WireError("a message with a reader's key, which only reads")
-    if sender is not None and sender != (rack, rank):
-        owner = f"rack {sender.rack} rank {sender.rank}"
-        raise WireError(f"a frame of rack {rack} rank {rank}, sent with the key of {owner}")

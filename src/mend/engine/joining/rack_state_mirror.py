@@ -71,7 +71,7 @@ class RackStateMirrors(LoopFeature):
             return
         rules = self._store.rules
         if isinstance(record, Commit) and not rules[record.fragment].numerics.of_values:
-            self.committed(record, sum(panel.decided for panel in self._published.panels))
+            self.committed(record, sum(known.decided for known in self._published.fragments))
 
     # -------------------------------------------------------------- of this rank
 
@@ -124,7 +124,7 @@ class RackStateMirrors(LoopFeature):
     def _live_racks(self) -> set[int]:
         """The live racks as far as known, with this one."""
         seats = set(self._seats())
-        return (seats & set(self._published.live) or seats) | {self._me.rack}
+        return (seats & set(self._published.orders.live) or seats) | {self._me.rack}
 
     def _follow(self, owner: Member, step: int, number: int) -> None:
         lane, newest = self._lane(owner), self._newest(owner.rack)

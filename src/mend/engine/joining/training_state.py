@@ -181,7 +181,7 @@ class TrainingState:
         self._rack_fresh = "no rack was asked for it" if mirrored else "mirror_rack_state is off"
         """Why there is no former state of scope rack."""
         self._lost = False
-        """Whether a checkpoint has state of scope rack that is of no use here."""
+        """Whether a checkpoint has state of scope rack that cannot be used here."""
         self._unmirrored = ""
         """Why the state could not be mirrored the last time; empty: it could."""
         self.joins = self.copied = False
@@ -428,7 +428,7 @@ class TrainingState:
 
     def resume(self, data_B: Tensor, where: str, lost: str = "") -> None:
         """Keep what `registered` returned until the objects are registered. Call it before `load`.
-        `lost`: why the state of scope rack is of no use here; empty: it is."""
+        `lost`: why the state of scope rack cannot be used here; empty: it can."""
         value = unpack(where, data_B)
         self._rates = dict(value.get("rates", {}))
         self._waiting["job"], self._of["job"] = dict(value["job"]), where

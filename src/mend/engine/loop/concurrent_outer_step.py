@@ -15,7 +15,8 @@ from mend.consensus.weights import WHOLE
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.messages import Hello, Message, RankOrders
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.io.host import HostInterface, OtherJobs, VersionMismatches
 from mend.engine.loop.effects import EventQueue, Handlers
 from mend.engine.loop.equal_offers import EqualOffers
@@ -25,7 +26,7 @@ from mend.engine.loop.merging import Merging, Slicing
 from mend.engine.loop.pipeline import Pipeline
 from mend.engine.loop.store import TensorStore, rules_of
 from mend.engine.state.fragment_state import OpenOffer
-from mend.engine.state.published_state import PublishedState
+from mend.engine.state.published_state import NewestOrders, PublishedState
 from mend.errors import (
     CheckpointError,
     JobLost,
@@ -105,7 +106,7 @@ class ConcurrentOuterStep:
         self._twin = ""
         self._met: set[int] = set()
         """Other racks, and the witness, that have sent a message."""
-        self._foreigners, self._other_jobs = VersionMismatches(host), OtherJobs(host)
+        self._mismatches, self._other_jobs = VersionMismatches(host), OtherJobs(host)
 
     # -------------------------------------------------------------- in
 
@@ -115,7 +116,8 @@ class ConcurrentOuterStep:
         if isinstance(body, RankOrders) and not self.published.finished:
             self._watch(body.live, body.why)
             opened = _opened_in(body)
-            self.published.heard(body.live, body.why, body.settled, opened, body.slow)
+            orders = NewestOrders(body.live, body.why, body.settled, opened, body.slow)
+            self.published.heard(orders)
             if self.me.rank == 0 and (same := self._equal_offers.warning(body.offers)):
                 self.host.note(same)
             self.published.moves(body.moving, body.taken, self.host.now_ns())
@@ -133,7 +135,7 @@ class ConcurrentOuterStep:
         """Note once when a rack of the roster falls silent, and when it is back."""
         if not live:
             return
-        silent = set(self.published.seats) - set(live) - {self.me.rack}
+        silent = set(self.published.job.seats) - set(live) - {self.me.rack}
         for rack in sorted(silent - self._silent):
             effect = "; ".join(why) or "rounds go on without it"
             self.host.note(RackSilent(rack, effect))
@@ -162,8 +164,8 @@ class ConcurrentOuterStep:
 
     def tick(self) -> None:
         """Give a Tick to every machine whose deadline has passed."""
-        if not self.published.begun and self._foreigners.settled():
-            self.published.fail(Refused(self._foreigners.said))
+        if not self.published.job.begun and self._mismatches.settled():
+            self.published.fail(Refused(self._mismatches.reason))
         now_ns = self.host.now_ns()
         for machine in self._machines.values():
             due = self._queue.deadline_ns(machine)
@@ -172,14 +174,14 @@ class ConcurrentOuterStep:
         self._count()
 
     def _count(self) -> None:
-        """Tell how far the pulls of this rank are."""
+        """Report the progress of this rank's pulls."""
         waiting: dict[int, int] = {}
         for member, fragment, _ in self.rank_machine.fetch_queue.waiting():
             size = self.store.rules[fragment].payload_bytes
             waiting[member.rack] = waiting.get(member.rack, 0) + size
         standing = self.store.pulls.standing(waiting)
         if standing != self.rank_machine.pulls:
-            self.published.pulled = sum(each.moved for each in standing)
+            self.published.transfers.pulled = sum(each.moved for each in standing)
             self.tell(ev.Moved(standing))
 
     def say_farewell(self) -> None:
@@ -200,8 +202,8 @@ class ConcurrentOuterStep:
             self._other_jobs.met(found)
             return
         leader = self.leader
-        self._foreigners.met(
-            found, leader.options.peers if leader and not self.published.begun else ()
+        self._mismatches.met(
+            found, leader.options.peers if leader and not self.published.job.begun else ()
         )
         self.published.last_error = str(found)
 
@@ -263,10 +265,10 @@ class ConcurrentOuterStep:
         """This rack has no seat any more. One that has not asked to leave learns it at its next
         step."""
         if effect.reason:
-            self.published.removed[self.member] = effect.reason
+            self.published.job.removed[self.member] = effect.reason
         self.published.finish(self.member)
         if self.published.lost_seat(self.member) and not self.rank_machine.leaving:
-            reason = self.published.why_out(self.member)
+            reason = self.published.job.why_out(self.member)
             self.host.note(SeatLost(reason))
 
     def _fail(self, kind: str, detail: str) -> None:
@@ -325,9 +327,9 @@ class ConcurrentOuterStep:
 
     def _note_commit(self, commit: Commit, outer: _Outer | None = None) -> None:
         """`outer`: None for a round of moments."""
-        _, live = self.published.turnout.recent[-1]
+        _, live = self.published.participation.recent[-1]
         self.host.note(_event_of(commit, live, outer))
-        warning = self.published.turnout.warning(self.host.now_ns())
+        warning = self.published.participation.warning(self.host.now_ns())
         if warning and self.me.rank == 0:
             self.host.note(RoundsShort(warning))
 

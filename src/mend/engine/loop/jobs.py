@@ -27,7 +27,7 @@ class Jobs:
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
         """As `HostInterface.work`. A broken invariant is no result: it stops this rank. Taken for a
-        failed merge or copy, it would be tried again for ever."""
+        failed merge or copy, it would be tried again endlessly."""
 
         def ended(result: T | Exception) -> None:
             if isinstance(result, InvariantError):

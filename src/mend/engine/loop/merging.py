@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from mend.coordination import events as ev
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import digests_of_tensors
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
+from mend.engine.compute.payload_checks import blame
 from mend.engine.compute.sums import factors_in
 from mend.engine.loop.jobs import Jobs, format_error
 from mend.engine.loop.store import Attempt, Payload, TensorStore
@@ -158,7 +160,7 @@ class Merging:
                 return spoiled
             if not payloads:
                 raise  # merged slices do not tell which member is at fault
-            raise self._numerics.blame(inputs, anchor) from None
+            raise blame(inputs, anchor) from None
 
     def _blamed(
         self,

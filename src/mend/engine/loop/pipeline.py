@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from mend.coordination import events as ev
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded
 from mend.engine.loop.jobs import Jobs, format_error
 from mend.engine.loop.pulls_ahead import Ahead, PullsAhead
@@ -133,7 +134,7 @@ class Pipeline:
                 error = "the donor's bits are not those of the log"
             else:
                 store.anchors[fragment, version] = result
-            self._published.copies_failed[fragment] = error
+            self._published.fragments[fragment].copy_failed = error
             self._jobs.tell(ev.Copied(fragment, version, error=error))
 
         def done(error: Exception | None) -> None:

@@ -42,7 +42,7 @@ class Ahead:
     tell: Callable[[Ahead, Exception | None], None] | None = None
 
     def look(self) -> None:
-        """Tell the end, if it has come and is waited for."""
+        """Report the end, once it has come and `tell` is set."""
         if not self.ended or self.tell is None:
             return
         error = self.error

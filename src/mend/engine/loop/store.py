@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.sums import Tensors, tensors_of
 from mend.engine.io.host import HostInterface
 from mend.engine.state.fragment_state import OpenOffer

@@ -13,7 +13,8 @@ import msgspec
 from torch import Tensor
 
 from mend.codec import CLOSING
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.fragment.apply import ApplyMode
 from mend.fragment.device import Landed
@@ -117,6 +118,9 @@ class StepOptions:
     shutdown_ns: int
     stall_ns: int
     """A wait for bytes that is past its limit ends after this long without any."""
+    weighs: bool = True
+    """Whether the tokens of this rank count. Of the parts of one rank only the first one counts
+    them."""
 
 
 @dataclass
@@ -175,7 +179,7 @@ class OpenOffer:
 
 @dataclass
 class FragmentState:
-    """One fragment of the training thread: its anchor, its marks, its open offer."""
+    """One fragment on the training thread, a *track*: its anchor, its marks, its open offer."""
 
     view: FragmentView
     holding: Holding
@@ -188,6 +192,8 @@ class FragmentState:
     behind_until: int = 0
     """Step at which it last went on to a version more than `staleness_max_rounds` newer, unmerged:
     the steps from the mark to there were made while the others merged theirs."""
+    late_steps: int = 0
+    """Most of such steps in a closing offer."""
 
     @property
     def owned(self) -> Owned:
@@ -238,6 +244,8 @@ class Life:
     """The life of a rank's process."""
 
     started_ns: int
+    missed_first: bool = False
+    """Whether a rank of this rack, which founded the job, has missed its first versions."""
     lost: bool = False
     """Whether all ranks know that the rack has lost its seat while it trained."""
     writing: Unfinished | None = None

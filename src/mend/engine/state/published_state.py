@@ -8,7 +8,7 @@ training thread posts events.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -24,15 +24,12 @@ from mend.consensus.records import (
     Snapshot,
 )
 from mend.coordination.messages import FailSlow, Pulled
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
+from mend.engine.state.job_members import JobMembers
 from mend.engine.state.participation import LastRounds, Participation
 from mend.engine.state.pulls import Transfers
 from mend.errors import Evicted, JobLost, MendError, ensure
-from mend.types import WITNESS, Member
-
-OWN, TAKEN = -1, -2
-"""Keys of `arrived`: what this rank has pulled, and what others have of its rack."""
-
+from mend.types import Member
 
 OfferFate = Literal["", "named", "dropped"]
 """Of an offer in the commits; empty: it is still open."""
@@ -53,6 +50,10 @@ class PublishedFragment:
     """The version of the newest snapshot; commits up to it may be missing. -1: no snapshot."""
     last: dict[Member, Last] = field(default_factory=dict)
     """What that snapshot says of the newest offers of each member."""
+    tails_dropped: set[int] = field(default_factory=set)
+    """Racks whose newest offer that ended was dropped."""
+    copy_failed: str = ""
+    """Error of the newest pull of a decided version; empty: it succeeded."""
 
     def fate(self, mine: tuple[Member, int], base: int, version: int) -> OfferFate:
         """The fate of an offer in the versions (base, version]: "named", "dropped" or ""."""
@@ -66,6 +67,30 @@ class PublishedFragment:
     def _whole(self, version: int) -> int:
         """The version after which no commit up to `version` is missing."""
         return self.restored if version >= self.restored else -1
+
+    def begin(self, version: int, digests: tuple[str, ...]) -> None:
+        """The job begins, or begins anew, with this version."""
+        self.decided, self.digests[version] = version, digests
+        for undone in [v for v in self.commits if v > version]:
+            del self.commits[undone], self.digests[undone]
+
+    def take(self, commit: Commit) -> None:
+        self.commits[commit.version] = commit
+        self.decided = commit.version
+        self.digests[commit.version] = commit.digests
+        self.tails_dropped -= {share.member.rack for share in commit.members}
+        self.drop(commit)
+
+    def drop(self, record: Commit | Drop) -> None:
+        self.tails_dropped |= {ended.member.rack for ended in record.dropped}
+
+    def restore(self, snapshot: Snapshot, fragment: int) -> None:
+        """Take a snapshot in place of the records before it."""
+        self.decided = self.restored = snapshot.versions[fragment]
+        self.digests[self.decided] = snapshot.digests[fragment]
+        self.last = {last.member: last for last in snapshot.last if last.fragment == fragment}
+        ended = self.last.values()
+        self.tails_dropped = {last.member.rack for last in ended if last.named < last.ended}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +112,21 @@ class Sent:
 
     def plus_moments(self, size: int) -> Sent:
         return replace(self, moment_bytes=self.moment_bytes + size)
+
+
+@dataclass(frozen=True, slots=True)
+class NewestOrders:
+    """What the coordinator has said last."""
+
+    live: tuple[int, ...] = ()
+    """Racks that live."""
+    why: tuple[str, ...] = ()
+    """Why rounds wait."""
+    settled: tuple[int, ...] = ()
+    """The version of every fragment that all racks hold."""
+    opened: Mapping[int, int] = field(default_factory=dict)
+    """fragment -> version whose round is open: offers arrive, members are not fixed."""
+    slow: tuple[FailSlow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +167,6 @@ Slice = TypeVar("Slice", bound=PublishedSlice)
 class PublishedState:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
 
-    pulled = taken = 0
-    """Bytes that this rank has pulled and verified; bytes of its rack's that others have."""
-
-    missing: tuple[int, ...] = ()
-    """Racks that were not heard when the job ended."""
-
-    begun = over = False
-    """Whether the log says that the job has begun, and that it has ended."""
-
     looks_again = False
     """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
 
@@ -143,41 +174,24 @@ class PublishedState:
         self.changed = threading.Condition()
         self._slices: dict[type[PublishedSlice], Any] = {}
         self._on_anchor: Callable[[int], None] = lambda fragment: None
-        self.panels = [PublishedFragment() for _ in range(fragments)]
+        self.fragments = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
         self.trains = False
         """Whether the training thread is out of `begin`; written by it."""
         self.finished = False
+        """Whether this rack has no seat any more."""
         self.last_error = ""
-        self.rounds, self.sent = Rounds(), Sent()
-        """Replaced as a whole."""
-        self.turnout, self.last_rounds = Participation(), LastRounds()
-        self.live: tuple[int, ...] = ()
-        self.why: tuple[str, ...] = ()
-        self.slow: tuple[FailSlow, ...] = ()
-        self.settled: tuple[int, ...] = ()
-        self.opened: Mapping[int, int] = {}
-        """fragment -> version whose round is open: offers arrive, members are not fixed."""
-        self.seats: tuple[int, ...] = ()
-        self.founders: frozenset[Member] = frozenset()
-        """The members that began the job."""
-        self.first: tuple[int, ...] = ()
-        """The version of every fragment that they began with."""
-        self.members: frozenset[Member] = frozenset()
-        self.removed: dict[Member, str] = {}
-        """Members that lost their seats or left -> why; empty: a snapshot does not say."""
-        self.tails_dropped: set[tuple[int, int]] = set()
-        """(rack, fragment) whose newest offer that ended was dropped."""
-        self.copies_failed: dict[int, str] = {}
-        """Fragment -> error of the newest pull of a decided version; empty: it succeeded."""
-        self.transfers = Transfers()
+        self.orders, self.rounds, self.sent = NewestOrders(), Rounds(), Sent()
+        """Each is replaced as a whole."""
+        self.job, self.transfers = JobMembers(), Transfers()
+        self.participation, self.last_rounds = Participation(), LastRounds()
 
     def of(self, kind: type[Slice]) -> Slice:
         """The slice of a feature. The first call makes it; if it takes records, before the first
         record."""
         with self.changed:
             if kind not in self._slices:
-                late = self.begun and kind.decided is not PublishedSlice.decided
+                late = self.job.begun and kind.decided is not PublishedSlice.decided
                 ensure(not late, "a slice is made after the first record", slice=kind.__name__)
                 self._slices[kind] = kind(self)
             found: Slice = self._slices[kind]
@@ -192,13 +206,13 @@ class PublishedState:
 
     def publish(self, fragment: int, anchor: Anchor) -> None:
         with self.changed:
-            self.panels[fragment].anchors[anchor.version] = anchor
+            self.fragments[fragment].anchors[anchor.version] = anchor
             self.changed.notify_all()
         self._on_anchor(fragment)
 
     def forget(self, fragment: int, version: int) -> None:
         with self.changed:
-            self.panels[fragment].anchors.pop(version, None)
+            self.fragments[fragment].anchors.pop(version, None)
 
     def on_decided(self, record: Record, outer: tuple[float, float] | None = (0.0, 0.0)) -> None:
         """Take a committed record. `outer`: of a commit, see `Rounds`; None: the commit is of
@@ -207,121 +221,73 @@ class PublishedState:
             if isinstance(record, Commit):
                 self._take(record, outer)
             elif isinstance(record, Genesis):
-                self.begun, self.first = True, record.first()
-                firsts = zip(self.panels, record.first(), record.digests, strict=True)
-                for panel, version, digests in firsts:
-                    panel.decided, panel.digests[version] = version, digests
-                self.founders = frozenset(seat.member for seat in record.roster)
-                self._seat(self.founders)
+                self.job.begin(record)
+                self._begin(record.first(), record.digests)
             elif isinstance(record, Lineage):
-                self._begin_anew(record)
+                # Undoes the commits whose bytes only dead racks had. This rack trains on none.
+                self.job.take(record)
+                self._begin(record.versions, record.digests)
             elif isinstance(record, Roster):
-                members = frozenset(seat.member for seat in record.members)
-                self._seat(members, record.reason)
-                self._end(members, record.non_voters)
+                self.job.take(record)
             elif isinstance(record, Drop):
-                self._drop(record)
+                self.fragments[record.fragment].drop(record)
             for each in self._slices.values():
                 each.decided(record)
             self.changed.notify_all()
 
+    def _begin(self, versions: Sequence[int], digests: Sequence[tuple[str, ...]]) -> None:
+        for known, version, of_rails in zip(self.fragments, versions, digests, strict=True):
+            known.begin(version, of_rails)
+
     def _take(self, record: Commit, outer: tuple[float, float] | None) -> None:
-        panel = self.panels[record.fragment]
-        panel.commits[record.version] = record
-        panel.decided = record.version
-        panel.digests[record.version] = record.digests
-        self.tails_dropped -= {(share.member.rack, record.fragment) for share in record.members}
-        self._drop(record)
+        self.fragments[record.fragment].take(record)
         members = tuple(share.member.rack for share in record.members)
         newest = outer or self.rounds.outer
         self.rounds = Rounds(self.rounds.count + 1, members, record.reason, newest)
         # The racks that live now say nothing of rounds before this rack trained.
-        live = set(self.live) & set(self.seats) if self.trains else set[int]()
-        self.turnout.add(members, live)
+        live = set(self.orders.live) & set(self.job.seats) if self.trains else set[int]()
+        self.participation.add(members, live)
         if outer is not None:
             self.last_rounds.add(record)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take a snapshot in place of the records before it."""
         with self.changed:
-            self.begun = True
-            members = frozenset(seat.member for seat in snapshot.members)
-            self._seat(members)
-            self._end(members, snapshot.non_voters)
-            self.tails_dropped = {
-                (last.member.rack, last.fragment)
-                for last in snapshot.last
-                if last.named < last.ended
-            }
-            for p, panel in enumerate(self.panels):
-                panel.decided = panel.restored = snapshot.versions[p]
-                panel.digests[panel.decided] = snapshot.digests[p]
-                panel.last = {last.member: last for last in snapshot.last if last.fragment == p}
+            self.job.restore(snapshot)
+            for fragment, known in enumerate(self.fragments):
+                known.restore(snapshot, fragment)
             for each in self._slices.values():
                 each.restored(snapshot)
             self.changed.notify_all()
 
-    def _drop(self, record: Commit | Drop) -> None:
-        racks = {(ended.member.rack, record.fragment) for ended in record.dropped}
-        self.tails_dropped |= racks
-
-    def _end(self, members: frozenset[Member], missing: tuple[int, ...]) -> None:
-        """After a roster of these members, of which an empty one ends the job without `missing`."""
-        self.over = not members
-        self.missing = () if members else tuple(rack for rack in missing if rack != WITNESS)
-
-    def _seat(self, members: frozenset[Member], why: str = "") -> None:
-        self.removed |= dict.fromkeys(self.members - members, why)
-        self.members, self.seats = members, tuple(sorted(member.rack for member in members))
-
-    def _begin_anew(self, record: Lineage) -> None:
-        """Undo the commits whose bytes only dead racks had; this rack does not train on them."""
-        self._seat(frozenset(seat.member for seat in record.members), record.reason)
-        for panel, version, digests in zip(
-            self.panels, record.versions, record.digests, strict=True
-        ):
-            panel.decided, panel.digests[version] = version, digests
-            for undone in [v for v in panel.commits if v > version]:
-                del panel.commits[undone], panel.digests[undone]
-
-    def turned_out(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
+    def rounds_by_racks(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
         """Number of rounds by the number of racks merged; and for the recent rounds, in order, the
         number of racks merged and live."""
         with self.changed:
-            return dict(sorted(self.turnout.by_racks.items())), tuple(self.turnout.recent)
+            return dict(sorted(self.participation.by_racks.items())), tuple(
+                self.participation.recent
+            )
 
-    def heard(
-        self,
-        live: tuple[int, ...],
-        why: tuple[str, ...],
-        settled: tuple[int, ...],
-        opened: Mapping[int, int] | None = None,
-        slow: tuple[FailSlow, ...] = (),
-    ) -> None:
-        """Take the newest orders: the live racks, why rounds wait, the versions that all racks
-        hold, the open rounds, the slow racks."""
+    def heard(self, orders: NewestOrders) -> None:
+        """Take the newest orders."""
         with self.changed:
-            self.live, self.why, self.opened, self.slow = live, why, opened or {}, slow
-            if settled != self.settled:
-                self.settled = settled
+            before, self.orders = self.orders, orders
+            if orders.settled != before.settled:
                 self.changed.notify_all()
 
     def moves(self, moving: tuple[Pulled, ...], taken: int, now_ns: int) -> None:
-        """Take how far the racks are with what they pull."""
+        """Take how far the racks are with what they pull, and others with what this one has."""
         with self.changed:
-            self.transfers.take(moving, now_ns)
-            self.taken = taken
+            self.transfers.take(moving, taken, now_ns)
 
     def arrived(self, *, of_all: bool = True) -> dict[int, int]:
-        """Verified bytes so far of what this rack waits for, by rack; its own under OWN and TAKEN.
-        `of_all`: also what other racks pull. Waits end when none of these numbers grows."""
+        """See `Transfers.arrived`."""
         with self.changed:
-            others = {p.rack: p.moved for p in self.transfers.moving} if of_all else {}
-            return {OWN: self.pulled, TAKEN: self.taken, **others}
+            return self.transfers.arrived(of_all=of_all)
 
     def discard(self, fragment: int, seq: int, bad: str = "") -> None:
         with self.changed:
-            self.panels[fragment].discarded.setdefault(seq, bad)
+            self.fragments[fragment].discarded.setdefault(seq, bad)
             self.changed.notify_all()
 
     def fail(self, error: MendError | Evicted) -> None:
@@ -349,36 +315,29 @@ class PublishedState:
         the reasons why rounds wait, which no coordinator sends it from now on."""
         with self.changed:
             self.finished = True
-            self.live, self.slow, self.opened = (), (), {}
-            self.why = (self.why_out(member),) if member is not None else ()
+            why = (self.job.why_out(member),) if member is not None else ()
+            self.orders = NewestOrders(why=why, settled=self.orders.settled)
             self.changed.notify_all()
 
     def lost_seat(self, member: Member) -> bool:
         """Whether the job goes on without this member, which had a seat."""
-        return self.finished and not self.over and member in self.removed
-
-    def why_out(self, member: Member) -> str:
-        """Why a member that had a seat has none, in words."""
-        if self.over:
-            return "the job is over: every rack that was heard has left"
-        why = self.removed.get(member) or "the other racks went on while it was silent"
-        return f"rack {member.rack} has lost its seat: {why}"
+        return self.finished and not self.job.over and member in self.job.removed
 
     # -------------------------------------------------------------- training thread
 
     def applied(self, fragment: int, version: int) -> None:
         """Drop commits up to this version, which are read, and older digests."""
         with self.changed:
-            panel = self.panels[fragment]
-            for old in [v for v in panel.commits if v <= version]:
-                del panel.commits[old]
-            for old in [v for v in panel.digests if v < version]:
-                del panel.digests[old]
+            known = self.fragments[fragment]
+            for old in [v for v in known.commits if v <= version]:
+                del known.commits[old]
+            for old in [v for v in known.digests if v < version]:
+                del known.digests[old]
 
     def digest(self, fragment: int, version: int) -> tuple[str, ...]:
         """Digests of all rails; empty before the version is decided."""
         with self.changed:
-            return self.panels[fragment].digests.get(version, ())
+            return self.fragments[fragment].digests.get(version, ())
 
     def disown(self) -> None:
         """Renew the lock in a forked process: a thread that held it does not exist here."""

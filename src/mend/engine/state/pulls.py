@@ -1,4 +1,4 @@
-"""The bytes that a rank pulls: counted per pull, and what a wait for bytes goes by.
+"""The bytes that a rank pulls, counted per pull; and how they extend a wait.
 
 A wait for bytes is bounded by its progress. A constant bounds only the time in which nothing
 arrives: a model of 28 GB takes four minutes over 1 Gbit/s, and nobody knows that number beforehand.
@@ -16,6 +16,9 @@ from mend.types import MB, SECOND, Meter
 
 RATE_NS = 10 * SECOND
 """A rate is that of the newest 10 s."""
+
+OWN, TAKEN = -1, -2
+"""Keys of `Transfers.arrived`: what this rank has pulled, and what others have of its rack."""
 
 LOOK_NS = 5 * SECOND
 """Longest time between two looks whether bytes arrive."""
@@ -63,12 +66,16 @@ class Transfers:
     """What the racks that are waited for have pulled, with rates. Written by the loop thread under
     the lock of the published state."""
 
+    pulled: int = 0
+    """Bytes that this rank has pulled and verified."""
+    taken: int = 0
+    """Bytes of its rack's that others have."""
     moving: tuple[Pulled, ...] = ()
     _past: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
     """rack -> (ns, bytes) of the last RATE_NS."""
 
-    def take(self, moving: tuple[Pulled, ...], now_ns: int) -> None:
-        self.moving = moving
+    def take(self, moving: tuple[Pulled, ...], taken: int, now_ns: int) -> None:
+        self.moving, self.taken = moving, taken
         for rack in self._past.keys() - {pulled.rack for pulled in moving}:
             del self._past[rack]
         for pulled in moving:
@@ -78,6 +85,12 @@ class Transfers:
             past.append((now_ns, pulled.moved))
             while past[0][0] < now_ns - RATE_NS and len(past) > 2:
                 past.popleft()
+
+    def arrived(self, *, of_all: bool = True) -> dict[int, int]:
+        """Verified bytes so far of what this rack waits for, by rack; its own under OWN and TAKEN.
+        `of_all`: also what other racks pull. Waits end when none of these numbers grows."""
+        others = {each.rack: each.moved for each in self.moving} if of_all else {}
+        return {OWN: self.pulled, TAKEN: self.taken, **others}
 
     def rate(self, rack: int) -> float:
         """Bytes per second."""
@@ -113,8 +126,9 @@ def _mb(size: float) -> float:
 
 class Patience:
     """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
-    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that comes or
-    goes is no byte: pulls that fail and begin again would else keep a wait going for ever."""
+    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that
+    appears or disappears is no progress: otherwise pulls that fail and begin again would extend a
+    wait endlessly."""
 
     def __init__(
         self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Mapping[int, int]]

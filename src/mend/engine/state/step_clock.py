@@ -24,11 +24,14 @@ class StepClock:
         """The one at which it was measured last."""
         self.begun_ns = 0
         """When the current step began; 0: nobody knows yet."""
+        self.batch = 0
+        """Micro-batches per step that the script has announced since the last sample; 0: none."""
         self._since_ns = now_ns()
         self._sample_ns = self._sample_tokens = 0
 
-    def stepped(self, tokens: int) -> tuple[int, int] | None:
-        """A step is over. Returns time and tokens of a sample once that is long enough."""
+    def stepped(self, tokens: int) -> tuple[int, int, int] | None:
+        """A step is over. Returns time, tokens and micro-batches of a sample once that is long
+        enough."""
         now_ns = self._now_ns()
         if self.begun_ns:
             self._sample_ns += now_ns - self.begun_ns
@@ -36,8 +39,8 @@ class StepClock:
         self.begun_ns = now_ns
         if self._sample_ns < SAMPLE_NS_MIN:
             return None
-        sample = self._sample_ns, self._sample_tokens
-        self._sample_ns = self._sample_tokens = 0
+        sample = self._sample_ns, self._sample_tokens, self.batch
+        self._sample_ns = self._sample_tokens = self.batch = 0
         return sample
 
     def measure(self, step: int) -> None:

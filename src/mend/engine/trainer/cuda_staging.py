@@ -25,9 +25,10 @@ from torch import Tensor
 
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.buffers import POOLED_BYTES_MIN
 from mend.engine.compute.digest import digest_of_state
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded
 from mend.engine.state.fragment_state import FragmentState
 from mend.errors import NonFinite

@@ -48,13 +48,13 @@ class Driver:
         self._waited: tuple[Wait | None, int] = (None, 0)
         """The newest wait, and its end in ns."""
 
-    def live(self, doing: Generator[Request, Any, T]) -> T:
+    def drive(self, doing: Generator[Request, Any, T]) -> T:
         """Run a generator to its end and return its value."""
         with self._ending():
             return drive(doing, self._answer)
 
     def work(self, doing: Requests) -> None:
-        """As `live`, for the work after a step. What a signal's handler raises in a wait leaves it
+        """As `drive`, for the work after a step. What a signal's handler raises in a wait leaves it
         there; `go_on` finishes it."""
         self.unfinished = Resumable(doing)
         self.go_on()

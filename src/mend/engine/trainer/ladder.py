@@ -20,19 +20,19 @@ class Mitigations(PublishedSlice):
     def __init__(self, published: PublishedState) -> None:
         super().__init__(published)
         self.by_rack: Mapping[int, Mitigation] = {}
-        self._members = published.members
+        self._members = published.job.members
 
     def decided(self, record: Record) -> None:
         if isinstance(record, Mitigation):
             self.by_rack = mitigations_after(self.by_rack, record)
-        elif (members := self._published.members) != self._members:
+        elif (members := self._published.job.members) != self._members:
             stay = {member.rack for member in members & self._members}
             self.by_rack = {rack: one for rack, one in self.by_rack.items() if rack in stay}
             self._members = members
 
     def restored(self, snapshot: Snapshot) -> None:
         self.by_rack = {one.rack: one for one in snapshot.mitigations}
-        self._members = self._published.members
+        self._members = self._published.job.members
 
 
 class Ladder(TrainerFeature):

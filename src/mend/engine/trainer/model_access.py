@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.digest import StateDigest
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.compute.vectors import PORTION_NUMEL, first_unsound
 from mend.engine.state.fragment_state import FragmentState, GatherSlices, OpenOffer, Requests
@@ -128,7 +129,7 @@ class ModelAccess:
     # -------------------------------------------------------------- writing
 
     def realign(
-        self, track: FragmentState, fragment: int, delta_N: Tensor | None, anchor: Anchor
+        self, fragment: int, track: FragmentState, delta_N: Tensor | None, anchor: Anchor
     ) -> Requests:
         """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
         if self.staging is not None:
@@ -139,7 +140,7 @@ class ModelAccess:
             seq = track.offer.seq if delta_N is not None and track.offer is not None else 0
             self.staging.realign(fragment, track, seq, delta_N, anchor, out_N)
             if out_N is not None:
-                yield from self.write(track, fragment, out_N)
+                yield from self.write(fragment, track, out_N)
             return
         live = None if track.shared else track.view.in_place(track.owned)
         theta_N = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -149,13 +150,12 @@ class ModelAccess:
         parts = portions(live or [(theta_N, slice(0, track.owned.numel))], PORTION_NUMEL)
         self._pool.each([partial(move, pieces) for pieces in parts], compiled=True)
         if live is None:
-            yield from self.write(track, fragment, theta_N)
+            yield from self.write(fragment, track, theta_N)
 
     def average(
         self,
         track: FragmentState,
         view: MomentsView,
-        fragment: int,
         offer: OpenOffer,
         anchor: Anchor,
         steps: int,
@@ -163,7 +163,7 @@ class ModelAccess:
         """Continue from the mean, which has this rank's moments, with the `steps` made since."""
         live_N = self.read(track)
         view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
-        yield from self.write(track, fragment, live_N)
+        yield from self.write(offer.fragment, track, live_N)
 
     def _move(self, old_N: Tensor, delta_N: Tensor | None, new_N: Tensor, pieces: Pieces) -> None:
         apply_mode, alpha = self.apply_mode, self._alpha
@@ -180,7 +180,7 @@ class ModelAccess:
                 continue
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
-    def write(self, track: FragmentState, fragment: int, slice_N: Tensor) -> Requests:
+    def write(self, fragment: int, track: FragmentState, slice_N: Tensor) -> Requests:
         """Write what this rank owns, and what its replicas own of the same tensors."""
         if track.shared:
             held_N = yield GatherSlices(fragment, slice_N, track.holding)

@@ -12,11 +12,11 @@ from typing import Any
 from mend.coordination.events import (
     Applied,
     Captured,
+    StepReached,
     StillOpen,
 )
-from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import NEVER_CAPTURED
-from mend.engine.compute.numerics import Anchor
+from mend.engine.compute.anchor import Anchor
 from mend.engine.joining.training_state import Received
 from mend.engine.state.fragment_state import (
     AgreeMin,
@@ -59,7 +59,7 @@ class Trainer(TrainerEnd):
         yield from self._train_on(anchors, own=own)
         if own:
             self._offer_again()
-        elif self._resumed is not None:
+        elif self.parts.resumed is not None:
             self._forget_progress()
         self._go_on_from(copied)
         self._stand()
@@ -91,14 +91,14 @@ class Trainer(TrainerEnd):
 
     def _train_on(self, anchors: Sequence[Anchor], *, own: bool = False) -> Requests:
         """Begin with these anchors. `own`: the weights stay as the script has loaded them."""
-        compares = self.compares and not (own or self._joins())
+        compares = self.parts.compares and not (own or self._joins())
         replaced = self.model.distance(self.tracks, anchors) if compares else 0.0
         if replaced:
             self._note(WeightsReplaced(round(100 * replaced, 3)))
         for fragment, (track, anchor) in enumerate(zip(self.tracks, anchors, strict=True)):
             foreign = anchor.digest != track.anchor.digest or track.shared
             if not own and foreign and track.in_model:
-                yield from self.model.write(track, fragment, anchor.values)
+                yield from self.model.write(fragment, track, anchor.values)
             track.anchor = anchor
             if anchor.version:
                 self.published.applied(fragment, anchor.version)
@@ -108,14 +108,14 @@ class Trainer(TrainerEnd):
         """Get a donor's training state, if this rack joins a running job. None: it does not."""
         if self.states.state is None:
             return None
-        yield Wait(lambda: self.member in self.published.members, limit_ns)
+        yield Wait(lambda: self.member in self.published.job.members, limit_ns)
         (joins,) = yield from self._all_ranks([int(self._joins())])
         return (yield from self.states.copy(limit_ns)) if joins else None
 
     def _tell_joined(self, versions: list[int]) -> None:
         state = self.states.state
         if state is not None and not state.joins:  # `_copy_state` did not see that it joins
-            missed = "missed the first version" if self._missed_first else ""
+            missed = "missed the first version" if self.life.missed_first else ""
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note(RackJoined(tuple(versions)))
 
@@ -133,12 +133,12 @@ class Trainer(TrainerEnd):
             self.calendar.mark(fragment, max(0, last), NEVER_CAPTURED)
         self.calendar.past(step)
         self.clock.measured_step = step
-        self._post(Stepped(step, 0))
+        self._post(StepReached(step, 0))
 
     @property
     def resumes(self) -> bool:
         """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
-        return self._resumed is not None and not self._joins()
+        return self.parts.resumed is not None and not self._joins()
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
         """Check that the job began with this rack's checkpoint. Otherwise its progress since its
@@ -154,12 +154,12 @@ class Trainer(TrainerEnd):
 
     def _offer_again(self) -> None:
         """Open the offers again that were open at the checkpoint."""
-        _, offers = require(self._resumed, "nothing is resumed")
-        self._post(Stepped(self.step, 0))
+        _, offers = require(self.parts.resumed, "nothing is resumed")
+        self._post(StepReached(self.step, 0))
         for offer in offers:
             track = self.tracks[offer.fragment]
             track.offer = offer
-            self._own(offer)
+            self.parts.own(offer)
             base, step = offer.anchor.version, offer.capture_step
             counted = offer.tokens, offer.steps, offer.closing, offer.units_total
             self._post(Captured(offer.fragment, offer.seq, base, step, *counted))
@@ -169,7 +169,7 @@ class Trainer(TrainerEnd):
     def _forget_progress(self) -> None:
         """The job ran on without this rack. Work that was unmerged at the checkpoint may be merged
         since, so the rack begins with the merged weights and owes nothing."""
-        progress, _ = require(self._resumed, "nothing is resumed")
+        progress, _ = require(self.parts.resumed, "nothing is resumed")
         self.units = 0  # a new member has got none
         for track in self.tracks:
             track.residual_N = None
@@ -200,12 +200,12 @@ class Trainer(TrainerEnd):
 
     def _may_begin(self) -> bool:
         published = self.published
-        if self.member not in published.members:
+        if self.member not in published.job.members:
             return False
         if self._joins() or self._has_missed_first():
-            return all(panel.decided in panel.anchors for panel in published.panels)
-        first, settled = published.first, published.settled
-        held = all(v in panel.anchors for v, panel in zip(first, published.panels, strict=True))
+            return all(known.decided in known.anchors for known in published.fragments)
+        first, settled = published.job.first, published.orders.settled
+        held = all(v in known.anchors for v, known in zip(first, published.fragments, strict=True))
         return (
             held
             and len(settled) == len(first)
@@ -215,20 +215,20 @@ class Trainer(TrainerEnd):
     def _has_missed_first(self) -> bool:
         """Whether this rank will never hold what the job began with: the others counted this rack
         as silent, began without it, and have replaced a version that it had not copied."""
-        pairs = zip(self.published.panels, self.published.first, strict=False)
+        pairs = zip(self.published.fragments, self.published.job.first, strict=False)
         with self.published.changed:
-            return any(v not in panel.anchors and panel.decided > v for panel, v in pairs)
+            return any(v not in known.anchors and known.decided > v for known, v in pairs)
 
     def _first_anchors(self) -> Generator[Any, Any, list[Anchor]]:
         """The anchors that all ranks of the rack begin with; empty: a rank has dropped the version
         that is the newest of another, so look again."""
         (missed,) = yield from self._all_ranks([-int(self._has_missed_first())])
-        self._missed_first = self._missed_first or bool(missed)
+        self.life.missed_first = self.life.missed_first or bool(missed)
         with self.published.changed:
-            held = [dict(panel.anchors) for panel in self.published.panels]
-            newest = [panel.decided for panel in self.published.panels]
+            held = [dict(known.anchors) for known in self.published.fragments]
+            newest = [known.decided for known in self.published.fragments]
         if not self._joins():
-            newest = list(self.published.first)
+            newest = list(self.published.job.first)
         if self.policy.ranks > 1:
             newest = yield AgreeMin(newest)
             pairs = zip(newest, held, strict=True)

@@ -24,37 +24,33 @@ LEAVE_NS = 5 * SECOND
 """How long a rack waits for the end of the job after it has asked to leave at once; and for a copy
 of what it has missed of it, where pulls fail."""
 
-SAY_NS = 5 * SECOND
-"""How often a rack that waits for the others says so."""
+NOTE_NS = 5 * SECOND
+"""How often a rack that waits for the others notes it."""
 
 
 class TrainerEnd(TrainerRounds):
     """The end of `Trainer`."""
-
-    _late_steps = 0
-    """Most steps of a fragment that were made on an old version, and are in the last offer."""
-    _missed_first = False
-    """Whether a rank of this rack, which founded the job, has missed its first versions."""
 
     def open_tokens(self) -> int:
         """Tokens trained and not merged yet, summed over fragments."""
         return sum(self.tokens - track.tokens_mark for track in self.weights)
 
     def drain(self, limit_ns: int) -> Requests:
-        """Until no own offer is open and all that is decided is applied. GaveUp after limit_ns."""
+        """Wait until no own offer is open and all that is decided is applied. Raises GaveUp after
+        `limit_ns`."""
         yield from self._drain(self._patience(limit_ns, stall_ns=0))
 
     def _patience(self, limit_ns: int, *, stall_ns: int) -> Patience:
         return Patience(limit_ns, stall_ns, self._now_ns(), self._arrived)
 
     def _arrived(self) -> dict[int, int]:
-        """The bytes that a wait goes by. A rack that joins waits for no other rack."""
+        """The counts of bytes that extend a wait. A rack that joins waits for no other rack."""
         return self.published.arrived(of_all=not self._joins() or self.published.trains)
 
     def _joins(self) -> bool:
         """Whether the job already ran when this rack said hello, or when it could begin."""
-        founds = self.member in self.published.founders and not self._missed_first
-        return self.published.begun and not founds
+        founds = self.member in self.published.job.founders and not self.life.missed_first
+        return self.published.job.begun and not founds
 
     def _at_the_end(self) -> Patience:
         limit_ns = self.options.give_up_ns if self.policy.lockstep else self.options.shutdown_ns
@@ -68,8 +64,8 @@ class TrainerEnd(TrainerRounds):
         while True:
             versions = self.versions()
             open_ = any(track.offer is not None for track in self.tracks)
-            pairs = zip(self.published.panels, versions, strict=True)
-            done = not open_ and all(panel.decided <= version for panel, version in pairs)
+            pairs = zip(self.published.fragments, versions, strict=True)
+            done = not open_ and all(known.decided <= version for known, version in pairs)
             late, over = patience.over(self._now_ns()), self.published.finished
             values = [int(done), -int(late), -int(over)]
             done_everywhere, any_late, any_over = yield from self.agree_and_apply(
@@ -95,8 +91,8 @@ class TrainerEnd(TrainerRounds):
         the last exchange still arrive then. A rack that has
         to leave with unmerged work keeps its own weights instead: the anchor does not have that
         work, and overwriting the weights would lose it. So does a rack whose weights may not be
-        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights are no
-        numbers.
+        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights
+        contain NaN or Inf.
         """
         patience = self._at_the_end()
         refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
@@ -156,12 +152,12 @@ class TrainerEnd(TrainerRounds):
             raise self._diverged(fragment, unsound[fragment])
         unmerged = self.open_tokens()
         idle = max((t.unweighed_steps(self.step, self.tokens) for t in self.weights), default=0)
-        behind = self.published.over and not self._reached()
+        behind = self.published.job.over and not self._reached()
         minus_most, minus_behind = yield from self.agree_and_apply(
             [], [-unmerged - idle, -int(behind)]
         )
         if not self.published.finished:
-            self._note(LeftAlone(tuple(self.published.why), self.open_per_fragment()))
+            self._note(LeftAlone(tuple(self.published.orders.why), self.open_per_fragment()))
         if minus_most or minus_behind:
             reason = "unmerged work is only in these weights"
             if minus_behind:
@@ -191,13 +187,13 @@ class TrainerEnd(TrainerRounds):
             return f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
         why = []
         if behind:
-            ended = [panel.decided for panel in self.published.panels]
+            ended = [known.decided for known in self.published.fragments]
             why = [
                 f"the job ended at versions {_listed(ended)}, this rack has "
                 f"{_listed(self.versions())}: it was silent then, and the rest can be copied from "
                 "no rack"
             ]
-            why += sorted({error for error in self.published.copies_failed.values() if error})
+            why += sorted({p.copy_failed for p in self.published.fragments if p.copy_failed})
             if named := self._named_ahead():
                 words = f"fragments {_listed(named)}" if named[1:] else f"fragment {named[0]}"
                 why.append(f"its last offers of {words} are merged there")
@@ -206,41 +202,42 @@ class TrainerEnd(TrainerRounds):
             missed = max(self.ledger.missed, key=self.ledger.missed.__getitem__, default="")
             most = f" (most often it was not merged because: {missed})" if missed else ""
             words = f"{open_:.10g} of its {self.tokens} tokens are in no merged weights here{most}"
-            why += [words, *self.published.why, *self.troubles()]
+            why += [words, *self.published.orders.why, *self.parts.troubles()]
         return "; ".join(dict.fromkeys(why))
 
     def _named_ahead(self) -> list[int]:
         """Fragments whose open offer is merged in a version that this rack does not have."""
-        panels = self.published.panels
-        fates = [self._outcome(p, panel.decided)[0] for p, panel in enumerate(panels)]
+        newest = [known.decided for known in self.published.fragments]
+        fates = [self._open_fate(p, version)[0] for p, version in enumerate(newest)]
         return [p for p, fate in enumerate(fates) if fate == "named"]
 
     def _reached(self) -> bool:
         """Whether everything that is decided is applied."""
-        panels = zip(self.published.panels, self.versions(), strict=True)
-        return all(panel.decided <= version for panel, version in panels)
+        pairs = zip(self.published.fragments, self.versions(), strict=True)
+        return all(known.decided <= version for known, version in pairs)
 
     def _outcome_of_leaving(self) -> Outcome:
         """The outcome of a rack whose work is all merged."""
         if not self.tracks:
             return Outcome("local")
         if not self.published.finished:
-            why = "; ".join(self.published.why)
+            why = "; ".join(self.published.orders.why)
             return Outcome("left-alone", why or "no rack has confirmed the end")
-        others = sorted(member.rack for member in self.published.members - {self.member})
-        if others and self.member not in self.published.members:
+        others = sorted(member.rack for member in self.published.job.members - {self.member})
+        if others and self.member not in self.published.job.members:
             return Outcome("left-early", f"racks {', '.join(map(str, others))} train on")
         with self.published.changed:
             alone = self.published.last_rounds.in_words()
-        late = late_steps(self.member.rack, self._late_steps, self.policy.period_steps)
+        steps = max(track.late_steps for track in self.weights)
+        late = late_steps(self.member.rack, steps, self.policy.period_steps)
         if late:
-            self._note(StepsLate(self._late_steps, late))
+            self._note(StepsLate(steps, late))
         said = filter(None, (self._without(), self._dropped(), alone, late))
         return Outcome("merged", "; ".join(said))
 
     def _without(self) -> str:
         """The racks whose newest work may be missing in the merged weights."""
-        racks = [rack for rack in self.published.missing if rack != self.member.rack]
+        racks = [rack for rack in self.published.job.missing if rack != self.member.rack]
         if not racks:
             return ""
         missing = "what it had not merged is missing here"
@@ -249,10 +246,9 @@ class TrainerEnd(TrainerRounds):
     def _dropped(self) -> str:
         """The other racks that were there, and whose last offer was not merged."""
         with self.published.changed:
-            dropped = set(self.published.tails_dropped)
-        own = {self.member.rack, *self.published.missing}
-        of_weights = self.policy.of_weights
-        racks = sorted({rack for rack, p in dropped if p < of_weights and rack not in own})
+            of_weights = self.published.fragments[: self.policy.of_weights]
+            dropped = set[int]().union(*(known.tails_dropped for known in of_weights))
+        racks = sorted(dropped - {self.member.rack, *self.published.job.missing})
         return f"the last offer of {_racks(racks)} was dropped: it is missing here" if racks else ""
 
     def _capture_tails(self) -> None:
@@ -260,16 +256,17 @@ class TrainerEnd(TrainerRounds):
         for fragment, track in self.of_model:
             if track.offer is None:
                 self._capture(fragment, closing=True)
-        behind = [track.behind_until - track.steps_mark for track in self.weights if track.offer]
-        self._late_steps = max([self._late_steps, *behind])
+        for track in self.weights:
+            if track.offer is not None:
+                track.late_steps = max(track.late_steps, track.behind_until - track.steps_mark)
 
     def _leave(self, patience: Patience) -> Requests:
         """Apply what is still decided, until the log says that this rack has left.
 
         Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
         """
-        hurried, posted, said_ns = False, None, self._now_ns()
-        patience.deadline_ns = max(patience.deadline_ns, said_ns)
+        hurried, posted, noted_ns = False, None, self._now_ns()
+        patience.deadline_ns = max(patience.deadline_ns, noted_ns)
         everything = list(range(len(self.tracks)))
         while True:
             values = [int(self.published.finished), -int(patience.over(self._now_ns()))]
@@ -286,9 +283,9 @@ class TrainerEnd(TrainerRounds):
             if (versions := self.versions()) != posted:
                 posted = versions
                 self._post(Idle(versions))
-            if self._now_ns() - said_ns > SAY_NS:
-                said_ns = self._now_ns()
-                left_s = max(0, patience.deadline_ns - said_ns) // SECOND
+            if self._now_ns() - noted_ns > NOTE_NS:
+                noted_ns = self._now_ns()
+                left_s = max(0, patience.deadline_ns - noted_ns) // SECOND
                 self._note(EndAwaited("the other racks to finish", left_s))
             yield Wait(self._news, POLL_NS)
 
@@ -298,9 +295,9 @@ class TrainerEnd(TrainerRounds):
         everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
         patience.deadline_ns = max(patience.deadline_ns, enough_ns)
         while True:
-            failed = any(self.published.copies_failed.values())
+            failed = any(known.copy_failed for known in self.published.fragments)
             now_ns = self._now_ns()
-            stops = not self.published.over or (failed and now_ns > enough_ns)
+            stops = not self.published.job.over or (failed and now_ns > enough_ns)
             values = [int(self._reached()), -int(stops or patience.over(now_ns))]
             reached, minus_stops = yield from self.agree_and_apply(everything, values)
             if reached or minus_stops:
@@ -310,7 +307,7 @@ class TrainerEnd(TrainerRounds):
     def _may_apply(self) -> bool:
         """Whether a version is here that is newer than the one that is applied."""
         with self.published.changed:
-            newest = [max(panel.anchors, default=-1) for panel in self.published.panels]
+            newest = [max(known.anchors, default=-1) for known in self.published.fragments]
         return any(new > has for new, has in zip(newest, self.versions(), strict=True))
 
     def _try_drain(self, patience: Patience) -> Requests:
@@ -326,7 +323,7 @@ class TrainerEnd(TrainerRounds):
     def publish_anchor(self) -> Requests:
         """Write the anchor into the model."""
         for fragment, track in self.of_model:
-            yield from self.model.write(track, fragment, track.anchor.values)
+            yield from self.model.write(fragment, track, track.anchor.values)
 
     def local_weights(self) -> list[Tensor]:
         """A copy on the host of this rank's part of the live model, in its dtypes."""

@@ -21,24 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mend.consensus.records import Policy
 from mend.coordination.events import (
     Applied,
     Captured,
     Discarded,
-    Event,
     Started,
+    StepReached,
     StillOpen,
     Timed,
 )
-from mend.coordination.events import StepReached as Stepped
 from mend.coordination.schedule import Calendar, schedule_of
-from mend.engine.compute.numerics import Anchor, Numerics
+from mend.engine.compute.anchor import Anchor
 from mend.engine.compute.offers import Encoded, Read
 from mend.engine.joining.state_exchange import StateExchange
-from mend.engine.joining.training_state import (
-    StateRoutes,
-)
 from mend.engine.state.fragment_state import (
     FragmentState,
     Ledger,
@@ -48,19 +43,19 @@ from mend.engine.state.fragment_state import (
     RankProgress,
     Requests,
     Standing,
-    StepOptions,
     Wait,
     agree,
     unbroken_run,
 )
 from mend.engine.state.outcome import Outcome
-from mend.engine.state.published_state import OfferFate, PublishedState
+from mend.engine.state.published_state import OfferFate
+from mend.engine.state.stall_budget import StallBudget
 from mend.engine.state.step_clock import StepClock
 from mend.engine.state.trainer_feature import TrainerFeature
 from mend.engine.trainer.ladder import Ladder
 from mend.engine.trainer.model_access import ModelAccess
+from mend.engine.trainer.trainer_parts import TrainerParts
 from mend.errors import Diverged, GaveUp, NonFinite, require
-from mend.events.base import Emit
 from mend.events.kinds import (
     FragmentCaptured,
     OfferDiscarded,
@@ -70,15 +65,11 @@ from mend.events.kinds import (
     StatisticsReset,
     VersionApplied,
 )
-from mend.fragment.device import Side
 from mend.fragment.statistics import in_few_words
-from mend.transport.growth import Growth
-from mend.types import MS, SECOND, Member
+from mend.types import MS, SECOND
 
 ASLEEP_NS = 250 * MS
 """By how much a wait exceeds its limit where the process has stood still."""
-
-NO_ROUTES = StateRoutes()
 
 
 def _refuse(error: NonFinite) -> Encoded:
@@ -90,78 +81,41 @@ def _watches_steps(feature: TrainerFeature) -> bool:
 
 
 class TrainerRounds:
-    """State of the training thread.
+    """One rank on its training thread: its fragments, its counts, the work between two steps."""
 
-    `post` hands events to the loop, `own` registers an offer's tensors there; `numerics` has the
-    buffers and the worker pool.
-    """
-
-    units = 0
-    """Units of data taken, where a ledger gives them out."""
-    weighs = True
-    """Whether the tokens of this rank count here. Of the parts of one rank only the first one
-    counts them."""
-
-    def __init__(
-        self,
-        member: Member,
-        policy: Policy,
-        options: StepOptions,
-        tracks: list[FragmentState],
-        published: PublishedState,
-        *,
-        now_ns: Callable[[], int],
-        post: Callable[[Event], None],
-        own: Callable[[OpenOffer], None],
-        note: Emit,
-        numerics: Numerics,
-        side: Side | None = None,
-        routes: StateRoutes = NO_ROUTES,
-        before_capture: Callable[[], None] = lambda: None,
-        troubles: Callable[[], list[str]] = list,
-        resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None,
-        compares: bool = False,
-        started_ns: int | None = None,
-        grows: Callable[[OpenOffer, Tensor], Growth] | None = None,
-        features: Sequence[TrainerFeature] = (),
-    ) -> None:
-        """`before_capture`: called before the captures of a step; may raise. `features`: besides
-        the copies of the training state and the ladder. `troubles`: in words, the lanes over which
-        no pull succeeds.
-        `resumed`: the checkpoint to go on from; the tracks have its anchors and residuals.
-        `compares`: whether to say how far the weights were from those that the job begins with.
-        `started_ns`: when the process was started; None: now. `grows`: serves an offer while this
-        thread encodes it."""
-        self.member, self.policy, self.options = member, policy, options
-        self.tracks, self.published = tracks, published
-        self.weights = [track for track in tracks if track.moments is None]
+    def __init__(self, parts: TrainerParts) -> None:
+        self.parts, published = parts, parts.published
+        self.member, self.policy, self.options = parts.member, parts.policy, parts.options
+        self.tracks, self.published = parts.tracks, published
+        self.weights = [track for track in parts.tracks if track.moments is None]
         """The fragments of weights, the first ones. Tokens are counted for them."""
-        self.calendar, self.clock = Calendar(schedule_of(policy)), StepClock(now_ns)
-        self.before_capture, self.troubles, self.compares = before_capture, troubles, compares
-        self._now_ns, self._post, self._own, self._note = now_ns, post, own, note
-        self._numerics, self._grows = numerics, grows
-        self.model = ModelAccess(numerics, side, options.apply_mode, options.blend_alpha)
+        self.calendar, self.clock = Calendar(schedule_of(parts.policy)), StepClock(parts.now_ns)
+        self._now_ns, self._post, self._note = parts.now_ns, parts.post, parts.note
+        self._numerics, self._weighs = parts.numerics, parts.options.weighs
+        self.model = ModelAccess(
+            parts.numerics, parts.side, parts.options.apply_mode, parts.options.blend_alpha
+        )
         self.outcome = Outcome("running")
         """How this rank left the job."""
         self.states = StateExchange(
-            routes, policy.ranks, published, self.clock, numerics.pool,
-            now_ns=now_ns, post=post, note=note,
+            parts.routes, parts.policy.ranks, published, self.clock, parts.numerics.pool,
+            now_ns=parts.now_ns, post=parts.post, note=parts.note,
         )  # fmt: skip
-        self._resumed, self.batch = resumed, 0
-        """Micro-batches per step that the script has announced since the last sample; 0: none."""
-        self.life = Life(now_ns() if started_ns is None else started_ns)
-        self.ladder = Ladder(member.rack, published, self.life, post=post, note=note)
-        self.features = (self.states, self.ladder, *features)
+        self.life = Life(parts.now_ns() if parts.started_ns is None else parts.started_ns)
+        self.ladder = Ladder(
+            parts.member.rack, published, self.life, post=parts.post, note=parts.note
+        )
+        self.features = (self.states, self.ladder, *parts.features)
         self._watching = [each for each in self.features if _watches_steps(each)]
-        self.step = self.tokens = self.stall_ns_total = self.stall_ns_last = 0
+        self.step = self.tokens = self.units = 0
         self._before = (0, 0, 0)
         """Tokens, steps and units before the last step."""
-        self.ledger, self._budget_ns = Ledger(), policy.stall_max_ns
-        self._position = RankPosition(tuple(track.anchor.version for track in tracks))
+        self.ledger, self.stalls = Ledger(), StallBudget(parts.policy.stall_max_ns)
+        self._position = RankPosition(tuple(track.anchor.version for track in parts.tracks))
         self.standing: Standing = (0, 0, self._position)
         published.on_anchor(self._prefetch)
-        if resumed is not None:
-            self._go_on_after(resumed[0])
+        if parts.resumed is not None:
+            self._go_on_after(parts.resumed[0])
 
     def _go_on_after(self, state: RankProgress) -> None:
         """Go on from a checkpoint."""
@@ -186,15 +140,14 @@ class TrainerRounds:
         data that it took."""
         self._before = (self.tokens, self.step, self.units)
         self.step += 1
-        self.tokens += tokens if self.weighs else 0
+        self.tokens += tokens if self._weighs else 0
         self.units += units
         self.standing = (self.step, self.tokens, self._position)
         begun_ns = self.clock.begun_ns
         if not begun_ns:
             self._post(Started(self._now_ns() - self.life.started_ns))
         if (sample := self.clock.stepped(tokens)) is not None:
-            self._post(Timed(self.step, *sample, self.batch))
-            self.batch = 0
+            self._post(Timed(self.step, *sample))
         for feature in self._watching:
             feature.stepped(self.step, begun_ns, self.clock.untimed)
         return self.due(self.step)
@@ -214,17 +167,17 @@ class TrainerRounds:
         """Whether a poll now would change nothing. A rack of several ranks cannot tell: they
         agree. The loop may write meanwhile; the next poll sees it."""
         published = self.published
-        if self.policy.ranks > 1 or published.opened or published.finished or self.life.lost:
+        if published.finished or published.failure is not None or self.life.lost:
             return False
-        if published.failure is not None:
+        if self.policy.ranks > 1 or published.orders.opened:
             return False
         for feature in self.features:
             if not feature.idle:
                 return False
         return all(
-            panel.decided == track.anchor.version
-            and (track.offer is None or track.offer.seq not in panel.discarded)
-            for track, panel in zip(self.tracks, published.panels, strict=True)
+            known.decided == track.anchor.version
+            and ((offer := track.offer) is None or offer.seq not in known.discarded)
+            for track, known in zip(self.tracks, published.fragments, strict=True)
         )
 
     def _prefetch(self, fragment: int) -> None:
@@ -237,7 +190,7 @@ class TrainerRounds:
         with self.published.changed:
             # Read under the lock: commits up to the applied version are deleted under it.
             old, offer = track.anchor, track.offer
-            anchors = dict(self.published.panels[fragment].anchors)
+            anchors = dict(self.published.fragments[fragment].anchors)
             newest, _ = unbroken_run(anchors, old.version)
             if newest <= old.version:
                 return
@@ -265,7 +218,7 @@ class TrainerRounds:
         """The apply, capture and poll points of this step, in their order."""
         tau, opened = self.policy.overlap_steps, list[int]()
         if captures:
-            self.before_capture()
+            self.parts.before_capture()
         if tau == 0:
             for fragment in captures:
                 self._reach(fragment)
@@ -299,7 +252,7 @@ class TrainerRounds:
             if track.offer is not None:
                 self._reach(fragment)
             elif not joined and self._countable(False)[1] > track.steps_mark:
-                self.before_capture()
+                self.parts.before_capture()
                 if self.clock.measured_step < self.step:
                     self._measure()
                 self._reach(fragment)
@@ -316,15 +269,15 @@ class TrainerRounds:
             merged=ledger.merged,
             discarded=ledger.discarded,
             missed=tuple(ledger.missed.items()),
-            stall_ns_total=self.stall_ns_total,
-            stall_ns_last=self.stall_ns_last,
+            stall_ns_total=self.stalls.total_ns,
+            stall_ns_last=self.stalls.last_ns,
         )
         self.standing = (self.step, self.tokens, self._position)
 
     def _measure(self) -> None:
         """Post the step number, and the time per step without mend's own waits."""
         self.clock.measure(self.step)
-        self._post(Stepped(self.step, self.clock.step_ns))
+        self._post(StepReached(self.step, self.clock.step_ns))
 
     # -------------------------------------------------------------- capture
 
@@ -359,7 +312,7 @@ class TrainerRounds:
         )  # fmt: skip
         if track.moments is None and not closing:
             self._mirror()  # before the offer: a rack that reads its commit fetches this at once
-        self._own(offer)
+        self.parts.own(offer)
         if found.read is not None:
             offer.encoding = self._encode(offer, found.read)
         base = track.anchor.version
@@ -383,11 +336,12 @@ class TrainerRounds:
     def _waits_for_result(self) -> bool:
         """Whether training waits right after a capture."""
         blocking = self.policy.overlap_steps == 0 or not self.options.overlapped
-        return blocking and (self.policy.lockstep or self._budget_ns > 0)
+        return blocking and (self.policy.lockstep or self.stalls.left_ns > 0)
 
     def _encode(self, offer: OpenOffer, read: Read) -> Callable[[], Encoded]:
         """Read the model and encode the offer, on this thread and the pool."""
-        grows = partial(self._grows, offer) if self._grows is not None else None
+        serve = self.parts.grows
+        grows = partial(serve, offer) if serve is not None else None
         try:
             encoded = offer.encode(self._numerics, read, grows)
         except NonFinite as error:
@@ -426,12 +380,12 @@ class TrainerRounds:
         """Per fragment the version whose round is open, as far as this rank knows; else -1."""
         published = self.published
         with published.changed:
-            known = [published.opened.get(p, -1) for p in range(len(self.tracks))]
-            return [v if v == published.panels[p].decided else -1 for p, v in enumerate(known)]
+            known = [published.orders.opened.get(p, -1) for p in range(len(self.tracks))]
+            return [v if v == published.fragments[p].decided else -1 for p, v in enumerate(known)]
 
     def _await_results(self, fragments: tuple[int, ...]) -> Requests:
         """Wait for the outcome of open offers, within the stall budget of this outage."""
-        limit_ns = self.options.give_up_ns if self.policy.lockstep else self._budget_ns
+        limit_ns = self.options.give_up_ns if self.policy.lockstep else self.stalls.left_ns
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
@@ -445,17 +399,16 @@ class TrainerRounds:
             begun_ns = self._now_ns()
             ready = yield replace(wait)
         now_ns = self._now_ns()
-        self.stall_ns_last = now_ns - started_ns
-        self.stall_ns_total += self.stall_ns_last
+        self.stalls.waited(now_ns - started_ns)
         if self.policy.lockstep and not ready:
             raise self.published.failure or GaveUp(
                 f"step {self.step}: no decision on fragment {waiting[0]} within wait_timeout_s="
                 f"{self.options.give_up_ns / SECOND:g} s in lockstep ({self.why()})"
             )
         if not self.policy.lockstep:
-            self._budget_ns = max(0, self._budget_ns - (now_ns - begun_ns))
+            self.stalls.spend(now_ns - begun_ns)
         if not ready:
-            why, ms = tuple(self._why_not(waiting)), self.stall_ns_last // MS
+            why, ms = tuple(self._why_not(waiting)), self.stalls.last_ns // MS
             self._note(StallOver(self.step, tuple(waiting), ms, why))
 
     def _is_awaited(self, fragment: int) -> bool:
@@ -467,29 +420,29 @@ class TrainerRounds:
         return self.policy.lockstep or track.moments is None
 
     def _why_not(self, fragments: Sequence[int]) -> list[str]:
-        """Why their results are not here. Of a round that is decided the coordinator says nothing
-        any more, and of one that it has not heard of nothing yet."""
-        why = list(self.published.why)
+        """Why their results are not here. The coordinator gives no reason for a round that is
+        decided, nor for one that it has not heard of."""
+        why = list(self.published.orders.why)
         for fragment in fragments:
             version = self.tracks[fragment].anchor.version
-            decided = self.published.panels[fragment].decided
+            decided = self.published.fragments[fragment].decided
             if decided > version:
                 why.append(f"fragment {fragment}: version {decided} is decided and not here yet")
         return why or ["the coordinator has not answered the offers yet"]
 
     def why(self) -> str:
-        why = [*self.published.why, *self.published.transfers.sentences()]
+        why = [*self.published.orders.why, *self.published.transfers.sentences()]
         return "; ".join(why) or "no reason known"
 
     def _resolved(self, fragment: int) -> bool:
-        track, panel = self.tracks[fragment], self.published.panels[fragment]
+        track, known = self.tracks[fragment], self.published.fragments[fragment]
         with self.published.changed:
-            if max(panel.anchors, default=-1) > track.anchor.version:
+            if max(known.anchors, default=-1) > track.anchor.version:
                 return True
             # An offer that was too old tells that this rack is behind: what it trained before the
             # newest version is here would be too old as well, and nothing would correct its length.
-            behind = not self.policy.lockstep and panel.decided > track.anchor.version
-            return not behind and track.offer is not None and track.offer.seq in panel.discarded
+            behind = not self.policy.lockstep and known.decided > track.anchor.version
+            return not behind and track.offer is not None and track.offer.seq in known.discarded
 
     def agree_and_apply(
         self,
@@ -502,8 +455,8 @@ class TrainerRounds:
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
-            anchors = {p: dict(self.published.panels[p].anchors) for p in fragments}
-            dead = {p: dict(self.published.panels[p].discarded) for p in fragments}
+            anchors = {p: dict(self.published.fragments[p].anchors) for p in fragments}
+            dead = {p: dict(self.published.fragments[p].discarded) for p in fragments}
         if caps is not None:
             anchors = {p: {v: a for v, a in anchors[p].items() if v <= caps[p]} for p in fragments}
         values = list(flags or [])
@@ -521,7 +474,7 @@ class TrainerRounds:
                 yield from self._discard(fragment, dead[fragment][track.offer.seq])
             if version > track.anchor.version and version >= -minus_oldest:
                 yield from self._apply(fragment, anchors[fragment][version])
-                self._budget_ns = self.policy.stall_max_ns
+                self.stalls.renew()
         return agreed[:count]
 
     def _all_ranks(self, values: list[int]) -> Generator[Any, Any, list[int]]:
@@ -535,7 +488,7 @@ class TrainerRounds:
         self._post(Discarded(fragment, seq, self.step))
         self._note(OfferDiscarded(self.step, fragment, seq))
         self.ledger.miss("declined or too old")
-        self.published.panels[fragment].discarded.clear()
+        self.published.fragments[fragment].discarded.clear()
         track.offer = None
         wrong = self.model.unsound(track)
         (sound,) = yield from self._all_ranks([int(not wrong)])
@@ -560,13 +513,13 @@ class TrainerRounds:
         """Protocol section 7: read the fate of the own offer in the commits, realign, set the
         marks."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
-        fate, delta_N = self._outcome(fragment, anchor.version)
+        fate, delta_N = self._open_fate(fragment, anchor.version)
         if track.moments is None:
-            yield from self.model.realign(track, fragment, delta_N, anchor)
+            yield from self.model.realign(fragment, track, delta_N, anchor)
         elif delta_N is not None and offer is not None:
             self._repair(track)
             steps = self.step - offer.capture_step
-            yield from self.model.average(track, track.moments, fragment, offer, anchor, steps)
+            yield from self.model.average(track, track.moments, offer, anchor, steps)
         ended = 0
         if (
             fate != "named"
@@ -587,7 +540,7 @@ class TrainerRounds:
         if offer is not None and not fate:
             self.ledger.miss("offer was late")
 
-    def _outcome(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
+    def _open_fate(self, fragment: int, version: int) -> tuple[OfferFate, Tensor | None]:
         """The fate of the open offer in the commits (base, version]: "named", "dropped" or "" (also
         without an offer). For a named offer also its merged part, for `realign`."""
         track = self.tracks[fragment]
@@ -596,11 +549,11 @@ class TrainerRounds:
     def _fate(
         self, fragment: int, offer: OpenOffer | None, base: int, version: int
     ) -> tuple[OfferFate, Tensor | None]:
-        """`_outcome` of this offer, from this applied version on."""
+        """`_open_fate` of this offer, from this applied version on."""
         if offer is None:
             return "", None
         with self.published.changed:
-            fate = self.published.panels[fragment].fate((self.member, offer.seq), base, version)
+            fate = self.published.fragments[fragment].fate((self.member, offer.seq), base, version)
         return fate, offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -285,6 +287,22 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--out"):
         report(folder, tmp_path / "file" / "page.html")
+
+
+def test_a_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As root, `--out /dev/null` made a file of the device."""
+    folder, pipe, link = RunFolder(tmp_path / "run").trains(20).write(), tmp_path / "p", tmp_path / "l"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
+    report(folder, pipe)
+    assert os.read(reader, 1 << 20).startswith(b"<!DOCTYPE html>")
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to("page.html")
+    report(folder, link)
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_bytes() == link.read_bytes()
 
 
 # ------------------------------------------------------------------ the headline

@@ -32,6 +32,7 @@ from mend.transport.zmq import (
 )
 from mend.types import Address
 
+PORT_MAX = 65_535
 ANSWERS_KEPT = 8
 
 _CONNECTED = int(zmq.EVENT_CONNECTED)
@@ -88,6 +89,10 @@ class StatusClient:
         """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
         if address in self._watched:
             return
+        port = address.rpartition(":")[2]
+        if port.isdecimal() and not 0 < int(port) <= PORT_MAX:  # ZeroMQ takes it modulo 65,536
+            rule = f"the port must be 1..{PORT_MAX}"
+            raise ConfigError("address", address, rule, "Give tcp://host:port.")
         opened: list[_Watched] = []
         try:
             opened.extend(self._open(address, keys) for keys in self._keys)

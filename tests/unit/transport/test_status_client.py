@@ -207,3 +207,9 @@ def test_address_behind_a_proxy_that_cannot_reach_it_is_closed() -> None:
         while len(asked) < 2:
             client.collect(0.1)
             assert client.way("tcp://node-b1.inside:21900") is Way.CLOSED
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999999"])
+def test_a_port_that_cannot_be_is_refused(onlooker: StatusClient, port: str) -> None:
+    with pytest.raises(ConfigError, match=r"port must be 1\.\.65535"):
+        onlooker.watch(f"tcp://127.0.0.1:{port}")

@@ -25,7 +25,7 @@ from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry
 from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
 from mend.engine.checkpoint.saved_state import SavedState, source_of
-from mend.engine.counted_steps import CountedSteps
+from mend.engine.counted_steps import CountedSteps, whole
 from mend.engine.features.data_ledger import DataLedger, DataUnits
 from mend.engine.hooks import signals
 from mend.engine.hooks.model_checks import check_optimizers, warn_of_statistics
@@ -404,6 +404,8 @@ class Runtime:
         self._steps.settle()
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         limit_ns = _limit_ns("checkpoint", limit_s)
+        if not str(folder):
+            raise UsageError("checkpoint(folder=''): name a folder; '.' is the working directory")
         path = Path(folder).absolute()
         with self._steps.movement.writing(), self._rank.untimed():
             return rank.checkpoint(path, save, limit_ns, wait=wait)
@@ -441,10 +443,13 @@ class Runtime:
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
 
-        For what one rank notices and all must act on at one step: a signal, a time limit.
+        For what one rank notices and all must act on at one step: a signal, a time limit. Raises
+        UsageError for what is no bool.
         """
+        if not hasattr(flag, "__bool__"):  # numpy's and torch's bools have it, text has not
+            raise UsageError(f"any_rank({flag!r}): give it True or False")
         group = None if isinstance(self._rank, LocalOnlyRank) else self._rank.of_ranks
-        return flag if group is None else group.minimum([-int(flag)])[0] < 0
+        return bool(flag) if group is None else group.minimum([-int(bool(flag))])[0] < 0
 
     # -------------------------------------------------------------- looking
 
@@ -559,7 +564,9 @@ class Runtime:
 
     def schedule_for(self, step: int) -> StepPlan:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
-        captures sooner where it joins a round that another has opened."""
+        captures sooner where it joins a round that another has opened. Raises UsageError for what
+        is no whole number, and below 1."""
+        whole("schedule_for", step, 1, "steps are counted from 1")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments
         tracks = self._trainer.tracks

@@ -85,6 +85,14 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
                 runtime.local_batch(bad)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
                 runtime.count_tokens(bad)  # type: ignore[arg-type]
+        for bad in (0, -1, 2.0, True, "8"):
+            with pytest.raises(UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"):
+                runtime.schedule_for(bad)  # type: ignore[arg-type]
+        for unknown in ("yes", "", [True]):
+            with pytest.raises(UsageError, match=f"^any_rank{re.escape(f'({unknown!r})')}: .*True"):
+                runtime.any_rank(unknown)  # type: ignore[arg-type]
+        for true in (True, np.True_, torch.tensor(True)):
+            assert runtime.any_rank(true) is True  # type: ignore[arg-type]
         for fine in (np.int64(8), torch.tensor(8)):
             taken = runtime.local_batch(fine)  # type: ignore[arg-type]
             assert (taken, type(taken)) == (8, int)

@@ -167,6 +167,8 @@ def _begun(
             async_tp = AsyncTp.enable(plan.model, mesh, rank.recorder.note)
             undo.callback(async_tp.close)
         rank.begin()
+        for part in rank.parts:
+            part.pace.begin(*part.trainer.standing[:2])
         runtime = Runtime(plan, config, rank, optimizers, async_tp, switches)
         registry.enter(plan.module, runtime)
         undo.pop_all()

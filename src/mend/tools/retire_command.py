@@ -11,7 +11,12 @@ from mend.types import RACKS_MAX
 
 
 def retire_command(
-    rack: Annotated[int, typer.Argument(min=0, max=RACKS_MAX - 1, help="Number of the rack that will not come back.")],
+    rack: Annotated[
+        int,
+        typer.Argument(
+            min=0, max=RACKS_MAX - 1, help="Number of the rack that will not come back."
+        ),
+    ],
     addresses: Addresses = None,
     job_id: Annotated[
         str, typer.Option(help="Only in this job; default: any job that answers.")

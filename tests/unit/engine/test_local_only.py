@@ -86,7 +86,9 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
             with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
                 runtime.count_tokens(bad)  # type: ignore[arg-type]
         for bad in (0, -1, 2.0, True, "8"):
-            with pytest.raises(UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"):
+            with pytest.raises(
+                UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"
+            ):
                 runtime.schedule_for(bad)  # type: ignore[arg-type]
         for unknown in ("yes", "", [True]):
             with pytest.raises(UsageError, match=f"^any_rank{re.escape(f'({unknown!r})')}: .*True"):

@@ -38,7 +38,7 @@ def test_mend_init_refuses_to_resume_what_is_no_checkpoint(
 
 
 def test_an_empty_name_is_not_the_working_directory() -> None:
-    with pytest.raises(UsageError, match="^resume is ''; name a folder, or leave it out"):
+    with pytest.raises(UsageError, match=r"^resume is ''; name a folder, or leave it out"):
         source_of("")
 
 

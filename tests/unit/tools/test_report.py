@@ -291,7 +291,11 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     """As root, `--out /dev/null` made a file of the device."""
-    folder, pipe, link = RunFolder(tmp_path / "run").trains(20).write(), tmp_path / "p", tmp_path / "l"
+    folder, pipe, link = (
+        RunFolder(tmp_path / "run").trains(20).write(),
+        tmp_path / "p",
+        tmp_path / "l",
+    )
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDWR)
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)

@@ -594,8 +594,10 @@ class Runtime:
                 self._last = self._status()
                 self._unhook()
                 self._rank.close()
-            finally:
-                self._leave(Outcome("aborted"))
+            except BaseException as error:  # Ctrl-C
+                self._leave(Outcome("aborted", type(error).__name__))
+                raise
+            self._leave(Outcome("aborted"))
         return require(self._last, "a rack that has left has a status")
 
     def _settle_checkpoint(self) -> None:

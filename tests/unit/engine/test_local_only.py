@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 from typing import Any
 
 import numpy as np
@@ -229,3 +230,16 @@ def test_misuse_is_told_as_in_a_job(config: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="none of the model's parameters"):
         mend.mend_init(nn.Linear(2, 2), config(), optimizer=optimizer)
     assert set(threading.enumerate()) <= set(before)
+
+
+def test_ctrl_c_in_the_shutdown_is_the_reason_of_the_outcome(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no reason, but the words that mend_shutdown was not called."""
+    model = nn.Linear(2, 2)
+    runtime = mend.mend_init(model, config(), torch.optim.SGD(model.parameters(), lr=0.1))
+    monkeypatch.setattr(runtime, "_close", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        mend.mend_shutdown(model)
+    status = runtime.status()
+    assert (status.outcome, status.outcome_detail) == ("aborted", "KeyboardInterrupt")

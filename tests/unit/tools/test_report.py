@@ -217,6 +217,16 @@ def test_a_run_that_is_killed_or_still_runs_is_read_all_the_same(tmp_path: Path)
     assert (found.fine, found.answer) == (False, "no: rack 1 stopped, or still trains")
 
 
+def test_a_rack_that_left_by_an_exception_did_not_end_in_order(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path).trains(50)
+    about = {"detail": "KeyboardInterrupt", "step": 50, "tokens": 50, "tokens_merged": 5.0}
+    run.says(0, "ended-unmerged", BEGIN + 99 * S, outcome="kept-local", **about)
+    run.says(1, "ended-unmerged", BEGIN + 99 * S, outcome="aborted", **about)
+    found = answers(run.write())["Ended in order"]
+    assert (found.fine, found.answer) == (False, "no: rack 1 ended aborted")
+    assert "aborted" in plain(drawn(run.write())).split("Racks", 1)[1]
+
+
 def test_a_run_of_a_single_event_is_a_page_too(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.says(0, "start", BEGIN, job="x")

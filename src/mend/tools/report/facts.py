@@ -90,7 +90,9 @@ class RankFacts:
     curves: dict[str, Curve] = field(default_factory=dict)
     lives: int = 1
     closed: bool = False
-    """It ended in order: the last `progress` says so."""
+    """It has ended: the last `progress` says so."""
+    outcome: str = ""
+    """How its newest life ended, a word of the engine's; empty: it has not."""
     commits: int = 0
     merges: Merges = Merges()
     """Of its newest life."""
@@ -222,6 +224,8 @@ class Gathering:
             kinds.RankEvicted: self._eviction,
             kinds.RosterChanged: self._roster,
             kinds.LastRoundsAlone: self._last_alone,
+            kinds.RankEnded: self._ended,
+            kinds.RankEndedUnmerged: self._ended,
         }
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
@@ -268,6 +272,7 @@ class Gathering:
         if self.facts.job and self.facts.job != job:
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
+        source.outcome = ""
         self.facts.elements = event.elements or self.facts.elements
 
     def _protection(self, source: RankFacts, time_ns: int, event: kinds.ProtectionChosen) -> None:
@@ -382,6 +387,11 @@ class Gathering:
 
     def _last_alone(self, source: RankFacts, time_ns: int, event: kinds.LastRoundsAlone) -> None:
         self.facts.last_alone[source.rack] = event
+
+    def _ended(
+        self, source: RankFacts, time_ns: int, event: kinds.RankEnded | kinds.RankEndedUnmerged
+    ) -> None:
+        source.outcome = clean(event.outcome[:NAME_MAX])
 
     # -------------------------------------------------------------- rounds
 

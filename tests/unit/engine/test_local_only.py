@@ -8,8 +8,8 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest

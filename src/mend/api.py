@@ -567,8 +567,8 @@ class Runtime:
     def schedule_for(self, step: int) -> StepPlan:
         """What the schedule captures after `step` (counted from 1). Without lockstep a rack
         captures sooner where it joins a round that another has opened. Raises UsageError for what
-        is no whole number, and below 1."""
-        whole("schedule_for", step, 1, "steps are counted from 1")
+        is no whole number, and below 0, after which nothing is due."""
+        whole("schedule_for", step, 0, "steps are counted from 1, and nothing is due after 0")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments
         tracks = self._trainer.tracks

@@ -86,7 +86,7 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
                 runtime.local_batch(bad)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
                 runtime.count_tokens(bad)  # type: ignore[arg-type]
-        for bad in (0, -1, 2.0, True, "8"):
+        for bad in (-1, 2.0, True, "8"):
             with pytest.raises(
                 UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"
             ):

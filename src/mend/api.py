@@ -565,9 +565,9 @@ class Runtime:
     # -------------------------------------------------------------- the schedule
 
     def schedule_for(self, step: int) -> StepPlan:
-        """What the schedule captures after `step` (counted from 1). Without lockstep a rack
-        captures sooner where it joins a round that another has opened. Raises UsageError for what
-        is no whole number, and below 0, after which nothing is due."""
+        """What the schedule captures after `step` (counted from 1; after 0 nothing). Without
+        lockstep a rack captures sooner where it joins a round that another has opened. Raises
+        UsageError for what is no whole number, and below 0."""
         whole("schedule_for", step, 0, "steps are counted from 1, and nothing is due after 0")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments

@@ -402,12 +402,12 @@ class Runtime:
         *,
         wait: bool,
     ) -> PendingCheckpoint:
+        if not str(folder):
+            raise UsageError("checkpoint(folder=''): name a folder; '.' is the working directory")
         rank = self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         limit_ns = _limit_ns("checkpoint", limit_s)
-        if not str(folder):
-            raise UsageError("checkpoint(folder=''): name a folder; '.' is the working directory")
         path = Path(folder).absolute()
         with self._steps.movement.writing(), self._rank.untimed():
             return rank.checkpoint(path, save, limit_ns, wait=wait)

@@ -91,6 +91,9 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
                 UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"
             ):
                 runtime.schedule_for(bad)  # type: ignore[arg-type]
+        for save in (runtime.checkpoint, runtime.async_checkpoint):
+            with pytest.raises(UsageError, match=r"folder=''.*name a folder"):
+                save("")
         for unknown in ("yes", "", [True]):
             with pytest.raises(UsageError, match=f"^any_rank{re.escape(f'({unknown!r})')}: .*True"):
                 runtime.any_rank(unknown)  # type: ignore[arg-type]

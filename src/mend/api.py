@@ -25,7 +25,7 @@ from mend.config.wiring import cores_near, numerics_of, settings_of
 from mend.engine import registry
 from mend.engine.checkpoint.checkpoint_writer import PendingCheckpoint
 from mend.engine.checkpoint.saved_state import SavedState, source_of
-from mend.engine.counted_steps import CountedSteps
+from mend.engine.counted_steps import CountedSteps, whole
 from mend.engine.features.data_ledger import DataLedger, DataUnits
 from mend.engine.hooks import signals
 from mend.engine.hooks.model_checks import check_optimizers, warn_of_statistics
@@ -167,6 +167,8 @@ def _begun(
             async_tp = AsyncTp.enable(plan.model, mesh, rank.recorder.note)
             undo.callback(async_tp.close)
         rank.begin()
+        for part in rank.parts:
+            part.pace.begin(*part.trainer.standing[:2])
         runtime = Runtime(plan, config, rank, optimizers, async_tp, switches)
         registry.enter(plan.module, runtime)
         undo.pop_all()
@@ -400,6 +402,8 @@ class Runtime:
         *,
         wait: bool,
     ) -> PendingCheckpoint:
+        if not str(folder):
+            raise UsageError("checkpoint(folder=''): name a folder; '.' is the working directory")
         rank = self._may_checkpoint("checkpoint" if wait else "async_checkpoint")
         self._steps.settle()
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
@@ -441,10 +445,13 @@ class Runtime:
     def any_rank(self, flag: bool) -> bool:
         """Whether `flag` is true on a rank of this rack. All its ranks call it together.
 
-        For what one rank notices and all must act on at one step: a signal, a time limit.
+        For what one rank notices and all must act on at one step: a signal, a time limit. Raises
+        UsageError for what is no bool.
         """
+        if not hasattr(flag, "__bool__"):  # numpy's and torch's bools have it, text has not
+            raise UsageError(f"any_rank({flag!r}): give it True or False")
         group = None if isinstance(self._rank, LocalOnlyRank) else self._rank.of_ranks
-        return flag if group is None else group.minimum([-int(flag)])[0] < 0
+        return bool(flag) if group is None else group.minimum([-int(bool(flag))])[0] < 0
 
     # -------------------------------------------------------------- looking
 
@@ -558,8 +565,10 @@ class Runtime:
     # -------------------------------------------------------------- the schedule
 
     def schedule_for(self, step: int) -> StepPlan:
-        """What the schedule captures after `step` (counted from 1). Without lockstep a rack
-        captures sooner where it joins a round that another has opened."""
+        """What the schedule captures after `step` (counted from 1; after 0 nothing). Without
+        lockstep a rack captures sooner where it joins a round that another has opened. Raises
+        UsageError for what is no whole number, and below 0."""
+        whole("schedule_for", step, 0, "steps are counted from 1, and nothing is due after 0")
         schedule = self._trainer.calendar.schedule
         due, weights = schedule.captures(step), schedule.fragments
         tracks = self._trainer.tracks
@@ -585,8 +594,10 @@ class Runtime:
                 self._last = self._status()
                 self._unhook()
                 self._rank.close()
-            finally:
-                self._leave(Outcome("aborted"))
+            except BaseException as error:  # Ctrl-C
+                self._leave(Outcome("aborted", type(error).__name__))
+                raise
+            self._leave(Outcome("aborted"))
         return require(self._last, "a rack that has left has a status")
 
     def _settle_checkpoint(self) -> None:

@@ -43,8 +43,9 @@ class ConfigError(MendError, ValueError):
 
     def __init__(self, field: str, value: object, rule: str, remedy: str) -> None:
         self.field, self.value, self.rule, self.remedy = field, value, rule, remedy
+        written = getattr(type(value), "__fspath__", None)  # of a path: as the user wrote it
         try:
-            text = repr(value)
+            text = repr(value if written is None else written(value))
         except ValueError:  # an integer beyond sys.get_int_max_str_digits()
             text = "a number of too many digits"
         super().__init__(f"{field}={text}: {rule}. {remedy}")

@@ -73,18 +73,18 @@ class CountedSteps:
 
     def count_tokens(self, tokens: int) -> None:
         """Weight of the current step. Several calls add up."""
-        tokens = _whole("count_tokens", tokens, 0, "such as batch.numel()")
+        tokens = whole("count_tokens", tokens, 0, "such as batch.numel()")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def count_rows(self, rows: int) -> None:
         """Rows of the current step. Several calls add up."""
         if self._ledger is None:
             raise UsageError("count_rows() without a data ledger: give mend_init(ledger=) one")
-        self._ledger.count(_whole("count_rows", rows, 0, "such as len(batch)"))
+        self._ledger.count(whole("count_rows", rows, 0, "such as len(batch)"))
 
     def local_batch(self, count: int) -> int:
         """How many of `count` micro-batches this rank takes in the next step."""
-        count = _whole("local_batch", count, 1, "the micro-batches of a step")
+        count = whole("local_batch", count, 1, "the micro-batches of a step")
         for part in self._rank.parts:
             part.trainer.clock.batch = count
         self._taken = taken_of(count, self._trainer.ladder.batch_pct)
@@ -204,7 +204,7 @@ class CountedSteps:
             part.pace.stepped(step, tokens, position.stall_ns_total)
 
 
-def _whole(call: str, value: object, least: int, what: str) -> int:
+def whole(call: str, value: object, least: int, what: str) -> int:
     """`value` as an int. Raises UsageError if it is no whole number, less than `least`, or greater
     than WHOLE_MAX."""
     number = whole_number(value)

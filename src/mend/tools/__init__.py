@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import platform
 import re
+import signal
 import sys
 from contextlib import suppress
 from importlib import metadata
@@ -210,6 +212,16 @@ def run(app: typer.Typer, name: str) -> None:
     except MendError as error:
         with suppress(OSError):  # nobody may read it; the status says it, too
             typer.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+        sys.exit(2)
+    except SystemExit as ended:  # click's 1 would say that a check failed
+        if isinstance(ended.__context__, BrokenPipeError):
+            sys.exit(128 + signal.SIGPIPE)
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with suppress(OSError):
+            typer.echo(f"{name}: the output cannot be written: {error.strerror}", err=True)
         sys.exit(2)
     finally:
         detach_broken_streams()

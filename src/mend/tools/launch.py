@@ -82,8 +82,8 @@ class Job:
     evicted rack is started again whatever this says: the job has asked for it."""
     torchrun: bool = True
     """False: racks, of one process each, are started without it, which takes seconds less."""
-    link: str = ""
-    """RATE[,ROUND TRIP[,LOSS]]: each rack in a network namespace of its own; empty: loopback."""
+    link: str | None = None
+    """RATE[,ROUND TRIP[,LOSS]]: each rack in a network namespace of its own; None: loopback."""
 
     def __post_init__(self) -> None:
         if len(self.sizes) != self.racks or min(self.sizes) < 1:
@@ -99,7 +99,7 @@ class Job:
             rule = "must be 0 or 1024..65535 - racks"
             remedy = "0 picks free ports."
             raise ConfigError("--base-port", self.base_port, rule, remedy)
-        if self.link:
+        if self.link is not None:
             Link.parse(self.link)
 
     @property
@@ -351,7 +351,7 @@ class Launch:
     @contextmanager
     def _network(self) -> Iterator[None]:
         """Make the network that the job asks for, if any, and remove it on the way out."""
-        if not self.job.link:
+        if self.job.link is None:
             yield
             return
         racks, witness = self.job.racks, self.job.witness

@@ -40,7 +40,7 @@ _Env = Annotated[
 ]
 _MaxRestarts = Annotated[int, typer.Option(min=0, help="How often a failed rack is started again.")]
 _Link = Annotated[
-    str,
+    str | None,
     typer.Option(
         metavar="RATE[,RTT[,LOSS]]",
         help="Join the racks by a real network, such as 400mbit,20ms,1%: the rate of each "
@@ -60,7 +60,7 @@ def launch_command(
     log_dir: _LogDir = None,
     env: _Env = None,
     max_restarts: _MaxRestarts = 0,
-    link: _Link = "",
+    link: _Link = None,
 ) -> None:
     """Start all racks of a job on this machine. Each line of output begins with \\[rack N].
 

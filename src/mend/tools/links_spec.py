@@ -37,10 +37,10 @@ class Link:
         )
         if found is None:
             raise _wrong(text, "is not RATE[,ROUND TRIP[,LOSS]], like 400mbit,20ms,1%")
-        rate = round(float(found["rate"]) * UNITS[found["unit"]])
-        link = cls(rate, float(found["rtt"] or 0), float(found["loss"] or 0))
-        if not RATE_BITS[0] <= link.rate_bits <= RATE_BITS[1]:
+        rate = float(found["rate"]) * UNITS[found["unit"]]
+        if not RATE_BITS[0] <= rate <= RATE_BITS[1]:
             raise _wrong(text, "the rate must be from 1mbit to 100gbit")
+        link = cls(round(rate), float(found["rtt"] or 0), float(found["loss"] or 0))
         if link.rtt_ms > RTT_MS_MAX:
             raise _wrong(text, f"the round trip must be at most {RTT_MS_MAX:g}ms")
         if link.loss_pct > LOSS_PCT_MAX:

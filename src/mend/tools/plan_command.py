@@ -244,7 +244,7 @@ def recommendation(asked: Asked, chosen: Choice, source: str) -> str:
     from mend.tools import plan
 
     question = (
-        f"{asked.params / 1e6:.4g}M parameters, {asked.racks} racks of {asked.ranks}, steps of "
+        f"{_count(asked.params)} parameters, {asked.racks} racks of {asked.ranks}, steps of "
         f"{asked.step_ms:g} ms, link {asked.link}"
     )
     settings = "\n".join(f"  {line}" for line in exports(chosen))
@@ -260,9 +260,9 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
     exchange, memory = chosen.exchange, chosen.memory
     more = duration(chosen.longest.total_ms)
     longest = f"with the largest tensor {more}; " if chosen.longest != exchange else ""
-    gpu = f"; up to {chosen.device_bytes / GB:.2g} GB of its GPU" if chosen.device_bytes else ""
+    gpu = f"; up to {_gigabytes(chosen.device_bytes, 2)} of its GPU" if chosen.device_bytes else ""
     if chosen.encoding_bytes:
-        gpu += f" ({chosen.encoding_bytes / GB:.2g} GB with encode_on='device')"
+        gpu += f" ({_gigabytes(chosen.encoding_bytes, 2)} with encode_on='device')"
     of_moments = chosen.moment_bytes / chosen.period_bytes if chosen.moment_bytes else 0
     moments = f"; {of_moments:.0%} of it is moments of the optimizer" if of_moments else ""
     begun = {"scratch": "from random weights", "warm": "after a warm start"}[
@@ -271,14 +271,14 @@ def outcome(asked: Asked, chosen: Choice) -> list[str]:
     per_hour = chosen.period_bytes * 3.6e6 / (chosen.step_ms * chosen.config.sync_period_steps)
     return [
         f"exchange     {duration(exchange.total_ms)}: {duration(exchange.transfer_ms)} for "
-        f"{exchange.bytes / 1e6:.4g} MB, {duration(exchange.trips_ms)} for round trips, "
+        f"{_megabytes(exchange.bytes)}, {duration(exchange.trips_ms)} for round trips, "
         f"{duration(exchange.work_ms)} to encode and merge, {duration(exchange.delay_ms)} delay; "
         f"{plan_of(chosen)}{longest}tau hides {duration(chosen.window_ms)}",
         f"training     {chosen.utilisation:.1%} of the time; every {duration(chosen.gap_ms)} a "
         f"round takes {duration(chosen.wait_ms)} to wait and {duration(chosen.copy_ms)} to copy",
         f"link         busy {chosen.link_busy:.0%} of the time, {chosen.mbit:.0f} Mbit/s on "
-        f"average; {per_hour / GB:.3g} GB an hour in, and out{moments}",
-        f"memory       {memory.total / GB:.3g} GB of the host per rank ({memory.parts()})" + gpu,
+        f"average; {_gigabytes(per_hour)} an hour in, and out{moments}",
+        f"memory       {_gigabytes(memory.total)} of the host per rank ({memory.parts()})" + gpu,
         f"loss         {chosen.loss} % above data parallel {begun}, {chosen.loss.known} (a rack "
         f"alone: {chosen.loss.alone:+.0f} %): {source_of(chosen.config)} "
         "(docs/internals/quality.md)",
@@ -302,6 +302,19 @@ def plan_of(chosen: Choice) -> str:
     if chosen.config.sharded:
         return f"sharded, 2 x {racks - 1} / {racks} of a payload; "
     return f"a mesh, {racks - 1} payloads; " if racks > 2 else ""
+
+
+def _count(numel: int) -> str:
+    """In millions, and below one million in full."""
+    return f"{numel / 1e6:.4g}M" if numel >= 10**6 else f"{numel:,}"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.4g} MB" if size >= 10**5 else f"{size:,.0f} B"
+
+
+def _gigabytes(size: float, digits: int = 3) -> str:
+    return f"{size / GB:.{digits}g} GB" if size >= 10**6 else f"{size:,.0f} B"
 
 
 def duration(ms: float) -> str:
@@ -345,7 +358,7 @@ def assumptions(asked: Asked, source: str) -> str:
     fixed = _constants(asked.device)
     cut = "fragments of equal size" + ("" if asked.largest else " (--largest-tensor not given)")
     if asked.largest:
-        cut = f"fragments of equal size but for one tensor of {asked.largest / 1e6:.4g}M"
+        cut = f"fragments of equal size but for one tensor of {_count(asked.largest)}"
     if any(name.startswith("powersgd") for name in asked.codecs):
         cut += f"; powersgd as for matrices of {fixed['side']:.0f} x {fixed['side']:.0f}"
     return (

@@ -7,10 +7,16 @@ from typing import Annotated
 import typer
 
 from mend.tools.top.command import Addresses
+from mend.types import RACKS_MAX
 
 
 def retire_command(
-    rack: Annotated[int, typer.Argument(min=0, help="Number of the rack that will not come back.")],
+    rack: Annotated[
+        int,
+        typer.Argument(
+            min=0, max=RACKS_MAX - 1, help="Number of the rack that will not come back."
+        ),
+    ],
     addresses: Addresses = None,
     job_id: Annotated[
         str, typer.Option(help="Only in this job; default: any job that answers.")

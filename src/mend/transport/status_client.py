@@ -32,6 +32,7 @@ from mend.transport.zmq import (
 )
 from mend.types import Address
 
+PORT_MAX = 65_535
 ANSWERS_KEPT = 8
 
 _CONNECTED = int(zmq.EVENT_CONNECTED)
@@ -42,11 +43,14 @@ _GONE = int(zmq.EVENT_DISCONNECTED)
 class Way(Enum):
     """The state of the connection to an address.
 
-    CLOSED: no connection. OPEN: something listens there. LOCKED: a sideband that takes another
-    key, or that has one where we have none. SPEAKS: it is a sideband, or another ZeroMQ socket.
+    CLOSED: no connection. HUNG_UP: something listens there, and hangs up at once: a sideband with
+    another key than ours, or no sideband. OPEN: something listens there. LOCKED: a sideband that
+    has a key where we have none, or none where we have one. SPEAKS: it is a sideband, or another
+    ZeroMQ socket.
     """
 
     CLOSED = "closed"
+    HUNG_UP = "hung-up"
     OPEN = "open"
     LOCKED = "locked"
     SPEAKS = "speaks"
@@ -88,6 +92,10 @@ class StatusClient:
         """Open the way to `tcp://host:port`; once. Raises ConfigError for what is no address."""
         if address in self._watched:
             return
+        port = address.rpartition(":")[2]
+        if port.isdecimal() and not 0 < int(port) <= PORT_MAX:  # ZeroMQ takes it modulo 65,536
+            rule = f"the port must be 1..{PORT_MAX}"
+            raise ConfigError("address", address, rule, "Give tcp://host:port.")
         opened: list[_Watched] = []
         try:
             opened.extend(self._open(address, keys) for keys in self._keys)
@@ -168,8 +176,11 @@ class StatusClient:
     def _follow(watched: _Watched) -> None:
         while readable(watched.monitor):
             event = int(recv_monitor_message(watched.monitor, zmq.DONTWAIT)["event"])
-            if event in (_GONE, _CONNECTED) and watched.way is Way.LOCKED:
+            if event in (_GONE, _CONNECTED) and watched.way in (Way.LOCKED, Way.HUNG_UP):
                 continue  # it hangs up after its no, and is asked again
+            if event == _GONE and watched.way is Way.OPEN:
+                watched.way = Way.HUNG_UP  # without a handshake
+                continue
             connected = Way.CLOSED if watched.tunnelled else Way.OPEN
             ways = {_CONNECTED: connected, _SPEAKS: Way.SPEAKS}
             watched.way = Way.LOCKED if event & HANDSHAKE_FAILED else ways.get(event, Way.CLOSED)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -85,6 +86,19 @@ def test_numbers_that_are_not_whole_are_refused_by_value(config: Callable[..., A
                 runtime.local_batch(bad)  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=f"^count_tokens{said}.*whole number, at least 0"):
                 runtime.count_tokens(bad)  # type: ignore[arg-type]
+        for bad in (-1, 2.0, True, "8"):
+            with pytest.raises(
+                UsageError, match=f"^schedule_for{re.escape(f'({bad!r})')}: .*at lea"
+            ):
+                runtime.schedule_for(bad)  # type: ignore[arg-type]
+        for save in (runtime.checkpoint, runtime.async_checkpoint):
+            with pytest.raises(UsageError, match=r"folder=''.*name a folder"):
+                save("")
+        for unknown in ("yes", "", [True]):
+            with pytest.raises(UsageError, match=f"^any_rank{re.escape(f'({unknown!r})')}: .*True"):
+                runtime.any_rank(unknown)  # type: ignore[arg-type]
+        for true in (True, np.True_, torch.tensor(True)):
+            assert runtime.any_rank(true) is True  # type: ignore[arg-type]
         for fine in (np.int64(8), torch.tensor(8)):
             taken = runtime.local_batch(fine)  # type: ignore[arg-type]
             assert (taken, type(taken)) == (8, int)
@@ -219,3 +233,16 @@ def test_misuse_is_told_as_in_a_job(config: Callable[..., Any]) -> None:
     with pytest.raises(UsageError, match="none of the model's parameters"):
         mend.mend_init(nn.Linear(2, 2), config(), optimizer=optimizer)
     assert set(threading.enumerate()) <= set(before)
+
+
+def test_ctrl_c_in_the_shutdown_is_the_reason_of_the_outcome(
+    config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no reason, but the words that mend_shutdown was not called."""
+    model = nn.Linear(2, 2)
+    runtime = mend.mend_init(model, config(), torch.optim.SGD(model.parameters(), lr=0.1))
+    monkeypatch.setattr(runtime, "_close", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        mend.mend_shutdown(model)
+    status = runtime.status()
+    assert (status.outcome, status.outcome_detail) == ("aborted", "KeyboardInterrupt")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -149,3 +151,19 @@ def test_a_device_that_refuses_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "mm", refused)
     assert LiveBenchmark(CPU).product_ns() == 0
     assert refused.called
+
+
+def test_ctrl_c_during_a_product_ends_the_program_and_aborts_nothing() -> None:
+    """The end of the program found a thread inside torch: SIGABRT, in place of the script's
+    status."""
+    code = """if True:
+        import os, signal, threading, torch
+        from mend.engine.features.micro_benchmark import LiveBenchmark
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            LiveBenchmark(torch.device("cpu")).product_ns()
+        except KeyboardInterrupt:
+            raise SystemExit(7)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (7, "")

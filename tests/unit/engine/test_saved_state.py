@@ -37,6 +37,11 @@ def test_mend_init_refuses_to_resume_what_is_no_checkpoint(
         mend.mend_init(nn.Linear(2, 1), config, resume=resume)
 
 
+def test_an_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(UsageError, match=r"^resume is ''; name a folder, or leave it out"):
+        source_of("")
+
+
 def test_a_folder_may_be_a_string() -> None:
     assert source_of(None) is None
     assert source_of("cuts") == source_of(Path("cuts")) == Path("cuts")

@@ -64,6 +64,20 @@ def test_the_first_step_starts_the_clock_and_later_ones_are_written_when_the_loo
     assert "last" not in second
 
 
+def test_what_is_recorded_before_the_first_step_is_of_the_end_of_the_start(events: Events) -> None:
+    """It was of the time before the wait for the other racks, by which `mend report` made the run
+    longer; and of step 0 in a job that resumed at another one."""
+    before_ns = events.pace.latest[2]
+    time.sleep(0.01)
+    events.pace.begin(40, 900)
+    events.pace.record({"loss": 1.0})
+    (recorded,) = events.of("recorded")
+    assert (recorded["step"], recorded["tokens"]) == (40, 900)
+    assert recorded["at_ns"] >= before_ns + 10_000_000
+    events.pace.write()
+    assert not events.of("progress"), "nothing has been trained"
+
+
 def test_the_end_is_written_once(events: Events) -> None:
     events.pace.stepped(1, 512, 0)
     events.pace.end()

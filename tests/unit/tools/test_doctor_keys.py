@@ -23,6 +23,8 @@ OUTSIDE = {"sideband_addr": "tcp://0.0.0.0:7", "advertise_host": "me"}
         ({**OUTSIDE, "key_file": "good"}, "ok", "only holders of the key take part"),
         ({**OUTSIDE, "key_file": "good", "encrypt_payloads": False}, "note", "not encrypted"),
         ({**OUTSIDE, "key_file": "open"}, "problem", "may be read by others"),
+        ({"key_file": "open"}, "problem", "may be read by others"),
+        ({"key_file": "good"}, "ok", "only holders of the key take part"),
     ],
 )
 def test_a_rack_hears_what_keeps_others_out(

@@ -316,3 +316,12 @@ def test_what_cannot_be_planned_is_refused(name: str, value: str) -> None:
     answer = CliRunner().invoke(app, [*ASK, name, value])
     assert isinstance(answer.exception, ConfigError)
     assert name.strip("-") in str(answer.exception)
+
+
+def test_a_tiny_model_has_figures_that_can_be_read() -> None:
+    """Three parameters were "3e-06M", and their payload "3e-06 MB"."""
+    command = ["plan", "--params", "3", "--step-ms", "100", "--link", "1gbit"]
+    answer = CliRunner().invoke(app, [*command, "--largest-tensor", "2"])
+    assert answer.output.startswith("3 parameters, ")
+    assert "one tensor of 2" in answer.output
+    assert "e-0" not in answer.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -129,3 +130,24 @@ sys.exit(7)
     done = subprocess.run([sys.executable, "-c", code], stdout=theirs, check=False)
     os.close(theirs)
     assert done.returncode == 7
+
+
+@pytest.mark.parametrize("command", ["version", "--help"])
+def test_output_to_a_full_disk_is_told_in_one_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mend", command],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.stderr == "mend: the output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_a_reader_that_has_gone_is_no_verdict() -> None:
+    """`mend replay | head -1` ended with the status of a difference."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "mend", "version"]
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -215,6 +217,16 @@ def test_a_run_that_is_killed_or_still_runs_is_read_all_the_same(tmp_path: Path)
     assert (found.fine, found.answer) == (False, "no: rack 1 stopped, or still trains")
 
 
+def test_a_rack_that_left_by_an_exception_did_not_end_in_order(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path).trains(50)
+    about = {"detail": "KeyboardInterrupt", "step": 50, "tokens": 50, "tokens_merged": 5.0}
+    run.says(0, "ended-unmerged", BEGIN + 99 * S, outcome="kept-local", **about)
+    run.says(1, "ended-unmerged", BEGIN + 99 * S, outcome="aborted", **about)
+    found = answers(run.write())["Ended in order"]
+    assert (found.fine, found.answer) == (False, "no: rack 1 ended aborted")
+    assert "aborted" in plain(drawn(run.write())).split("Racks", 1)[1]
+
+
 def test_a_run_of_a_single_event_is_a_page_too(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.says(0, "start", BEGIN, job="x")
@@ -285,6 +297,26 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--out"):
         report(folder, tmp_path / "file" / "page.html")
+
+
+def test_a_device_or_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """As root, `--out /dev/null` made a file of the device."""
+    folder, pipe, link = (
+        RunFolder(tmp_path / "run").trains(20).write(),
+        tmp_path / "p",
+        tmp_path / "l",
+    )
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)
+    report(folder, pipe)
+    assert os.read(reader, 1 << 20).startswith(b"<!DOCTYPE html>")
+    os.close(reader)
+    assert pipe.is_fifo()
+    link.symlink_to("page.html")
+    report(folder, link)
+    assert link.is_symlink()
+    assert (tmp_path / "page.html").read_bytes() == link.read_bytes()
 
 
 # ------------------------------------------------------------------ the headline

@@ -314,6 +314,27 @@ def test_slow_racks_are_kept_once_with_their_worst() -> None:
     assert (found[1, "own past"].ratio, found[1, "own past"].step) == (2.5, 90)
 
 
+def test_a_rack_that_joins_again_counts_on_and_its_rounds_count_once() -> None:
+    """Its second life goes on at the step of another rack: the tokens and bytes of the first were
+    lost, and the rounds that it read in the log again were counted twice."""
+    run = Run().says(0, {"kind": "start", "member": [0, 1], "plan": "p", "job": "j"})
+    run.says(1, {"kind": "start", "member": [1, 1], "plan": "p", "job": "j"})
+    for rack in (0, 1):
+        run.says(rack, progress(1), progress(10), commit(0, 1, {0: 1, 1: 1}))
+    run.says(1, {"kind": "start", "member": [1, 2], "plan": "p", "job": "j"})
+    run.says(1, commit(0, 1, {0: 1, 1: 1}))
+    again = {"bytes_sent": 7, "bytes_received": 7, "stall_ms_total": 0.0}
+    run.says(1, progress(30, tokens=20, **again), progress(40, tokens=120, last=True, **again))
+    for rack in (0, 1):
+        run.says(rack, commit(0, 2, {0: 2, 1: 2}))
+    facts = run.gathering.finish()
+    assert (facts.rounds, facts.agreed, facts.alone, facts.tokens_merged[1]) == (2, 2, 0, 200)
+    rank = facts.ranks[1, 0]
+    assert rank.now is not None
+    assert (rank.lives, rank.closed, rank.now.step, rank.now.tokens) == (2, True, 40, 100 + 120)
+    assert (rank.now.bytes_sent, rank.now.stall_ms) == (50 + 7, 20.0)
+
+
 def test_of_a_resumed_run_nobody_says_that_work_was_not_merged() -> None:
     """Its racks count on from the checkpoint, and the rounds of before are in other files: a run
     that merged everything since had a red verdict."""

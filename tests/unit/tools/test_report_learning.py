@@ -144,7 +144,15 @@ def test_noise_of_a_momentum_is_that_of_planted_offers(shared: float, turn: floa
 @pytest.mark.parametrize(
     ("facts", "settings", "stall", "first"),
     [
-        (job(), {"sync_period_steps": 32}, 0.2, "codec"),
+        (
+            job(),
+            {"codec": "float32"},
+            0.2,
+            "codec, from float32 to int8, or overlap_steps (longer)",
+        ),
+        (job(), {"codec": "int8"}, 0.2, "codec, from int8 to int4, or overlap_steps (longer)"),
+        (job(), {"codec": "topk"}, 0.2, "overlap_steps (longer), because"),
+        (job(), {"sync_period_steps": 32}, 0.2, "overlap_steps (longer), because"),
         (job(rounds=4), {"sync_period_steps": 64}, 0.0, "sync_period_steps, from 64 to 32: a frag"),
         (job(), {"sync_period_steps": 128}, 0.0, "sync_period_steps, from 128 to 32, with codec"),
         (job(), {"sync_period_steps": 4}, 0.0, "sync_period_steps, from 4 to 32: that sends 4/32"),

@@ -147,6 +147,22 @@ def test_it_says_how_far_one_comes(onlooker: StatusClient, free_port: int) -> No
         assert ways == [Way.CLOSED, Way.SPEAKS, Way.OPEN]
 
 
+def test_one_that_hangs_up_is_told_from_one_that_is_not_there() -> None:
+    """A sideband with another key does; `mend top` said that no process listens there."""
+    with contextlib.closing(StatusClient(1000, (bytes(32),))) as onlooker:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+            onlooker.watch(address)
+            for _ in range(3):
+                listener.accept()[0].close()
+                onlooker.collect(0.1)
+        for _ in range(100):
+            if onlooker.way(address) is Way.HUNG_UP:
+                break
+            onlooker.collect(0.05)
+        assert onlooker.way(address) is Way.HUNG_UP
+
+
 def test_a_process_that_comes_back_is_heard_again(onlooker: StatusClient) -> None:
     with answering(b"first life") as address:
         onlooker.watch(address)
@@ -207,3 +223,9 @@ def test_address_behind_a_proxy_that_cannot_reach_it_is_closed() -> None:
         while len(asked) < 2:
             client.collect(0.1)
             assert client.way("tcp://node-b1.inside:21900") is Way.CLOSED
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999999"])
+def test_a_port_that_cannot_be_is_refused(onlooker: StatusClient, port: str) -> None:
+    with pytest.raises(ConfigError, match=r"port must be 1\.\.65535"):
+        onlooker.watch(f"tcp://127.0.0.1:{port}")

@@ -171,6 +171,8 @@ def source_of(resume: object) -> Path | SavedState | None:
     if resume is None or isinstance(resume, SavedState):
         return resume
     if isinstance(resume, str | os.PathLike) and isinstance(path := os.fspath(resume), str):
+        if not path:
+            raise UsageError("resume is ''; name a folder, or leave it out for a new job")
         return Path(path)
     raise UsageError(
         f"resume is {_type_of(resume)}; it takes a folder of runtime.checkpoint (str or Path), or "

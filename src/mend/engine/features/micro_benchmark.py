@@ -150,12 +150,21 @@ class LiveBenchmark:
 
     def _joined(self, measure: Callable[[], T]) -> T | None:
         """The result of a thread that does it; None: it takes longer than JOIN_S."""
-        found = list[T]()
-        self._thread = threading.Thread(
-            target=lambda: found.append(measure()), name="mend-benchmark", daemon=True
-        )
+        found, done = list[T](), threading.Event()
+
+        def measured() -> None:
+            try:
+                found.append(measure())
+            finally:
+                done.set()
+
+        # A program that ends while a thread is inside torch is aborted (SIGABRT). On a CPU the end
+        # waits for this one, which is soon done; a GPU may never answer. An event, as Ctrl-C in
+        # `join` makes Python 3.11 take the thread for ended.
+        on_cpu = self._device.type == "cpu"
+        self._thread = threading.Thread(target=measured, name="mend-benchmark", daemon=not on_cpu)
         self._thread.start()
-        self._thread.join(JOIN_S)
+        done.wait(JOIN_S)
         return found[0] if found else None
 
 

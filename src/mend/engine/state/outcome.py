@@ -32,7 +32,7 @@ WORDS = {
     "not-exchanged": "the model keeps its own weights, some of which no other rack gets",
     "diverged": "the model keeps its own weights, which contain NaN or Inf; the others continue",
     "failed": "the model keeps its own weights, as mend could not end in order",
-    "aborted": "the rack left without mend_shutdown: the model keeps its own weights",
+    "aborted": "the rack left before mend_shutdown was over: the model keeps its own weights",
 }
 """The values of `status().outcome`."""
 

@@ -40,14 +40,19 @@ class TrainingProgress:
         """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
         self.recorded: dict[str, float | str] = {}
         """What `record` was given last."""
-        self._ended = self._warned = False
+        self._stepped = self._ended = self._warned = False
         self._warns = warns
 
     # -------------------------------------------------------------- training thread
 
+    def begin(self, step: int, tokens: int) -> None:
+        """mend_init is over: what is recorded before the next step is of now, not of a time before
+        the wait for the other racks, and of the step that the rack resumes or joins at."""
+        self.latest = (step, tokens, wall_ns(), 0)
+
     def stepped(self, step: int, tokens: int, stall_ns: int) -> None:
         """`step` is over, with all work of mend after it. The first step starts the clock."""
-        self.latest = (step, tokens, wall_ns(), stall_ns)
+        self.latest, self._stepped = (step, tokens, wall_ns(), stall_ns), True
         if step == 1:
             self.write()
 
@@ -71,9 +76,9 @@ class TrainingProgress:
 
     def write(self, *, last: bool = False) -> None:
         """The event `progress`, from the first step on."""
-        step, tokens, at_ns, stall_ns = self.latest
-        if step == 0:
+        if not self._stepped:
             return
+        step, tokens, at_ns, stall_ns = self.latest
         (sent, received), seen = self._traffic(), self._agreement()
         of_merges = seen.merges, seen.cosine
         self._note(Progress(step, tokens, at_ns, stall_ns / MS, sent, received, last, *of_merges))

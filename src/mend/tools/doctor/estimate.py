@@ -138,6 +138,8 @@ def of_memory(memory: Memory, room: Room, ranks_here: int) -> Finding:
 
 
 def amount(size: float) -> str:
+    if size < 1e5:
+        return f"{size:,.0f} B"
     return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
 
 

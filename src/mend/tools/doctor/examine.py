@@ -109,9 +109,10 @@ def _plain(value: object) -> object:
 
 def of_keys(config: MendConfig) -> list[Finding]:
     """Judge what keeps others out of the job. Empty: no address is known; a script may name it."""
-    if config.rack is None and not config.sideband_addr:
+    placed = config.rack is not None or bool(config.sideband_addr)
+    if not placed and config.key_file is None:
         return []
-    bind = config.bind_address
+    bind = config.bind_address if placed else ""  # a key is judged without
     protection = protection_of(config, bind)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it says follows

@@ -311,13 +311,14 @@ def _watched(config: MendConfig) -> dict[int, str]:
 
 def _port(watch: Watch, rack: int, address: str) -> Seen:
     knock, view = watch.knocks.get(rack), watch.looks.views.get(address)
+    speaks = (knock is not None and knock.speaks) or address in watch.looks.speaking
     return Seen(
         rack=rack,
         address=address,
         answer=knock.answer if knock is not None else "",
         detail=knock.detail if knock is not None else "",
-        speaks=(knock is not None and knock.speaks) or address in watch.looks.speaking,
-        locked=address in watch.looks.locked and view is None,
+        speaks=speaks,
+        locked=speaks and address in watch.looks.locked and view is None,
         job=view.job if view is not None else "",
         waits=view.detail if view is not None else "",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -89,8 +89,12 @@ class RankFacts:
     track: Track = field(default_factory=Track)
     curves: dict[str, Curve] = field(default_factory=dict)
     lives: int = 1
+    restarted: bool = False
+    """It has begun another life, of which there is no `progress` yet."""
     closed: bool = False
-    """It ended in order: the last `progress` says so."""
+    """It has ended: the last `progress` says so."""
+    outcome: str = ""
+    """How its newest life ended, a word of the engine's; empty: it has not."""
     commits: int = 0
     merges: Merges = Merges()
     """Of its newest life."""
@@ -222,10 +226,14 @@ class Gathering:
             kinds.RankEvicted: self._eviction,
             kinds.RosterChanged: self._roster,
             kinds.LastRoundsAlone: self._last_alone,
+            kinds.RankEnded: self._ended,
+            kinds.RankEndedUnmerged: self._ended,
         }
         self._leaves: dict[int, str] = {}
         """Rack that is to be evicted -> why."""
         self._founded = False
+        self._written: dict[tuple[int, int, int], int] = {}
+        """(rack, rank, fragment) -> the newest version of which its file has the commit."""
 
     def take(self, rack: int, rank: int, timed: Timed) -> None:
         """One event."""
@@ -268,6 +276,7 @@ class Gathering:
         if self.facts.job and self.facts.job != job:
             self._begin_anew()
         self.facts.job, self.facts.exchange = job, event.exchange
+        source.outcome, source.restarted = "", source.now is not None
         self.facts.elements = event.elements or self.facts.elements
 
     def _protection(self, source: RankFacts, time_ns: int, event: kinds.ProtectionChosen) -> None:
@@ -286,13 +295,18 @@ class Gathering:
         # A rack says how it is protected before its job has a name.
         self.facts = RunFacts(earlier_jobs=earlier, protection=self.facts.protection)
         self._pending, self._captured, self._leaves, self._founded = {}, {}, {}, False
+        self._written = {}
 
     # -------------------------------------------------------------- training
 
     def _progress(self, source: RankFacts, time_ns: int, event: kinds.Progress) -> None:
-        if source.now is not None and event.step < source.now.step - source.base.step:
-            source.base, source.lives, source.closed = source.now, source.lives + 1, False
-        base = source.base
+        now, base = source.now, source.base
+        if now is not None and (source.restarted or event.step < now.step - base.step):
+            # A rack that joins goes on at the step of another one, and counts its tokens anew.
+            steps = now.step if event.step < now.step - base.step else base.step
+            tokens = now.tokens if event.tokens < now.tokens - base.tokens else base.tokens
+            source.base = base = replace(now, step=steps, tokens=tokens)
+            source.lives, source.closed, source.restarted = source.lives + 1, False, False
         source.now = Point(
             event.at_ns,
             base.step + event.step,
@@ -383,10 +397,19 @@ class Gathering:
     def _last_alone(self, source: RankFacts, time_ns: int, event: kinds.LastRoundsAlone) -> None:
         self.facts.last_alone[source.rack] = event
 
+    def _ended(
+        self, source: RankFacts, time_ns: int, event: kinds.RankEnded | kinds.RankEndedUnmerged
+    ) -> None:
+        source.outcome = clean(event.outcome[:NAME_MAX])
+
     # -------------------------------------------------------------- rounds
 
     def _commit(self, source: RankFacts, time_ns: int, event: kinds.RoundCommitted) -> None:
         key = (event.fragment, event.version)
+        of = (source.rack, source.rank, event.fragment)
+        if event.version <= self._written.get(of, 0):
+            return  # a rack that joins again writes down once more what it reads in the log
+        self._written[of] = event.version
         digests = tuple(event.digests)
         source.commits += 1
         source.versions[event.fragment] = (event.version, "".join(d[:8] for d in digests[:8]))
@@ -444,6 +467,7 @@ class Gathering:
 
     def _lineage(self, source: RankFacts, time_ns: int, event: kinds.LineageBegun) -> None:
         """End all comparisons: what only dead racks had is decided anew, to other bits."""
+        self._written.clear()
         for key in list(self._pending):
             self._close_comparison(key)
 

@@ -23,6 +23,9 @@ MERGED = "_merged"
 FEW_ROUNDS = 10
 """Of a fragment: fewer make a merge too rare to help."""
 STALLED = 0.05
+SMALLER: Mapping[object, str] = {"float32": "int8", "bfloat16": "int8", "int8": "int4"}
+"""The codec to try next, for fewer bytes."""
+
 PERIOD_BEST, PERIOD_SHORT = 32, 16
 """The least loss of those that were measured, and the shortest of them (mend.tools.plan_loss)."""
 
@@ -205,7 +208,7 @@ def _first(
     rules = (
         _momentum_too_long(facts, settings),
         _pulled_apart(facts),
-        _not_together(facts, stall_share),
+        _not_together(facts, settings, stall_share),
         _period(facts, period),
         _worse(facts, period) if worse else "",
     )
@@ -243,14 +246,16 @@ def _pulled_apart(facts: RunFacts) -> str:
     )
 
 
-def _not_together(facts: RunFacts, stall_share: float) -> str:
+def _not_together(facts: RunFacts, settings: Mapping[str, object], stall_share: float) -> str:
     turnout = list(facts.turnout.elements())
     if 2 * short_of(turnout) > len(turnout):
         return "grace_window_ms (longer): most rounds miss a rack that lived"
     if stall_share > STALLED:
+        codec = settings.get("codec")
+        smaller = f"codec, from {codec} to {SMALLER[codec]}, or " if codec in SMALLER else ""
         return (
-            "codec (int8, then int4), because training waits for the exchange; mend plan compares "
-            "further settings"
+            f"{smaller}overlap_steps (longer), because training waits for the exchange; mend plan "
+            "compares further settings"
         )
     return ""
 

@@ -39,6 +39,10 @@ def report(folder: Path, out: Path | None = None) -> Path:
 def _write(path: Path, data: bytes) -> None:
     """Write the whole file at once: a browser that reloads never sees half a page."""
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe: a rename would replace it
+            path.write_bytes(data)
+            return
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".report-") as beside:
             whole = Path(beside) / path.name

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from mend.config import describe
 from mend.coordination.slow import OWN_PAST
+from mend.engine.state.outcome import GOOD, KEPT
 from mend.engine.state.participation import describe_rounds, short_of
 from mend.status.loudness import SLOW_RATIO_LEAST
 from mend.tools.report.facts import RankFacts, RunFacts
@@ -17,6 +18,7 @@ from mend.types import SECOND, rack_name
 
 FRAGMENTS_SHOWN = 16
 SLOW_SHOWN = 8
+IN_ORDER = GOOD | KEPT | {""}
 FP32_BYTES = 4
 OF_A_PLACE = frozenset(
     {"rack", "sideband_addr", "sideband_peers", "witness_addr", "advertise_host", "diagnostics_dir",
@@ -48,6 +50,8 @@ class Total:
     merged_share: float
     """Share of its tokens that was merged, averaged over fragments."""
     closed: bool
+    outcome: str = ""
+    """How a rank ended, if one did not end in order."""
 
 
 class Fact(NamedTuple):
@@ -85,6 +89,7 @@ def total(facts: RunFacts, rack: int) -> Total:
         bytes_received=sum(point.bytes_received for point in newest),
         merged_share=min(1.0, merged / tokens) if tokens else 0.0,
         closed=bool(ranks) and all(each.closed for each in ranks),
+        outcome=next((each.outcome for each in ranks if each.outcome not in IN_ORDER), ""),
     )
 
 
@@ -161,11 +166,21 @@ def verdicts(facts: RunFacts, totals: dict[int, Total]) -> list[Verdict]:
     for question, sentences, fine in lists:  # None: an eviction is neither right nor wrong
         if sentences:
             answers.append(Verdict(question, "; ".join(sentences[:SLOW_SHOWN]), fine))
-    ended = "yes" if not late else f"no: {', '.join(map(rack_name, late))} stopped, or still trains"
-    answers.append(Verdict("Ended in order", ended, not late))
+    answers.append(_ended(late, totals))
     count = sum(facts.fault_counts.values())
     answers.append(Verdict("Warnings and faults", str(count or "none"), count == 0))
     return answers
+
+
+def _ended(late: Sequence[int], totals: dict[int, Total]) -> Verdict:
+    bad = [
+        f"{rack_name(rack)} ended {one.outcome}"
+        for rack, one in totals.items()
+        if one.outcome and rack not in late
+    ]
+    if late:
+        bad.append(f"{', '.join(map(rack_name, late))} stopped, or still trains")
+    return Verdict("Ended in order", f"no: {'; '.join(bad)}" if bad else "yes", not bad)
 
 
 def _cause(facts: RunFacts, rack: int, against: str) -> str:

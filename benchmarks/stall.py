@@ -131,7 +131,7 @@ def _train(
 def _kind(runtime: mend.Runtime, step: int, overlap: int) -> str:
     if runtime.schedule_for(step).fragments:
         return "capture"
-    return "apply" if runtime.schedule_for(step - overlap).fragments else "other"
+    return "apply" if runtime.schedule_for(max(0, step - overlap)).fragments else "other"
 
 
 def _work(ms: float) -> None:

@@ -62,6 +62,11 @@ class Encoded:
     length: float = 0.0
 
 
+CALLS_MAX = 16
+"""Calls of a kernel for one offer, where the parts of the payload are then no smaller than
+DIGEST_BLOCK_BYTES."""
+
+
 def compile_kernels(codec: Codec | LayoutCodec, numel: int, *, offers: bool) -> None:
     """Compile the kernels for merges of `numel` elements, and with `offers` those for offers."""
     if isinstance(codec, BlockCodec):
@@ -348,12 +353,16 @@ def _lengths(squares: Sequence[list[tuple[float, float]]]) -> tuple[float, float
 
 
 def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> int:
-    """Portions of one call of a compiled codec: the payload is hashed and served by
-    DIGEST_BLOCK_BYTES. Each thread has two calls or more."""
-    if portion % ROW_NUMEL or numel < 2 * portion or _kernel(codec) is None:
+    """Portions of one call of a compiled kernel: each call takes the interpreter's lock away from
+    the training thread. The payload is hashed and served by calls: by DIGEST_BLOCK_BYTES, and where
+    that were more than CALLS_MAX calls, by a CALLS_MAX-th. Each thread has two calls or more."""
+    plain = type(codec) is CODECS["float32"]
+    kernel = _delta_kernel(numel) if plain else _kernel(codec)
+    if portion % ROW_NUMEL or numel < 2 * portion or kernel is None:
         return 1
     most = numel // portion // (2 * threads)
-    return max(1, min(most, DIGEST_BLOCK_BYTES // codec.payload_bytes(portion)))
+    by_block = DIGEST_BLOCK_BYTES // codec.payload_bytes(portion)
+    return max(1, min(most, max(by_block, numel // portion // CALLS_MAX)))
 
 
 def _compiled(codec: Codec | LayoutCodec) -> str:

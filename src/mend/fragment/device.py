@@ -78,8 +78,9 @@ class Uploaded:
     next_N: Tensor
     base_N: Tensor | None
     """Vector to subtract from theta: the old anchor, or the captured snapshot; None: not needed."""
-    sources: tuple[Tensor, Tensor | None, Tensor] | None
-    """The old anchor, the delta and the new anchor, while pieces of them have to be copied."""
+    sources: tuple[Tensor | None, Tensor | None, Tensor] | None
+    """What is needed of the old anchor, the delta and the new anchor, while pieces of them have to
+    be copied."""
     begun: int = 0
     """Elements that are on the device or on the way to it."""
     ready: Any = None
@@ -92,14 +93,8 @@ class Uploaded:
     @property
     def bus_bytes(self) -> int:
         """Bytes that cross the bus."""
-        return sum(each.nbytes for each in self._copied() if each.device.type == "cpu")
-
-    def _copied(self) -> list[Tensor]:
-        if self.sources is None:
-            return []
-        anchor_N, delta_N, next_N = self.sources
-        base = [] if self.base_N is None else [anchor_N, *([] if delta_N is None else [delta_N])]
-        return [*base, next_N]
+        needed = [each for each in self.sources or () if each is not None]
+        return sum(each.nbytes for each in needed if each.device.type == "cpu")
 
 
 class Side:
@@ -191,12 +186,12 @@ class Side:
     ) -> Uploaded:
         """Make room on the device for a new anchor, which `advance` brings there. Tensors as those
         of `realign`, pinned, or on the device and complete."""
-        base_N = None
+        based = delta_N is None or move.apply_mode == "carry"
         with self._torch.stream(self._uploads):
             there_N = torch.empty(next_N.numel(), dtype=torch.float32, device=self.device)
-            if delta_N is None or move.apply_mode == "carry":
-                base_N = torch.empty_like(there_N)
-        found = Uploaded(move, there_N, base_N, (anchor_N, delta_N, next_N))
+            base_N = torch.empty_like(there_N) if based else None
+        sources = (anchor_N, delta_N, next_N) if based else (None, None, next_N)
+        found = Uploaded(move, there_N, base_N, sources)
         self.held(found.device_bytes)
         return found
 
@@ -210,7 +205,7 @@ class Side:
         piece = slice(new.begun, min(new.begun + numel, next_N.numel()))
         with self._torch.stream(self._uploads):
             there_n = new.next_N[piece]
-            if new.base_N is not None:
+            if new.base_N is not None and anchor_N is not None:
                 base_n = new.base_N[piece].copy_(anchor_N[piece], non_blocking=True)
                 if delta_N is not None:
                     base_n.sub_(there_n.copy_(delta_N[piece], non_blocking=True))

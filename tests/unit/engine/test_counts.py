@@ -179,15 +179,16 @@ def test_an_offer_is_one_compiled_pass_and_one_checksum(
     assert (dict(counts.calls), counts.passes) == cost
 
 
+@pytest.mark.parametrize("most", [2, 3])
 def test_a_large_offer_takes_the_lock_for_a_bounded_number_of_calls(
-    counts: Counts, monkeypatch: pytest.MonkeyPatch
+    counts: Counts, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same bits."""
     pytest.importorskip("numba")
     numerics = numerics_of("float32")
     anchor = numerics.genesis(values(1))
     plain = numerics.encode(values(2), None, anchor.values)
-    monkeypatch.setattr(offers_module, "CALLS_MAX", 2)
+    monkeypatch.setattr(offers_module, "CALLS_MAX", most)
     counts.clear()
     with counts:
         few = numerics.encode(values(2), None, anchor.values)

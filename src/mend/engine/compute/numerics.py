@@ -209,8 +209,7 @@ class Numerics:
         `grows`: gets the payload (uint8 B) before its first byte is there, where it is made from
         front to back, and gives what to tell how far it is. The payload may share the memory of
         `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
-        the range of the codec; the contents of `delta_N` are then
-        undefined.
+        the range of the codec; `delta_N` is undefined then.
         """
         codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N

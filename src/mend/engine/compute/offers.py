@@ -362,7 +362,7 @@ def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> i
         return 1
     most = numel // portion // (2 * threads)
     by_block = DIGEST_BLOCK_BYTES // codec.payload_bytes(portion)
-    return max(1, min(most, max(by_block, numel // portion // CALLS_MAX)))
+    return max(1, min(most, max(by_block, math.ceil(numel / portion / CALLS_MAX))))
 
 
 def _compiled(codec: Codec | LayoutCodec) -> str:

@@ -14,6 +14,7 @@ residual, and what is sent in place of what is pending.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -151,15 +152,16 @@ class CudaStaging:
             uploaded = self.side.upload(move, old_N, delta_N, new.values)
             ended = threading.Event()
             self._waiting = fragment, uploaded, ended
-        pieces = -(-uploaded.next_N.numel() // UPLOAD_PIECE_NUMEL)
-        # Half of the time: a step may take less than the ones before it.
-        pause_s = min(uploaded.bus_bytes / UPLOAD_BYTES_PER_S, left_s / 2) / max(1, pieces)
-        if pieces > 1 and pause_s >= PAUSE_S_MIN:
-            bring = partial(self._bring, uploaded, pause_s, ended)
-            threading.Thread(target=bring, name="mend-upload", daemon=True).start()
-        else:
-            with self._lock:
+            pieces = uploaded.next_N.numel() / UPLOAD_PIECE_NUMEL
+            # Half of the time: a step may take less than the ones before it.
+            pause_s = min(uploaded.bus_bytes / UPLOAD_BYTES_PER_S, left_s / 2) / max(1, pieces)
+            if pieces <= 1 or pause_s < PAUSE_S_MIN:
                 self.side.advance(uploaded, uploaded.next_N.numel())
+                return
+        bring = partial(self._bring, uploaded, pause_s, ended)
+        # Where no thread can be started, the apply uploads it.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=bring, name="mend-upload", daemon=True).start()
 
     def _bring(self, uploaded: Uploaded, pause_s: float, ended: threading.Event) -> None:
         """Upload piece by piece. An apply that comes before does the rest."""

@@ -85,8 +85,8 @@ def jobs_at(addresses: Sequence[str], limit_s: float = LOOK_S, *, proxy: str = "
                     views[address] = decode_view(frame)
                     clocks_ns[address] = views[address].wall_ns - time.time_ns()
         ways = {each: onlooker.way(each) for each in known}
-    no = (Way.LOCKED, Way.HUNG_UP)
-    locked = frozenset(each for each in known if ways[each] in no) - views.keys()
+    of_another_key = (Way.LOCKED, Way.HUNG_UP)
+    locked = frozenset(each for each in known if ways[each] in of_another_key) - views.keys()
     speaking = frozenset(each for each in known if ways[each] in (Way.SPEAKS, Way.LOCKED))
     return Looks(views, clocks_ns, speaking | views.keys(), locked)
 

@@ -220,7 +220,7 @@ class _Calls:
     def of_loop(self) -> Counter[str]:
         """Of each function, by its place."""
         found = Counter[str]()
-        for thread, profile in self._profiles.items():
+        for thread, profile in list(self._profiles.items()):
             for each in _functions(profile) if thread.name == LOOP else ():
                 code = each.code
                 where = code.co_filename.rpartition("/src/")[2].rpartition("/lib/")[2]

@@ -90,9 +90,9 @@ def delay_sweep_command(
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA if there are enough GPUs.")
     ] = "auto",
     link: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="RATE,RTT[,LOSS]", help="A real link, as in mend launch. Root only."),
-    ] = "",
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V", help="Environment variable of every rank; may be repeated."),

@@ -88,7 +88,7 @@ class Sweep:
     """None: per place, the least that covers the delay and a measured exchange."""
     warm_up_steps: int
     on_cpu: bool
-    link: str = ""
+    link: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ def _check(sweep: Sweep) -> None:
         rule = f"must be 1 to {sweep.period_steps - 1}, as period={sweep.period_steps}"
         raise ConfigError("tau", tau, rule, "Lower it, raise --period, or use --tau auto.")
     _check_places(sweep)
-    if sweep.link:
+    if sweep.link is not None:
         Link.parse(sweep.link)
     if taken := sorted(SET_BY_THE_SWEEP & set(sweep.env)):
         remedy = "Use the option of the sweep, or leave it out."

@@ -129,15 +129,11 @@ def _taus(state: State, console: Console) -> dict[Place, int]:
 # ------------------------------------------------------------------ one cell
 
 
-def run_cell(state: State, cell: Cell) -> Done:
-    """One job, from start to its figures on disk. Raises MendError with its last lines, or
-    Stopped."""
-    sweep, folder = state.sweep, state.folder(cell)
-    shutil.rmtree(folder, ignore_errors=True)  # of a cell that was stopped half-way
-    events = folder / "events"
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    env = {**sweep.env, **environment(sweep, cell), "MEND_DIAGNOSTICS_DIR": str(events.resolve())}
-    job = Job(
+def job_of(sweep: Sweep, cell: Cell, folder: Path) -> Job:
+    """The job of a cell, which writes its events and logs to that folder."""
+    told = {"MEND_DIAGNOSTICS_DIR": str((folder / "events").resolve())}
+    env = {**sweep.env, **environment(sweep, cell), **told}
+    return Job(
         command=command_of(sweep, cell),
         racks=sweep.racks,
         nproc_per_rack=sweep.nproc_per_rack,
@@ -147,8 +143,17 @@ def run_cell(state: State, cell: Cell) -> Done:
         env=env | ({"CUDA_VISIBLE_DEVICES": ""} if sweep.on_cpu else {}),
         link=sweep.link,
     )
+
+
+def run_cell(state: State, cell: Cell) -> Done:
+    """One job, from start to its figures on disk. Raises MendError with its last lines, or
+    Stopped."""
+    sweep, folder = state.sweep, state.folder(cell)
+    shutil.rmtree(folder, ignore_errors=True)  # of a cell that was stopped half-way
+    events = folder / "events"
+    last: deque[str] = deque(maxlen=LAST_LINES)
     started = time.monotonic()
-    outcome = launch(job, lambda who, line: last.append(f"[{who}] {line}"))
+    outcome = launch(job_of(sweep, cell, folder), lambda who, line: last.append(f"[{who}] {line}"))
     if outcome.interrupted:
         raise Stopped(outcome.status)
     if outcome.status:

@@ -70,7 +70,7 @@ def title(sweep: Sweep, rows: Sequence[Row]) -> str:
     """The job in a line."""
     repeats = {row.tokens_per_s.repeats for row in rows}
     count = f"{min(repeats)}..{max(repeats)}" if len(repeats) > 1 else str(max(repeats, default=0))
-    link = f", link {sweep.link}" if sweep.link else ""
+    link = f", link {sweep.link}" if sweep.link is not None else ""
     return (
         f"{sweep.racks} racks x {sweep.nproc_per_rack}, H={sweep.period_steps}, "
         f"P={sweep.fragments}, {count} repeats{link}"

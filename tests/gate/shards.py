@@ -103,7 +103,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_statistics.py": ("fragment", "engine"),
     "tests/process/test_strangers.py": ("transport",),
     "tests/process/test_surface.py": ("api", "compat"),
-    "tests/process/test_sweep.py": ("benchmarks",),
+    "tests/process/test_sweep.py": ("benchmarks", "tools"),
     "tests/process/test_takeover.py": ("coordination", "engine"),
     "tests/process/test_tape.py": ("trace",),
     "tests/process/test_thin_links.py": ("tools", "transport", "engine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.delay_sweep.train import steps_of
 from mend.config import MendConfig
 from mend.errors import ConfigError
 from mend.tools import app
+from mend.tools.launch import Job, Outcome
 
 
 def asked(**more: Any) -> Sweep:
@@ -22,7 +24,7 @@ def asked(**more: Any) -> Sweep:
          "step_ms", "size", "script")
     )  # fmt: skip
     usual = {
-        "quick": False, "racks": 2, "nproc_per_rack": 1, "device": "cpu", "link": "", "env": (),
+        "quick": False, "racks": 2, "nproc_per_rack": 1, "device": "cpu", "link": None, "env": (),
     }  # fmt: skip
     arguments = {**nothing, **usual, **more}
     return settings_of(arguments, arguments.pop("script"))
@@ -104,3 +106,21 @@ def test_help_teaches_and_mistakes_are_one_line() -> None:
         assert words in told
     found = CliRunner().invoke(app, ["bench", "delay-sweep", "--tau", "x", "--device", "cpu"])
     assert isinstance(found.exception, ConfigError)
+
+
+def test_a_cell_is_launched_without_a_link_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job] = []
+
+    def interrupted(job: Job, sink: object) -> Outcome:
+        jobs.append(job)
+        return Outcome(racks={}, witness=None, interrupted=2)
+
+    monkeypatch.setattr("benchmarks.delay_sweep.run.launch", interrupted)
+    command = ["bench", "delay-sweep", "--quick", "--device", "cpu", "--out"]
+    for of, more in (("loopback", []), ("slow", ["--link", "400mbit,20ms"])):
+        ended = CliRunner().invoke(app, [*command, str(tmp_path / of), *more])
+        assert ended.exit_code == 130, ended.output
+    assert [job.link for job in jobs] == [None, "400mbit,20ms"]
+    assert jobs[0].env["MEND_DIAGNOSTICS_DIR"].endswith("/events")

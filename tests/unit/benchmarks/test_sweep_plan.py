@@ -119,6 +119,7 @@ def test_settings_survive_a_file_and_every_one_of_them_counts() -> None:
         ({"distributions": ("gaussian",)}, "distributions"),
         ({"distributions": ()}, "distributions"),
         ({"distributions": ("bimodal", "bimodal")}, "distributions"), ({"link": "fast"}, "--link"),
+        ({"link": ""}, "--link"),
         ({"env": {"MEND_LOCKSTEP": "false"}}, "env"),
     ],
 )  # fmt: skip

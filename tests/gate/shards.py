@@ -78,6 +78,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tests/process/test_learning.py": ("outer", "merge", "config"),
     "tests/process/test_links.py": ("tools",),
     "tests/process/test_lockstep.py": ("engine", "merge", "outer"),
+    "tests/process/test_locked_memory.py": ("engine", "config"),
     "tests/process/test_loss.py": ("benchmarks", "outer"),
     "tests/process/test_mesh.py": ("mesh", "fragment"),
     "tests/process/test_metrics.py": ("status",),

@@ -181,8 +181,18 @@ def rounds_in_flight(config: MendConfig) -> int:
 def spare_vectors(config: MendConfig) -> int:
     """Number of large vectors that are kept to be used again.
 
-    Every fragment has two versions at times. A round takes an offer of every rack and a copy of the
-    live weights, or a result, and gives back as many as the one before it took.
+    Every fragment has two versions. A round takes an offer of every rack and a copy of the live
+    weights, or a result, and gives back as many as the one before it took. A codec that leaves
+    something out keeps it, and in a round what the one before it left out, too.
     """
-    fragments = config.fragments * (1 + len(config.moment_periods))
-    return fragments + (config.racks + 1) * rounds_in_flight(config)
+    fragments, rounds = config.fragments, rounds_in_flight(config)
+    versions = fragments * (1 + len(config.moment_periods))
+    residuals = fragments + rounds if keeps_residuals(config) else 0
+    return versions + residuals + (config.racks + 2) * rounds
+
+
+def keeps_residuals(config: MendConfig) -> bool:
+    """Whether what offers leave out is kept on the host until the next one."""
+    codec = codec_named(config.codec)
+    in_weights = keeps_in_weights(codec, config.apply_mode)
+    return not codec.exact and not in_weights and config.encode_on == "host"

@@ -572,16 +572,23 @@ def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
 
 
 def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
-    """Allocate the memory of the whole run: a second version of every anchor, and vectors for the
-    rounds in flight. Locking takes a while and would delay the first rounds."""
-    second = [numerics.buffers.empty(track.anchor.data.numel()) for track in tracks]
-    flying = numerics.buffers.idle_max - len(second)
+    """Allocate the memory of the whole run: a second version of every anchor, the residuals, and
+    vectors for the rounds in flight. Locking takes a while, and holds up training that launches
+    kernels meanwhile."""
     numel, parcels = max(track.owned.numel for track in tracks), list[Tensor]()
+    kept, more = [track.anchor.data.numel() for track in tracks], list[int]()
+    more.append(max(kept))
+    if numerics.keeps_residuals:
+        more.append(numel)
+        kept += [track.owned.numel for track in tracks if track.moments is None]
+    rounds = (numerics.buffers.idle_max - len(kept)) // (numerics.racks + 1 + len(more))
+    held = [numerics.buffers.empty(each) for each in kept + more * rounds]
+    flying = numerics.buffers.idle_max - len(held)
     if numerics.on_device is not None:
         size = numerics.on_device.parcel_bytes(numel)
         parcels = [numerics.buffers.empty(size, torch.uint8)]
     ready = [numerics.buffers.empty(numel) for _ in range(flying - len(parcels))]
-    del second, parcels, ready
+    del held, parcels, ready
 
 
 def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> tuple[list[int], list[int]]:

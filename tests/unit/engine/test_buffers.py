@@ -68,6 +68,19 @@ def test_a_little_larger_is_taken_much_larger_is_not() -> None:
     assert close.data_ptr() == where
 
 
+def test_blocks_for_fragments_of_nearly_one_size_fit_each_of_them() -> None:
+    """A fragment is a little larger than the others, and found no block among theirs."""
+    buffers, a_little, a_lot = Buffers(2), NUMEL * 104 // 100, NUMEL * 110 // 100
+    buffers.sizes = (4 * a_little,)
+    where = buffers.empty(NUMEL).data_ptr()  # made for a smaller one
+    assert buffers.empty(a_little).data_ptr() == where
+    assert buffers.total_bytes == 4 * a_little
+    buffers.sizes = (4 * NUMEL * 120 // 100,)
+    held = buffers.empty(a_lot)
+    assert buffers.total_bytes == 4 * (a_little + a_lot), "too much would be wasted"
+    del held
+
+
 def test_only_so_many_wait() -> None:
     buffers = Buffers(2)
     vectors = [buffers.empty(NUMEL) for _ in range(5)]

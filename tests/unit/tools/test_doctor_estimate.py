@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mend.config import MendConfig
+from mend.config.wiring import rounds_in_flight
 from mend.errors import ConfigError
 from mend.tools.doctor import estimate as est
 from mend.tools.doctor.estimate import Memory, Room
@@ -64,14 +65,17 @@ def test_momentum_doubles_the_anchors_and_ranks_share_them() -> None:
         *((mode, "overwrite", 4) for mode in ("int4", "topk", "powersgd")),
     ],
 )
-def test_a_residual_is_as_long_as_what_a_rank_owns(
+def test_a_residual_is_as_long_as_what_a_rank_owns_and_each_round_makes_a_new_one(
     mode: str, apply_mode: str, bytes_each: int
 ) -> None:
     """It was left out: a fifth of the memory of int4 with outer momentum."""
     lossy = config(codec=mode, apply_mode=apply_mode)
     found = est.memory_of(lossy, 1_000_000, 4)
     assert found.residual == 250_000 * bytes_each
-    assert found.total - found.residual == est.memory_of(config(), 1_000_000, 4).total
+    exact = est.memory_of(config(), 1_000_000, 4)
+    assert found.anchors == exact.anchors
+    in_flight = rounds_in_flight(lossy)
+    assert found.rounds == exact.rounds + in_flight * 250_000 // lossy.fragments * bytes_each
     told = est.of_memory(found, Room(None, None), 1).found
     assert ("1 MB residual" in told) == bool(bytes_each)
 

@@ -86,11 +86,11 @@ def test_racks_payload_ranks_and_delay_by_hand() -> None:
     assert row.copy_ms == pytest.approx(5 * 0.9)
     assert row.device_bytes == 0
     # 1968 / 0.8 = 2460 ms, less than the 32 steps between rounds: one is in flight, with a part of
-    # each rack and two more; two versions of a fifth of the model,
-    # each with its momentum
+    # each rack, two for the version it makes, one for the residual and one more; two versions of a
+    # fifth of the model, each with its momentum
     assert row.config.tau == 25
     assert row.memory.anchors == 2 * 2 * 4 * 20_000_000
-    assert row.memory.rounds == 1 * (4 + 3) * 4 * 5_000_000
+    assert row.memory.rounds == 1 * (4 + 4) * 4 * 5_000_000
     assert row.config.simulated_merge_delay_ms == 0, "the delay is the network's, not a setting"
 
 

@@ -28,6 +28,9 @@ FIT_PCT = 125
 FIT_LOCKED_PCT = 400
 """The same for locked blocks: locking a new one can take longer than a round."""
 
+ROUNDED_PCT = 105
+"""Maximum size that a new block is rounded up to, in percent of the vector's size."""
+
 
 class Pin(Protocol):
     """Page-locks memory, so that a GPU copies from and to it asynchronously."""
@@ -43,6 +46,9 @@ class Buffers:
     def __init__(self, idle_max: int, pin: Pin | None = None) -> None:
         self.idle_max, self._pin = idle_max, pin
         self._bytes = 0
+        self.sizes: tuple[int, ...] = ()
+        """Bytes of the largest vectors of the run: blocks for nearly as large ones are as large, so
+        that each of them fits every fragment."""
         self._unlocked: dict[int, int] = {}
         """Address -> size of the blocks that are not locked yet."""
         self._idle: list[mmap.mmap] = []
@@ -112,6 +118,7 @@ class Buffers:
                 self._give_up(self._idle.pop(0))  # unused for longest
 
     def _fresh(self, size: int, locked: bool) -> mmap.mmap:
+        size = min((s for s in self.sizes if size <= s <= size * ROUNDED_PCT // 100), default=size)
         block = _mapped(size)
         if self._pin is not None and locked:
             self._pin.lock(_address(block), len(block))

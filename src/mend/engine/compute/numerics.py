@@ -106,7 +106,7 @@ class Numerics:
         self.pool: WorkerPool = shares.pool if shares is not None else WorkerPool(threads, cores)
         self.agreement = Agreement()
         """Of the merges so far; the loop writes it."""
-        self.on_device, self._racks = on_device, racks
+        self.on_device, self.racks = on_device, racks
 
     def of(self, *, moments: bool) -> Numerics:
         """This object, or `for_moments`."""
@@ -117,7 +117,7 @@ class Numerics:
         fp32. Shares the buffers and the pool."""
         return Numerics(
             _FLOAT32, MERGES["mean"](), Replace(), staleness_max_rounds=self._staleness_max_rounds,
-            racks=self._racks, shares=self,
+            racks=self.racks, shares=self,
         )  # fmt: skip
 
     def close(self) -> list[str]:
@@ -160,6 +160,18 @@ class Numerics:
     def _vectors(self) -> int:
         """Number of vectors of an anchor: the values and the outer states."""
         return 1 + len(self.outer.states)
+
+    def expect(self, parts: Sequence[Owned]) -> None:
+        """Make new blocks as large as the largest of these parts needs them, where little is
+        missing, so that each can be used for every part."""
+        largest = max(parts, key=lambda part: part.numel)
+        numels = largest.numel, self._data_numel(largest)
+        self.buffers.sizes = tuple(4 * numel for numel in numels)
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Whether what an offer leaves out is kept on the host until the next one."""
+        return not (self.codec.exact or self.in_weights or self.on_device is not None)
 
     def empty(self, part: Owned | int, *, locked: bool = True) -> Tensor:
         """An unwritten anchor buffer: for a state pull, or for `merge(out=)`. `locked`: see
@@ -348,7 +360,7 @@ class Numerics:
         `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
         stretches. `waits`: without momentum, which still takes up the merged delta."""
         if self.of_values:
-            return Rates(fp32(Fraction(min(members, self._racks), self._racks)))
+            return Rates(fp32(Fraction(min(members, self.racks), self.racks)))
         plain = closing or (members == 1 and part == WHOLE)
         rates = self.outer.rates(Fraction(rounds, WHOLE), Fraction(part, WHOLE), plain=plain)
         if waits:

@@ -283,9 +283,10 @@ def tracks_of(
 ) -> list[FragmentState]:
     """The fragments at version 0: the model's weights and running statistics, and moments of
     zero."""
-    tracks = []
-    for cut in plan.planned:
-        view, held = plan.view_of(cut), holding_of(cut)
+    tracks, holdings = [], [holding_of(cut) for cut in plan.planned]
+    numerics.expect([held.owned for held in holdings])
+    for cut, held in zip(plan.planned, holdings, strict=True):
+        view = plan.view_of(cut)
         rules = numerics.of(moments=cut.averaged)
         read = Tensor.zero_ if cut.moments else partial(view.read, held.owned)
         tracks.append(FragmentState(view, held, rules.begun(read, held.owned)))

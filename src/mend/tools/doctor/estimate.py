@@ -14,8 +14,7 @@ from statistics import median
 
 from mend.codec import codec_named, fragment_codec
 from mend.config.settings import MendConfig
-from mend.config.wiring import rounds_in_flight
-from mend.engine.compute.numerics import keeps_in_weights
+from mend.config.wiring import keeps_residuals, rounds_in_flight
 from mend.errors import ConfigError
 from mend.outer import OUTERS
 from mend.tools.doctor.terms import Finding, ok, problem, remark
@@ -95,17 +94,15 @@ def memory_of(config: MendConfig, params: int, ranks: int) -> Memory:
     """Two versions of what the rank owns (fp32; as much again for each state vector of the outer
     optimizer, and for each moment of the inner one that is exchanged), and for each round in flight
     its part of a fragment in fp32, once per rack, once more, and once for each vector of the
-    version that is being made. As much as the rank owns once more for a codec with a residual,
-    unless the GPU keeps it."""
+    version that is being made. A codec with a residual takes as much as the rank owns once more,
+    and a part for each round in flight, unless the GPU keeps it."""
     owned = math.ceil(params / ranks)
     lr, momentum, ramp = config.outer_lr, config.outer_momentum, config.ramp_rounds
     vectors = 1 + len(OUTERS[config.outer_optimizer](lr, momentum, ramp).states)
+    owes = keeps_residuals(config)
     part = math.ceil(owned / config.fragments)
-    rounds = rounds_in_flight(config) * (config.racks + 1 + vectors) * part * FP32
+    rounds = rounds_in_flight(config) * (config.racks + 1 + vectors + owes) * part * FP32
     anchors = vectors + len(config.moment_periods)
-    codec = codec_named(config.codec)
-    owes = not codec.exact and not keeps_in_weights(codec, config.apply_mode)
-    owes = owes and config.encode_on == "host"
     return Memory(ANCHOR_VERSIONS * FP32 * owned * anchors, rounds, FP32 * owned * owes)
 
 

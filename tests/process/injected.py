@@ -43,9 +43,11 @@ class ShownClock(StepClock):
 
     times: Times
 
-    def stepped(self, tokens: int) -> tuple[int, int]:
+    def stepped(self, tokens: int) -> tuple[int, int, int]:
+        batch = self.batch
         super().stepped(tokens)
-        return round(self.times() * NS_PER_TOKEN) * tokens, tokens
+        self.batch = 0
+        return round(self.times() * NS_PER_TOKEN) * tokens, tokens, batch
 
 
 class ShownBenchmark(MicroBenchmark):

@@ -72,7 +72,7 @@ class Wide(torch.optim.Optimizer):
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for parameter in self.param_groups[0]["params"]:
             held = self.state[parameter]
             moment = held.setdefault("moment", torch.zeros(parameter.shape))

@@ -25,6 +25,7 @@ median of launch must be at least 0.99. Without a GPU only `--shape tiny` runs.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import statistics
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ from benchmarks import qwen
 from benchmarks._common import (
     Goal,
     RackArgs,
+    freeze_garbage,
     limit,
     noise,
     racks,
@@ -211,6 +213,7 @@ class _Bench:
 
     def _block(self, kind: Kind, warm_up: int, measured: int, runtime: Any) -> tuple[float, float]:
         """ms per step, and ms that training waited meanwhile."""
+        freeze_garbage()
         for _ in range(warm_up):
             self._step(kind)
         stalled_ms = runtime.status().stall_ms_total if runtime else 0.0
@@ -231,6 +234,7 @@ class _Bench:
 
     @torch.no_grad()
     def _restore(self) -> None:
+        gc.unfreeze()  # what the pair before has left may go
         for parameter, start in zip(self.model.parameters(), self.start, strict=True):
             parameter.copy_(start)
 

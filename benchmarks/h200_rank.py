@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 import mend
 from benchmarks import h200_cells, qwen
-from benchmarks._common import machine
+from benchmarks._common import freeze_garbage, machine
 from benchmarks.delay_sweep.train import device_of_rank
 from benchmarks.h200_cells import CALIBRATION, Cell, Plan
 from benchmarks.h200_machine import Clock, deterministic, memory, reset_memory
@@ -221,6 +221,7 @@ class Bench:
         marks: list[Any] = []
         losses: list[Tensor] = []
         before = None
+        freeze_garbage()
         self.clock.synchronize()
         for step in range(cell.steps):
             if step == cell.warm_up:
@@ -252,6 +253,7 @@ class Bench:
             for moment in self.optimizer.state[parameter].values():
                 _local(moment).zero_()
         self.optimizer.zero_grad(set_to_none=True)
+        gc.unfreeze()
         gc.collect()
         reset_memory(self.device)
 

@@ -6,6 +6,7 @@ mend launch --racks 2 --nproc-per-rack 2 examples/fsdp2.py --save merged.pt
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sysconfig
 from pathlib import Path
@@ -97,6 +98,9 @@ def main() -> None:
     # First fully_shard, then the optimizer (it must see the shards), then mend.
     config = mend.MendConfig(sync_period_steps=40, overlap_steps=8, fragments=4)
     with mend.session(model, config, optimizer) as runtime:
+        # A full garbage collection visits every object, and each rank makes it in another step.
+        gc.collect()
+        gc.freeze()
         rack, rank, racks = runtime.status().rack, dist.get_rank(), config.racks
         own_text, held_out = text(rack, racks + 1), text(racks, racks + 1)
         chance = torch.Generator().manual_seed(1000 * rack + rank)  # each rank its own windows

@@ -307,3 +307,28 @@ def test_the_end_of_a_forked_process_is_not_the_racks(nursery: Nursery, tmp_path
         for line in ("child 9", "ended 0", "rack 18 merged"):
             assert f"[rack {rack}] {line}\n" in done.stdout, done.stdout + done.stderr
     assert (done.returncode, "mend:" in done.stdout) == (0, False), done.stdout + done.stderr
+
+
+def test_rack_started_again_while_the_others_leave_trains_nothing_twice(jobs: Jobs) -> None:
+    """It had the merged weights and step 0, and its script trained the whole job again, alone."""
+    job = jobs(racks=3)
+    release, stop = job.gate("release"), job.gate("stop")
+    options: dict[str, Any] = {"steps": 24, "config": {**CONFIG, "shutdown_timeout_s": 60}}
+    held = {"24": [["gate", stop], ["hold_offers", 0, release]]}
+    job.start(0, **options)
+    job.start(1, **options, at=held)
+    job.start(2, **options, at={"12": [["gate", job.gate("never")]]})
+    job.event(0, "captured", closing=True)
+    job.processes[2].signal(signal.SIGKILL)
+    assert job.ended(2) == -signal.SIGKILL
+    Path(stop).touch()
+    job.event(1, "captured", closing=True)
+    job.start(2, **options)
+    fresh_start = job.event(2, "state-fresh", name="optimizer")
+    assert "no other rack trains; this rack goes on from step 24 of it" in fresh_start["reason"]
+    Path(release).touch()
+    results = job.finished()
+    assert [result.status["step"] for result in results] == [24, 24, 24]
+    assert results[2].losses == [], "it trained again"
+    assert len({result.digest for result in results}) == 1
+    assert {result.status["outcome"] for result in results} == {"merged"}

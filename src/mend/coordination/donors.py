@@ -65,7 +65,7 @@ def copies_of_rack(member: Member, ranks: Sequence[RankReport]) -> tuple[StateCo
         refused = next((copy.refused for copy in copies if copy.refused), "")
         step = copies[0].step
         if refused:
-            of_rack.append(StateCopy(to, member, step, (), (), refused))
+            of_rack.append(StateCopy(to, member, 0, (), (), refused))
         elif len(copies) == len(ranks) and all(copy.step == step for copy in copies):
             sizes, digests = (c.size for c in copies), (c.digest for c in copies)
             of_rack.append(StateCopy(to, member, step, tuple(sizes), tuple(digests)))
@@ -101,8 +101,9 @@ def _refusals(log: LogState, reports: Reports, live: frozenset[int], rack: int) 
         return [each for each in refusals if each is not None]
     if rack == _first_of_joining(log, reports, live):
         return [StateCopy(to, to, 0, (), (), ALL_JOIN)]
+    step = max((step for step, *_ in log.work.values()), default=0)
     leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
-    return [StateCopy(to, each, 0, (), (), LEAVES) for each in leaving]
+    return [StateCopy(to, each, step, (), (), LEAVES) for each in leaving]
 
 
 def _newcomers(log: LogState) -> frozenset[int]:

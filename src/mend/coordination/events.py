@@ -404,9 +404,11 @@ class CopyState(Effect, frozen=True):
 
 
 class NoState(Effect, frozen=True):
-    """No copy of a donor's training state will come."""
+    """No copy of a donor's training state will come. `step`: the one to go on from without it; 0:
+    none."""
 
     reason: str
+    step: int = 0
 
 
 class AskedState(Effect, frozen=True):

@@ -334,7 +334,7 @@ class RankCopy(WireStruct, frozen=True):
 
 class StateCopy(WireStruct, frozen=True):
     """What all ranks of a rack have copied at the same step: sizes in bytes and digests per
-    rank."""
+    rank. `refused`: why there is no copy; `step` is then the one to go on from without it, or 0."""
 
     to: Member
     donor: Member

@@ -79,7 +79,7 @@ class StateCopies:
             self.done = True
             own = copy.donor == copy.to
             donor = "" if own else f"rack {copy.donor.rack} cannot give it: "
-            return [NoState(donor + copy.refused)]
+            return [NoState(donor + copy.refused, copy.step)]
         if log.member(copy.donor.rack) != copy.donor:
             self.tries = TRIES_MAX
             return []

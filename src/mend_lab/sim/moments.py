@@ -42,6 +42,10 @@ class Moments:
     def step(self, number: int) -> None:
         self.trail = (self.trail * 3 + number) % _MODULUS
 
+    def begin_fresh(self, steps: int) -> None:
+        """Begin with no step of its own, in a job that has made so many."""
+        self.trail = torch.tensor([self._expected(steps)])
+
     def fits(self, steps: int) -> bool:
         """Whether the state is that of a rank after so many steps, its own or copied ones."""
         return int(self.trail) == self._expected(steps)

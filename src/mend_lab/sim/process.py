@@ -425,11 +425,17 @@ class Training:
         published = self.rank.published
         if not self.began:
             self.began = True
-            self._drive(self.trainer.begin(2 * START_NS))
+            self._drive(self._begin())
         elif self._wait is not None:
             wait, _, _ = self._wait
             if published.failure is not None or wait.ready():
                 self._wake()
+
+    def _begin(self) -> Requests:
+        yield from self.trainer.begin(2 * START_NS)
+        state = self.trainer.states.state
+        if self.moments is not None and state is not None and state.joins and not state.copied:
+            self.moments.begin_fresh(self.trainer.step)
 
     def _wake(self) -> None:
         assert self._wait is not None

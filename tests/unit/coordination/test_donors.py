@@ -95,11 +95,16 @@ def test_where_all_refuse_the_joiner_hears_it() -> None:
 
 
 def test_where_all_leave_the_joiner_hears_it() -> None:
-    """They wait for it: it must not wait for them."""
+    """They wait for it: it must not wait for them. It goes on from the newest work."""
     told = reports(leaving=True) | {1: report(1, leaving=True)}
     assert donors_of(log(), told, ALL) == ()
     (said,) = copies_of(log(), told, ALL, ())
     assert (said.donor, said.refused) == (member(0), "it leaves the job, and no other rack trains")
+    assert said.step == 0, "nothing was merged"
+    worked = log()
+    worked.work = {(member(0), 0): (40, 9, 8, 1), (member(1), 0): (48, 9, 8, 1)}
+    (said,) = copies_of(worked, told, ALL, ())
+    assert said.step == 48
     told = reports(leaving=True) | {1: None}
     assert copies_of(log(), told, frozenset({1, 2}), ()) == (), "one may be heard yet"
     assert copies_of(log(), told, frozenset({0, 2}), ()) == (), "a new coordinator has no report"
@@ -132,6 +137,7 @@ def test_a_racks_copy_is_that_of_all_its_ranks_at_one_step() -> None:
     assert copies_of_rack(member(0), ranks(one, RankCopy(JOINER, 8, 12, digest(2)))) == ()
     (refused,) = copies_of_rack(member(0), ranks(one, RankCopy(JOINER, 7, 0, "", "a hook")))
     assert (refused.refused, refused.sizes) == ("a hook", ())
+    assert refused.step == 0, "the joiner begins with the script's first step"
 
 
 def test_a_copy_of_another_plan_or_in_another_name_is_refused() -> None:

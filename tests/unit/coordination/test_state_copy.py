@@ -101,9 +101,9 @@ def test_a_pull_that_fails_is_tried_again_later_and_another_donors_at_once() -> 
 
 
 def test_a_refusal_ends_it_with_the_reason() -> None:
-    twin = joiner(copy(refused="optimizer['hook'] is a function"))
+    twin = joiner(copy(step=9, refused="optimizer['hook'] is a function"))
     (ended,) = twin.pull(log(), 0)
-    assert ended == NoState("rack 0 cannot give it: optimizer['hook'] is a function")
+    assert ended == NoState("rack 0 cannot give it: optimizer['hook'] is a function", step=9)
     assert twin.pull(log(), 0) == []
 
 

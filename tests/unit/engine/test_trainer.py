@@ -37,7 +37,7 @@ from mend.coordination.events import (
 from mend.engine.checkpoint.checkpoint_barrier import CheckpointRecords
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.joining.state_exchange import MIRROR_NS
-from mend.engine.joining.training_state import Mirror, Mirrored, Received, TrainingState
+from mend.engine.joining.training_state import Mirror, Mirrored, Received, Refused, TrainingState
 from mend.engine.state.fragment_state import POLL_NS, Requests, Wait
 from mend.engine.state.published_state import NewestOrders
 from mend.engine.state.pulls import LOOK_NS
@@ -258,13 +258,16 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("told", "reason", "step"),
     [
-        ("rack 1 cannot give it: a hook", "rack 1 cannot give it: a hook"),
-        (None, "no rack gave a copy within 4.5 s"),
+        (Refused("rack 1 cannot give it: a hook"), "rack 1 cannot give it: a hook", 0),
+        (Refused("all leave", 9), "all leave; this rack goes on from step 9 of it", 9),
+        (None, "no rack gave a copy within 4.5 s", 0),
     ],
 )
-def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: str) -> None:
+def test_without_a_donors_state_it_begins_fresh_and_says_so(
+    told: Refused | None, reason: str, step: int
+) -> None:
     hand, optimizer = joiner()
     if told is not None:
         hand.during = lambda: hand.inbox.receive(told)
@@ -272,7 +275,7 @@ def test_without_a_donors_state_it_begins_fresh_and_says_so(told: Any, reason: s
     assert dict(hand.notes)["state-fresh"]["reason"] == reason
     assert hand.trainer.states.state is not None
     assert hand.trainer.states.state.account == f"fresh: {reason}"
-    assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (0, 0.5)
+    assert (hand.trainer.step, optimizer.param_groups[0]["lr"]) == (step, 0.5)
 
 
 def test_what_one_rank_cannot_take_no_rank_of_the_rack_takes() -> None:

@@ -12,7 +12,7 @@ from mend.coordination import events as ev
 from mend.engine.compute.buffers import unpooled
 from mend.engine.compute.digest import StateHash, bytes_of
 from mend.engine.joining.inbox import StateInbox
-from mend.engine.joining.training_state import Given, LikeFirst, Received
+from mend.engine.joining.training_state import Given, LikeFirst, Received, Refused
 from mend.engine.loop.effects import Handlers
 from mend.engine.loop.feature import LoopFeature, LoopParts
 from mend.engine.loop.jobs import format_error
@@ -40,7 +40,7 @@ class StateCopying(LoopFeature):
     def handlers(self) -> Handlers:
         return {
             ev.CopyState: self.copy,
-            ev.NoState: lambda it: self._inbox.receive(it.reason),
+            ev.NoState: lambda it: self._inbox.receive(Refused(it.reason, it.step)),
             ev.AskedState: lambda it: self._inbox.ask(it.racks),
             ev.FreeState: self._forget,
         }

@@ -21,6 +21,7 @@ from mend.engine.joining.training_state import (
     Mirror,
     Mirrored,
     Received,
+    Refused,
     StateRoutes,
     TrainingState,
     copy_state,
@@ -145,20 +146,22 @@ class StateExchange(TrainerFeature):
 
     # -------------------------------------------------------------- of a rack that joins
 
-    def copy(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
+    def copy(self, limit_ns: int) -> Generator[Any, Any, Received | Refused]:
         """For a rack that joins: load the newest mirror of its former life, and get a donor's
-        training state: before the weights, which would age meanwhile. None: it begins fresh, and
+        training state: before the weights, which would age meanwhile. Refused: it begins fresh, and
         notes that. Waits up to `limit_ns` for a donor to copy, and longer while its bytes
         arrive."""
         state = require(self.state, "no state was asked for")
         yield from self._load_mirror(state)
         (enabled,) = yield from agree(self._ranks, [int(state.enabled)])
-        copied: Received | str = state.why_not()
+        copied: Received | Refused = Refused(state.why_not())
         if enabled:
             copied = yield from self._await_copy(limit_ns)
-        if isinstance(copied, str):
-            state.begins_fresh(copied)
-            return None
+        if isinstance(copied, Refused):
+            (step,) = yield from agree(self._ranks, [copied.step])
+            reason = copied.reason + (f"; this rack goes on from step {step} of it" if step else "")
+            state.begins_fresh(reason)
+            return Refused(reason, step)
         return copied
 
     def _load_mirror(self, state: TrainingState) -> Requests:
@@ -217,7 +220,7 @@ class StateExchange(TrainerFeature):
         if not loaded:
             raise refusal or StateRefused("another rank of this rack cannot take the copied state")
 
-    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | str]:
+    def _await_copy(self, limit_ns: int) -> Generator[Any, Any, Received | Refused]:
         """A donor's copy, of the same step on all ranks; or the reason why there is none.
 
         The donor may change between the pulls of the ranks. Then they pull again, until the limit.
@@ -238,5 +241,5 @@ class StateExchange(TrainerFeature):
             again = not same and bool(agreed[4])
         self._post(Wanting(False))
         if isinstance(copied, Received) and not same:
-            return "the ranks of this rack got copies of different steps, or some got none"
-        return copied or f"no rack gave a copy within {limit_ns / SECOND:g} s"
+            return Refused("the ranks of this rack got copies of different steps, or some got none")
+        return copied or Refused(f"no rack gave a copy within {limit_ns / SECOND:g} s")

@@ -76,6 +76,15 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Why there is no donor's training state. `step`: the one to go on from without it; 0: the
+    script's first."""
+
+    reason: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Mirror:
     """A rank's state of scope rack when it captured after `step`. `round`: number of decided
     rounds, of all fragments, including the round that merged the capture."""

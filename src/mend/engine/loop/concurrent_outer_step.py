@@ -301,7 +301,7 @@ class ConcurrentOuterStep:
         silent = [rack_name(rack) for rack in others if rack not in self._met]
         heard = [rack_name(rack) for rack in others if rack in self._met]
         text = f"; nothing was heard from {', '.join(silent)}" if silent else ""
-        return text + (f"; heard, and waiting as well: {', '.join(heard)}" if heard else "")
+        return text + (f"; heard from {', '.join(heard)}" if heard else "")
 
     def _committed(self, effect: ev.RecordCommitted) -> None:
         if isinstance(effect.record, Commit):

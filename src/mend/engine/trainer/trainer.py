@@ -17,7 +17,7 @@ from mend.coordination.events import (
 )
 from mend.coordination.schedule import NEVER_CAPTURED
 from mend.engine.compute.anchor import Anchor
-from mend.engine.joining.training_state import Received
+from mend.engine.joining.training_state import Received, Refused
 from mend.engine.state.fragment_state import (
     AgreeMin,
     FragmentProgress,
@@ -51,7 +51,7 @@ class Trainer(TrainerEnd):
         copied = yield from self._copy_state(limit_ns // 2)
         anchors = yield from self._await_anchors(limit_ns)
         self.published.begin_to_train()
-        if copied is not None:
+        if isinstance(copied, Received):
             yield from self.states.load(copied)
         own = self.resumes
         if own:
@@ -104,7 +104,7 @@ class Trainer(TrainerEnd):
                 self.published.applied(fragment, anchor.version)
                 self._post(Applied(fragment, anchor.version, 0))
 
-    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | None]:
+    def _copy_state(self, limit_ns: int) -> Generator[Any, Any, Received | Refused | None]:
         """Get a donor's training state, if this rack joins a running job. None: it does not."""
         if self.states.state is None:
             return None
@@ -119,10 +119,11 @@ class Trainer(TrainerEnd):
             state.begins_fresh(f"this rack {missed or 'was not in the roster in time'}")
         self._note(RackJoined(tuple(versions)))
 
-    def _go_on_from(self, copied: Received | None) -> None:
-        """Go on from the donor's step. Fragments are due as the schedule says; nothing is trained
-        yet."""
-        if copied is None:
+    def _go_on_from(self, copied: Received | Refused | None) -> None:
+        """Go on from the donor's step; where every other rack leaves, from that of the job, or a
+        script would train all of it again. Fragments are due as the schedule says; nothing is
+        trained yet."""
+        if copied is None or (isinstance(copied, Refused) and copied.step <= self.step):
             return
         self.step = step = copied.step
         schedule = self.calendar.schedule

@@ -154,6 +154,7 @@ KINDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "observer-unanswered": (109, ()),
     "data": (110, ("done", "open", "left", "again")),
     "racks-apart": (111, ("merges",)),
+    "locks-memory": (112, ("gb",)),
 }  # fmt: skip
 """kind -> its number, and those of its fields that are hashed."""
 

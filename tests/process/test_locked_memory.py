@@ -17,7 +17,6 @@ from torch import nn
 
 import mend
 from benchmarks._common import RackArgs, racks
-from mend.engine import live_rank
 from mend.engine.compute.buffers import POOLED_BYTES_MIN, Buffers
 from mend.engine.live_rank import LiveRank
 from mend.engine.rack_model import RackModel
@@ -58,7 +57,7 @@ def as_on_a_gpu(pin: CountingPin) -> list[Buffers]:
 
     def prepared(self: LiveRank, model: RackModel) -> list[FragmentState]:
         found = tracks(self, model)
-        live_rank._prepare(self.numerics, found)
+        self._prepare(found)
         return found
 
     Buffers.__init__ = pinned  # type: ignore[method-assign,assignment]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mend.coordination.events import Event, Timed
 from mend.coordination.machines import Machines, ProcessSpec
@@ -63,6 +63,7 @@ from mend.events.base import Emit
 from mend.events.kinds import (
     BuffersChanged,
     CloseGaveUp,
+    MemoryLocked,
     ProcessStarted,
     ProtectionChosen,
     RackResumed,
@@ -81,6 +82,9 @@ from mend.types import BUFFERS_MAX, SECOND, WITNESS, Member, Peer
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+LOCKED_BYTES_NOTED = 2 * 10**9
+"""Page-locking of this much takes seconds, which the log explains."""
 
 LOOK_S = 1.0
 """How often to look whether pulls are under way."""
@@ -211,8 +215,17 @@ class LiveRank(OneTrainer):
                 self._resumed.restore(fragment, track, rules)
         if self._side is not None:
             self._side.prepare(*_on_device(self.numerics, tracks))
-            _prepare(self.numerics, tracks)
+            self._prepare(tracks)
         return tracks
+
+    def _prepare(self, tracks: Sequence[FragmentState]) -> None:
+        """Allocate the memory of the whole run, before the first round."""
+        numels = _numels_ahead(self.numerics, tracks)
+        size = 4 * sum(numels)
+        if self.me.rank == 0 and size >= LOCKED_BYTES_NOTED:
+            self.recorder.note(MemoryLocked(round(size / 1e9, 1)))
+        ready = [self.numerics.buffers.empty(numel) for numel in numels]
+        del ready  # back into the pool
 
     def _make_machines(
         self, undo: ExitStack, model: RackModel, tracks: list[FragmentState], *, mirrored: bool
@@ -571,24 +584,22 @@ def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
     return refuse
 
 
-def _prepare(numerics: Numerics, tracks: Sequence[FragmentState]) -> None:
-    """Allocate the memory of the whole run: a second version of every anchor, the residuals, and
-    vectors for the rounds in flight. Locking takes a while, and holds up training that launches
-    kernels meanwhile."""
-    numel, parcels = max(track.owned.numel for track in tracks), list[Tensor]()
-    kept, more = [track.anchor.data.numel() for track in tracks], list[int]()
-    more.append(max(kept))
+def _numels_ahead(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
+    """Elements of every vector that the run takes besides the first anchors: a second version of
+    each anchor, the residuals, and the vectors of the rounds in flight. Locking them during the run
+    would hold up training that launches kernels."""
+    numel = max(track.owned.numel for track in tracks)
+    kept = [track.anchor.data.numel() for track in tracks]
+    more = [max(kept)]
     if numerics.keeps_residuals:
         more.append(numel)
         kept += [track.owned.numel for track in tracks if track.moments is None]
     rounds = (numerics.buffers.idle_max - len(kept)) // (numerics.racks + 1 + len(more))
-    held = [numerics.buffers.empty(each) for each in kept + more * rounds]
-    flying = numerics.buffers.idle_max - len(held)
+    kept += more * rounds
+    flying = [numel] * (numerics.buffers.idle_max - len(kept))
     if numerics.on_device is not None:
-        size = numerics.on_device.parcel_bytes(numel)
-        parcels = [numerics.buffers.empty(size, torch.uint8)]
-    ready = [numerics.buffers.empty(numel) for _ in range(flying - len(parcels))]
-    del held, parcels, ready
+        flying[0] = -(-numerics.on_device.parcel_bytes(numel) // 4)
+    return kept + flying
 
 
 def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> tuple[list[int], list[int]]:

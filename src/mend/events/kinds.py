@@ -86,6 +86,13 @@ class PortAwaited(LoudEvent, frozen=True, tag="port-waits"):
     max_s: float
 
 
+class MemoryLocked(LoudEvent, frozen=True, tag="locks-memory"):
+    """Each rank of a rack with GPUs page-locks gigabytes of host memory before it begins."""
+
+    says = "each rank page-locks {gb} GB of host memory, which takes about a second per GB"
+    gb: float
+
+
 class HostUnknown(WarningEvent, frozen=True, tag="name-unknown"):
     """The name of a host in the settings has no address on this machine; said once, and tried
     again for as long as the job waits."""

@@ -398,7 +398,8 @@ def test_rounds_lock_no_memory_that_was_not_locked_at_the_start(momentum: float)
     numerics = numerics_of("float32", momentum, spare=spare_vectors(config), pin=pin)
     anchors = [numerics.genesis(torch.ones(numel)) for _ in range(fragments)]
     tracks: Any = [SimpleNamespace(anchor=each, owned=each) for each in anchors]
-    live_rank._prepare(numerics, tracks)
+    ahead = [numerics.buffers.empty(numel) for numel in live_rank._numels_ahead(numerics, tracks)]
+    del ahead
     del tracks  # it holds the first anchors
     at_start = pin.locked
     for version in range(1, 6):

@@ -312,17 +312,16 @@ def test_the_end_of_a_forked_process_is_not_the_racks(nursery: Nursery, tmp_path
 def test_rack_started_again_while_the_others_leave_trains_nothing_twice(jobs: Jobs) -> None:
     """It had the merged weights and step 0, and its script trained the whole job again, alone."""
     job = jobs(racks=3)
-    release, stop = job.gate("release"), job.gate("stop")
+    release, ended = job.gate("release"), [job.gate("ended0"), job.gate("ended1")]
     options: dict[str, Any] = {"steps": 24, "config": {**CONFIG, "shutdown_timeout_s": 60}}
-    held = {"24": [["gate", stop], ["hold_offers", 0, release]]}
-    job.start(0, **options)
-    job.start(1, **options, at=held)
+    for rack in (0, 1):
+        leaves = [["hold_offers", 1 - rack, release], ["touch", ended[rack]]]
+        job.start(rack, **options, at={"end": leaves})
     job.start(2, **options, at={"12": [["gate", job.gate("never")]]})
-    job.event(0, "captured", closing=True)
+    for path in ended:
+        until(Path(path).exists, lambda: f"racks 0 and 1 train\n{job.stacks()}")
     job.processes[2].signal(signal.SIGKILL)
     assert job.ended(2) == -signal.SIGKILL
-    Path(stop).touch()
-    job.event(1, "captured", closing=True)
     job.start(2, **options)
     fresh_start = job.event(2, "state-fresh", name="optimizer")
     assert "no other rack trains; this rack goes on from step 24 of it" in fresh_start["reason"]

@@ -101,9 +101,9 @@ def _refusals(log: LogState, reports: Reports, live: frozenset[int], rack: int) 
         return [each for each in refusals if each is not None]
     if rack == _first_of_joining(log, reports, live):
         return [StateCopy(to, to, 0, (), (), ALL_JOIN)]
-    step = max((step for step, *_ in log.work.values()), default=0)
-    leaving = [log.seats[r].member for r in _all_leaving(log, reports)]
-    return [StateCopy(to, each, step, (), (), LEAVES) for each in leaving]
+    leaving = _all_leaving(log, reports)
+    step = max((report.step for r in leaving if (report := reports[r]) is not None), default=0)
+    return [StateCopy(to, log.seats[r].member, step, (), (), LEAVES) for r in leaving]
 
 
 def _newcomers(log: LogState) -> frozenset[int]:

@@ -594,7 +594,7 @@ def check_script(script: str) -> None:
     """A file, a folder with a __main__.py, or -m for a module. Raises ConfigError."""
     path = Path(script)
     if script != "-m" and not path.is_file() and not (path / "__main__.py").is_file():
-        rule = "there is no such file"
+        rule = "is a folder without __main__.py" if path.is_dir() else "there is no such file"
         raise ConfigError("SCRIPT", script, rule, "Name the script; -m takes a module.")
 
 

@@ -65,10 +65,16 @@ def as_on_a_gpu(pin: CountingPin) -> list[Buffers]:
     return pools
 
 
-def await_rest(pool: Buffers, racks: int) -> None:
+def vectors_of_round(settings: dict[str, Any], racks: int) -> int:
+    """An offer of every rack, a version (two vectors with momentum), and a residual."""
+    states = int(settings.get("outer_optimizer_momentum", 0) > 0)
+    return racks + 1 + states + int(settings["codec"] == "int8")
+
+
+def await_rest(pool: Buffers, vectors: int) -> None:
     """Wait for the vectors of the round that was applied: a step of this model is too short."""
-    limit_s = time.monotonic() + 10
-    while pool.idle_bytes < (racks + 2) * 4 * LEAST:
+    limit_s = time.monotonic() + 30
+    while pool.idle_bytes < vectors * 4 * LEAST:
         if time.monotonic() > limit_s:
             raise TimeoutError(f"only {pool.idle_bytes} bytes came back of a round's")
         time.sleep(0.001)
@@ -89,7 +95,7 @@ def rack(args: RackArgs) -> None:
             weights.data.mul_(1 + 1e-4 * (args.rack + 1) * (step % 5))
         runtime.step(tokens=1)
         if step % GAP == GAP - 2:
-            await_rest(pools[0], len(args.ports))
+            await_rest(pools[0], vectors_of_round(args.options.settings, len(args.ports)))
     args.pipe.send((at_start, pin.locked - at_start, runtime.status().rounds_committed))
     args.pipe.recv()
     mend.mend_shutdown(model)

@@ -257,3 +257,16 @@ def test_free_data_ports_are_counted_and_not_listed(
     said = CliRunner().invoke(app, ["doctor"]).output
     assert "1 of 1 data ports are free" in said
     assert str(port) not in said.partition("\nports\n")[2].partition("\naddresses\n")[0]
+
+
+def test_racks_that_listen_on_every_address_are_examined(
+    monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    """The README's own variables of two machines ended it with a ConfigError of `advertise`."""
+    monkeypatch.setenv("MEND_RACK", "0")
+    monkeypatch.setenv("MEND_SIDEBAND_PEERS", f"0=tcp://127.0.0.1:{free_port},1=tcp://b:1")
+    monkeypatch.setenv("MEND_SIDEBAND_ADDR", f"tcp://0.0.0.0:{free_port}")
+    monkeypatch.setenv("MEND_ADVERTISE_HOST", "127.0.0.1")
+    answer = CliRunner().invoke(app, ["doctor"])
+    assert not isinstance(answer.exception, ConfigError), answer.exception
+    assert f"0.0.0.0:{free_port}" in answer.output

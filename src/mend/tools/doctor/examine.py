@@ -239,7 +239,8 @@ def _ports(config: MendConfig | None, problems: list[str]) -> list[Report]:
 
 def _free(where: str, port: int) -> tuple[bool, str]:
     try:
-        with closing(BulkLane(where, (port, port), token=bytes(16))):
+        # It is closed at once, so any address does where `where` is 0.0.0.0.
+        with closing(BulkLane(where, (port, port), token=bytes(16), advertise=LOOPBACK)):
             return True, ""
     except (TransportError, OSError) as error:
         return False, str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -16,6 +17,7 @@ from torch import Tensor
 from mend.codec import CLOSING, CODECS, fragment_codec
 from mend.codec.on_device import DeviceEncoder
 from mend.consensus.records import NORM_MAX
+from mend.engine.compute import offers as offers_module
 from mend.engine.compute.digest import digest_of_state
 from mend.engine.compute.numerics import Numerics
 from mend.engine.compute.offers import Encoded, _Hashing, _squares, _sums
@@ -133,6 +135,17 @@ def test_what_is_left_out_of_the_greatest_numbers_is_a_number(name: str) -> None
         assert made.pend is not None
         assert made.pend.abs().max() < NORM_MAX
         assert not math.isnan(made.unsent + made.length)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "int4", "e3m0"])
+def test_an_offer_shorter_than_a_row_asks_for_no_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was compiled in the first round, as the start makes none ready for such a model."""
+    monkeypatch.setattr(offers_module, "_kernel", lambda codec: pytest.fail("it compiles"))
+    codec = CODECS[name]()
+    with contextlib.closing(Numerics(codec, Average(), Nesterov(1.0, 0.0), 1)) as numerics:
+        numerics.encode(numbers(ROW_NUMEL - 8, 1), None, numbers(ROW_NUMEL - 8, 2), codec)
 
 
 def test_kernels_of_offers_are_made_ready_where_the_host_encodes_and_only_there() -> None:

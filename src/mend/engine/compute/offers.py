@@ -356,9 +356,10 @@ def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> i
     """Portions of one call of a compiled kernel: each call takes the interpreter's lock away from
     the training thread. The payload is hashed and served by calls: by DIGEST_BLOCK_BYTES, and where
     that were more than CALLS_MAX calls, by a CALLS_MAX-th. Each thread has two calls or more."""
+    if portion % ROW_NUMEL or numel < 2 * portion:
+        return 1
     plain = type(codec) is CODECS["float32"]
-    kernel = _delta_kernel(numel) if plain else _kernel(codec)
-    if portion % ROW_NUMEL or numel < 2 * portion or kernel is None:
+    if (_delta_kernel(numel) if plain else _kernel(codec)) is None:
         return 1
     most = numel // portion // (2 * threads)
     by_block = DIGEST_BLOCK_BYTES // codec.payload_bytes(portion)

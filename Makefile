@@ -62,7 +62,7 @@ check: $(STAMP) ## format, lint, types, and who may import what
 	@$(MAKE) --no-print-directory --jobs 2 types map
 
 types:
-	$(BIN)/mypy src tests benchmarks/delay_sweep benchmarks/_commands.py
+	$(BIN)/mypy src tests benchmarks/delay_sweep benchmarks/_commands.py benchmarks/_common.py benchmarks/_run.py
 
 map: # its tests need no torch, which conftest.py loads
 	$(PYTEST) -q --noconftest tests/test_map.py

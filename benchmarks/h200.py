@@ -15,9 +15,10 @@ delay have the same tau, so that their losses are the same bits if nothing but t
 
 Steps are timed by CUDA events (by the host's clock on a CPU) from optimizer step to optimizer step;
 the device is synchronized at both ends of a cell only. The warm-up is not counted: it lasts until
-every gap between two captures holds a capture and an apply. Without --tau, a first cell alone gives
-t_step and a first blocking cell the time of an exchange; tau is then the least whose tau * t_step
-covers the delay and 1.5 exchanges, if --steps-max allows it.
+every gap between two captures holds a capture and an apply. Python's garbage collector is frozen in
+all cells. Without --tau, a first cell alone gives t_step and a first blocking cell the time of an
+exchange; tau is then the least whose tau * t_step covers the delay and 1.5 exchanges, if
+--steps-max allows it.
 
 The run ends before --budget-s is over; what was measured until then is in --out.
 """

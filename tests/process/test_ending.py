@@ -324,7 +324,7 @@ def test_rack_started_again_while_the_others_leave_trains_nothing_twice(jobs: Jo
     assert job.ended(2) == -signal.SIGKILL
     job.start(2, **options)
     fresh_start = job.event(2, "state-fresh", name="optimizer")
-    assert "no other rack trains; this rack goes on from step 24 of it" in fresh_start["reason"]
+    assert "no other rack trains; the job is at step 24" in fresh_start["reason"]
     Path(release).touch()
     results = job.finished()
     assert [result.status["step"] for result in results] == [24, 24, 24]

@@ -261,7 +261,7 @@ def test_a_rack_that_joins_goes_on_from_a_donors_step() -> None:
     ("told", "reason", "step"),
     [
         (Refused("rack 1 cannot give it: a hook"), "rack 1 cannot give it: a hook", 0),
-        (Refused("all leave", 9), "all leave; this rack goes on from step 9 of it", 9),
+        (Refused("all leave", 9), "all leave; the job is at step 9", 9),
         (None, "no rack gave a copy within 4.5 s", 0),
     ],
 )

@@ -159,9 +159,8 @@ class StateExchange(TrainerFeature):
             copied = yield from self._await_copy(limit_ns)
         if isinstance(copied, Refused):
             (step,) = yield from agree(self._ranks, [copied.step])
-            reason = copied.reason + (f"; this rack goes on from step {step} of it" if step else "")
-            state.begins_fresh(reason)
-            return Refused(reason, step)
+            copied = Refused(copied.reason + (f"; the job is at step {step}" if step else ""), step)
+            state.begins_fresh(copied.reason)
         return copied
 
     def _load_mirror(self, state: TrainingState) -> Requests:

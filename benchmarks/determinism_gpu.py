@@ -6,8 +6,9 @@ beside plain torch and torch.compile.
 GPT's weights are fp32 and its layers compute in bf16 (autocast); Llama's weights are bf16. AdamW is
 fused. A step is forward, backward and optimizer. "device": replays of a CUDA graph, in which the
 host costs nothing; "eager": wall time of calls; "trainer": wall time of DeterministicTrainer.step
-beside a plain step, with and without its setting `cuda_graph`. The variants take turns, and medians
-with quartiles over the rounds are given.
+beside a plain step, with and without its setting `cuda_graph`; "everywhere": the same of level
+everywhere and a plain step, both in fp32 (GPT-2, 8 rows). The variants take turns, and medians with
+quartiles over the rounds are given.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = 
     "Llama 1.1B, 8 x 2048": (Llama, torch.bfloat16, 8, 2048, 4),
 }
 """Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
+EVERYWHERE = "GPT-2 124M, 8 x 1024, everywhere"
 
 Step = Callable[[], Any]
 
@@ -159,9 +161,32 @@ def compare_trainers(name: str, rounds: int) -> dict[str, Any]:
     return {**summary(times), "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1)}
 
 
+def compare_everywhere(model: nn.Module, count: int, tokens: int, rounds: int) -> dict[str, Any]:
+    words_BT = torch.randint(0, 50257, (count, tokens + 1), device="cuda")
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    plain = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step() -> None:
+        plain.zero_grad(set_to_none=True)
+        loss_of(model, words_BT).backward()  # type: ignore[no-untyped-call]
+        plain.step()
+
+    step()
+    times = measured({"plain": step}, rounds, 3)  # before torch's kernels are replaced
+    model.load_state_dict(state)
+    plain.state.clear()
+    with enable(7, level="everywhere"):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        trainer = DeterministicTrainer(model, optimizer, 7, level="everywhere")
+        everywhere = partial(trainer.step, words_BT, loss_of)
+        everywhere()
+        times |= measured({"everywhere": everywhere}, rounds, 3)
+    return {**summary(times), "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=list(SHAPES))
+    parser.add_argument("--only", choices=[*SHAPES, EVERYWHERE])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--trainers", action="store_true", help="only DeterministicTrainer")
     parser.add_argument("--out")
@@ -171,7 +196,12 @@ def main() -> None:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
-    for name in [chosen.only] if chosen.only else SHAPES:
+    names = [chosen.only] if chosen.only else [*SHAPES, EVERYWHERE]
+    for name in names:
+        if name == EVERYWHERE:
+            result[name] = compare_everywhere(Gpt().cuda(), 8, 1024, chosen.rounds)
+            print(name, json.dumps(result[name], indent=1), flush=True)
+            continue
         result[name] = {} if chosen.trainers else compare(name, chosen.rounds)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

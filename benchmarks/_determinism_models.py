@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mend.determinism import elementwise
+
 
 class GptBlock(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -52,8 +54,11 @@ class Gpt(nn.Module):
 class LlamaBlock(nn.Module):
     """Grouped keys, rotary positions, SwiGLU."""
 
-    def __init__(self, width: int, heads: int, groups: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, width: int, heads: int, groups: int, hidden: int, dropout: float, fused: bool
+    ) -> None:
         super().__init__()
+        self.rotated, self.swiglu = FUSED if fused else (rotated, swiglu)
         self.features = width // heads
         self.norm_in, self.norm_mid = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
         self.query = nn.Linear(width, width, bias=False)
@@ -70,24 +75,27 @@ class LlamaBlock(nn.Module):
             layer(normal).unflatten(-1, (-1, self.features))
             for layer in (self.query, self.key, self.value)
         )
-        q, k = rotated(query, cos, sin), rotated(key, cos, sin)
+        q, k = self.rotated(query, cos, sin), self.rotated(key, cos, sin)
         heads = (each.transpose(1, 2) for each in (q, k, value))
         seen = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         x = x + self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
         gate, up = self.gate_up(self.norm_mid(x)).chunk(2, -1)
-        return cast(Tensor, x + self.dropout(self.down(F.silu(gate) * up)))
+        return cast(Tensor, x + self.dropout(self.down(self.swiglu(gate, up))))
 
 
 class Llama(nn.Module):
+    """`fused`: rotations and SwiGLU are compiled into one kernel each."""
+
     def __init__(
         self, words: int = 32768, width: int = 2048, layers: int = 16, heads: int = 16,
         groups: int = 4, hidden: int = 8192, dropout: float = 0.0, checkpointed: bool = False,
+        fused: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.words, self.head = nn.Embedding(words, width), nn.Linear(width, words, bias=False)
         nn.init.normal_(self.words.weight, std=0.02)
         self.blocks = nn.ModuleList(
-            LlamaBlock(width, heads, groups, hidden, dropout) for _ in range(layers)
+            LlamaBlock(width, heads, groups, hidden, dropout, fused) for _ in range(layers)
         )
         self.norm = nn.RMSNorm(width, eps=1e-5)
         self.features, self.checkpointed = width // heads, checkpointed
@@ -110,6 +118,13 @@ class Llama(nn.Module):
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     one, other = x.chunk(2, -1)
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+FUSED = elementwise(rotated), elementwise(swiglu)
 
 
 def loss_of(model: nn.Module, words_BT: Tensor) -> Tensor:

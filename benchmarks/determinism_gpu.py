@@ -35,6 +35,8 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, int, int, int]] = 
     "GPT-2 124M, 16 x 1024": (Gpt, torch.float32, 16, 1024, 2),
     "Llama 1.1B, 8 x 2048": (Llama, torch.bfloat16, 8, 2048, 4),
 }
+FUSED: dict[Any, Callable[[], nn.Module]] = {Llama: partial(Llama, fused=True)}
+"""What level shape trains in place of it: with @elementwise functions."""
 """Model, type of its weights, rows, tokens, rows of a leaf: 8 leaves and 2 leaves."""
 EVERYWHERE = "GPT-2 124M, 8 x 1024, everywhere"
 
@@ -119,7 +121,7 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
     with ExitStack() as stack:
         stack.enter_context(enable(7, level="shape", leaf_rows=leaf_rows))
         stack.enter_context(rows(0, count))
-        shape = step_of(make, dtype, words_BT)
+        shape = step_of(FUSED.get(make, make), dtype, words_BT)
         for _ in range(3):
             shape()
         wall["shape"] = measured({"shape": shape}, rounds, 2)["shape"]
@@ -146,7 +148,7 @@ def compare_trainers(name: str, rounds: int) -> dict[str, Any]:
         for kind in ("eager", "cuda_graph"):
             torch.manual_seed(0)
             with torch.device("cuda"):
-                model = make().to(dtype)
+                model = FUSED.get(make, make)().to(dtype)
             trainer = DeterministicTrainer(
                 model, torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True), 7,
                 level="shape", cuda_graph=kind == "cuda_graph",

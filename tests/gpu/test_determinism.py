@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks._determinism_models import Gpt, Llama, loss_in_bf16, loss_of
-from mend.determinism import DeterministicTrainer, enable, rows, sequences, weight_digest
+from mend.determinism import (
+    DeterministicTrainer,
+    elementwise,
+    enable,
+    rows,
+    sequences,
+    weight_digest,
+)
 from mend.determinism import gpu_products as products
 from mend.errors import NotDeterministic
 
@@ -83,6 +91,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Loss, dict[str, Any]]] = {
     "Llama, heads of 128": (lambda: llama(2), loss_in_bf16, {"fused": False}),
     "Llama, weights in bf16": (llama, loss_of, {"dtype": torch.bfloat16}),
     "Llama, fp32": (llama, loss_of, {}),
+    "Llama, compiled functions": (partial(llama, fused=True), loss_in_bf16, {}),
+    "Llama, compiled functions, weights in bf16": (
+        partial(llama, fused=True),
+        loss_of,
+        {"dtype": torch.bfloat16},
+    ),
 }
 
 
@@ -141,6 +155,27 @@ def test_losses_are_those_of_plain_torch() -> None:
     assert losses == pytest.approx(plain, rel=5e-3)
 
 
+def test_compiled_function_computes_under_autocast_as_torch_does(shape: None) -> None:
+    def softened(x: Tensor, y: Tensor) -> Tensor:  # autocast computes exp and pow in fp32
+        return (x.exp() * y).pow(2)
+
+    x, y = (torch.randn(64, 32, device="cuda").bfloat16().requires_grad_() for _ in range(2))
+
+    def results(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        with torch.autocast("cuda", torch.bfloat16):
+            made = function(x, y)
+        return [made, *torch.autograd.grad(made, (x, y), torch.ones_like(made))]
+
+    for ours, expected in zip(results(elementwise(softened)), results(softened), strict=True):
+        assert ours.dtype == expected.dtype
+        assert torch.allclose(ours, expected, rtol=1e-2)
+
+
+def test_compiled_functions_have_the_losses_of_torch() -> None:
+    _, losses = trained(partial(llama, fused=True), loss_in_bf16, 1)
+    assert losses == pytest.approx(trained(llama, loss_in_bf16, 1)[1], rel=5e-3)
+
+
 def test_packed_sequences_have_the_gradients_of_padded_ones() -> None:
     lengths = (100, 33, 64, 7)
     words = batches(1)[0, : len(lengths)]
@@ -175,7 +210,9 @@ def test_packed_sequences_have_the_gradients_of_padded_ones() -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("name", ["GPT, dropout", "Llama, weights in bf16", "Llama, fp32"])
+@pytest.mark.parametrize(
+    "name", ["GPT, dropout", "Llama, weights in bf16", "Llama, fp32", "Llama, compiled functions"]
+)
 def test_cuda_graphs_change_no_bits(name: str, microbatches: int) -> None:
     make, loss, more = CASES[name]
     expected = trained(make, loss, microbatches, steps=6, **more)

@@ -2,6 +2,7 @@
 file, knows no other rack, and is off until enable() is called."""
 
 from mend.determinism.collectives import all_gather, all_reduce, ddp_hook, fix_fsdp, reduce_scatter
+from mend.determinism.compiled_functions import elementwise
 from mend.determinism.digests import digest, optimizer_digest, weight_digest
 from mend.determinism.enabling import Determinism, enable
 from mend.determinism.layout import rows, sequences
@@ -24,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "ddp_hook",
     "digest",
+    "elementwise",
     "enable",
     "fix_fsdp",
     "optimizer_digest",

@@ -66,7 +66,7 @@ OPTIONS = {
     "pairs": (3, "of each kind; launch has four more"),
     "gaps": (4, "between captures in a block"),
     "gap": (8, "steps between captures"),
-    "delay_ms": (1000.0, "of compute_late"),
+    "delay_ms": (600.0, "of compute_late"),
     "overlap": (7, "tau"),
     "overlap_late": (20, "tau of compute_late"),
 }

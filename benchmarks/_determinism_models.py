@@ -79,8 +79,9 @@ class LlamaBlock(nn.Module):
         heads = (each.transpose(1, 2) for each in (q, k, value))
         seen = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         x = x + self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
-        gate, up = self.gate_up(self.norm_mid(x)).chunk(2, -1)
-        return cast(Tensor, x + self.dropout(self.down(self.swiglu(gate, up))))
+        return cast(
+            Tensor, x + self.dropout(self.down(self.swiglu(self.gate_up(self.norm_mid(x)))))
+        )
 
 
 class Llama(nn.Module):
@@ -120,7 +121,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
 
 

@@ -35,7 +35,8 @@ def elementwise(function: Function) -> Function:
     shape. Elsewhere it runs as it is. A decorator:
 
         @elementwise
-        def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+        def swiglu(gate_up: Tensor) -> Tensor:
+            gate, up = gate_up.chunk(2, -1)
             return F.silu(gate) * up
 
     `function` takes tensors and returns one. Its operators compute element by element, move
@@ -113,10 +114,14 @@ class _Compiled:
 
     def _run(self, function: Callable[..., Any], args: Sequence[Tensor], key: Any = ()) -> Any:
         if key not in self._compiled:
-            self._compiled[key] = torch.compile(function, dynamic=True, fullgraph=True, **COMPILER)
+            self._compiled[key] = torch.compile(function, fullgraph=True, **COMPILER)
+        given = [arg.detach() for arg in args]
+        for arg in given:  # one kernel for all batches; known sizes elsewhere make it faster
+            if arg.dim():
+                torch._dynamo.maybe_mark_dynamic(arg, 0)
         try:
             with _disable_current_modes(), torch.no_grad():
-                return self._compiled[key](*(arg.detach() for arg in args))
+                return self._compiled[key](*given)
         except Exception as fault:
             exc = torch._dynamo.exc  # half a second to import
             if not isinstance(fault, (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)):

@@ -126,7 +126,7 @@ CLAIMS = (
     Claim(
         README,
         "| **{} and {}** overlapped, {} and {} blocking; the goal",
-        of_both("h200_fsdp2.json"),
+        of_both("h100_fsdp2.json"),
     ),
     Claim(README, "| **{} s** (torchft", measured("takeover.json", 1)),
     Claim(

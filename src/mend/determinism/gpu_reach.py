@@ -12,6 +12,7 @@ from mend.determinism import every_device, gpu_layers, gpu_products
 from mend.determinism.autocasting import LAYERS, under_autocast
 from mend.determinism.coverage import unwatched
 from mend.determinism.laws import broken_laws
+from mend.determinism.trees import set_row_kernel
 from mend.errors import NotDeterministic
 
 WITH_GRADIENTS: dict[str, Callable[..., Any]] = {
@@ -64,11 +65,13 @@ def put_on_gpu(
         restore = gpu_products.pin_blas()
         by_blas = gpu_products.keeps_law(torch.device("cuda", torch.cuda.current_device()))
     gpu_products.set_products(not by_blas, leaf_rows)
+    set_row_kernel(gpu_products._kernels().row_trees)
     _register(library, reached)
     products = "cuBLASLt without split-K" if by_blas else "one fixed tile"
 
     def take_away() -> None:
         gpu_products.set_products(False, 0)
+        set_row_kernel(None)
         restore()
 
     return take_away, {

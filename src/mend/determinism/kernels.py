@@ -17,7 +17,7 @@ from torch import Tensor
 from mend.determinism.collectives import sum_over_shares
 from mend.determinism.gemm import ELEMENTS_MAX, batch_product, row_sums
 from mend.determinism.layout import layout, unpack
-from mend.determinism.trees import ZERO, tree_sum, tree_sum_dims, widen
+from mend.determinism.trees import ZERO, tree_sum, wide_sum, wide_sum_dims, widen
 from mend.errors import NotDeterministic
 
 # sums
@@ -42,18 +42,22 @@ def sum_dims(
             x, list(dim) if dim else None, keepdim, dtype=kind, out=x.new_empty(0, dtype=kind)
         )
     x = x if dtype is None else x.to(dtype)
-    dims = _dims(x, dim)
+    return _wide_sum(x, _dims(x, dim), keepdim).to(x.dtype)
+
+
+def _wide_sum(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """In fp32 where `x` is narrower."""
     at, leading = layout(), bool(dims) and dims == list(range(len(dims)))
     if leading and at.token_group is not None and dims[:2] == [0, 1]:
-        by_token = tree_sum_dims(widen(x), dims[2:], True) if len(dims) > 2 else widen(x)
-        total = tree_sum(sum_over_shares(by_token, 1, at.token_group), 0).to(x.dtype)
+        by_token = wide_sum_dims(x, dims[2:], True) if len(dims) > 2 else widen(x)
+        total = wide_sum(sum_over_shares(by_token, 1, at.token_group), 0)
     elif leading and at.packs(x, len(dims)):
         rows = unpack(x.reshape(-1, *x.shape[len(dims) :]), at.lengths)
-        total = tree_sum_dims(rows, (0, 1))
+        total = wide_sum_dims(rows, (0, 1))
     elif leading and at.count and x.shape[0] % at.count == 0 and x.shape[0] != at.count:
-        total = tree_sum_dims(at.unflatten(x), range(len(dims) + 1))
+        total = wide_sum_dims(at.unflatten(x), range(len(dims) + 1))
     else:
-        return tree_sum_dims(x, dims, keepdim)
+        return wide_sum_dims(x, dims, keepdim)
     rest = x.shape[len(dims) :]
     return total.reshape((1,) * len(dims) + rest if keepdim else rest)
 
@@ -74,7 +78,7 @@ def mean_dims(
     x = x if dtype is None else x.to(dtype)
     dims = _dims(x, dim)
     count = math.prod(x.shape[each] for each in dims)
-    return (sum_dims(widen(x), dims, keepdim) / count).to(x.dtype)
+    return (_wide_sum(x, dims, keepdim) / count).to(x.dtype)
 
 
 def mean_all(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:

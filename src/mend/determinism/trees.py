@@ -7,7 +7,7 @@ Its fp32 additions are elementwise additions of whole tensors, whose bits IEEE 7
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,20 @@ from torch import Tensor
 FEW = 8
 """Nodes that are added one by one."""
 
+ROW_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 ZERO = torch.zeros(())
 """A tensor: torch spends longer on a number of Python's than on adding it to a small tensor."""
+
+
+_row_trees: Callable[[Tensor], Tensor] | None = None
+
+
+def set_row_kernel(kernel: Callable[[Tensor], Tensor] | None) -> None:
+    """Let `kernel` compute trees over the last dimension of tensors on a GPU: (N, D) of fp32, bf16
+    or fp16 with D > 0, contiguous -> (N) in fp32. None: as on a CPU, one pass for every level."""
+    global _row_trees
+    _row_trees = kernel
 
 
 def widen(x: Tensor) -> Tensor:
@@ -26,19 +38,26 @@ def widen(x: Tensor) -> Tensor:
 
 def tree_sum(x: Tensor, dim: int) -> Tensor:
     """Sum over one dimension, which is removed. fp32 for narrower floats, rounded once."""
+    total = wide_sum(x, dim)
+    return total if total.dtype == x.dtype else total.to(x.dtype)
+
+
+def wide_sum(x: Tensor, dim: int) -> Tensor:
+    """tree_sum() that stays in fp32."""
+    on_gpu = x.is_cuda and x.dtype in ROW_TYPES and x.numel()
+    if _row_trees is not None and on_gpu and dim in (-1, x.dim() - 1):
+        return _row_trees(x.reshape(-1, x.shape[-1]).contiguous()).view(x.shape[:-1])
     wide = widen(x).movedim(dim, 0) if dim else widen(x)
     count = wide.shape[0]
     if count == 0:
-        return x.new_zeros(wide.shape[1:])
+        return wide.new_zeros(wide.shape[1:])
     if count == 1:
-        total = wide[0] + 0.0
-    else:
-        nodes = wide.new_empty((count + 1) // 2, *wide.shape[1:])
-        torch.add(wide[0 : count - 1 : 2], wide[1::2], out=nodes[: count // 2])
-        if count % 2:
-            nodes[-1].copy_(wide[-1])
-        total = sum_nodes(nodes)
-    return total if wide.dtype == x.dtype else total.to(x.dtype)
+        return wide[0] + 0.0
+    nodes = wide.new_empty((count + 1) // 2, *wide.shape[1:])
+    torch.add(wide[0 : count - 1 : 2], wide[1::2], out=nodes[: count // 2])
+    if count % 2:
+        nodes[-1].copy_(wide[-1])
+    return sum_nodes(nodes)
 
 
 def sum_nodes(nodes: Tensor) -> Tensor:
@@ -60,13 +79,18 @@ def sum_nodes(nodes: Tensor) -> Tensor:
 
 def tree_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
     """Sum over several dimensions, the last of them first; none named: over all."""
+    return wide_sum_dims(x, dims, keepdim).to(x.dtype)
+
+
+def wide_sum_dims(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
+    """tree_sum_dims() that stays in fp32."""
     chosen = sorted({dim % x.dim() for dim in dims} if dims else range(x.dim()), reverse=True)
-    total = widen(x)
+    total = x if chosen else widen(x)
     for dim in chosen:
-        total = tree_sum(total, dim)
+        total = wide_sum(total, dim)
     for dim in sorted(chosen) if keepdim else ():
         total = total.unsqueeze(dim)
-    return total.to(x.dtype)
+    return total
 
 
 class Stack:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mend.determinism.trees import tree_sum
+from mend.determinism.digests import same_bits
+from mend.determinism.trees import tree_sum, wide_sum
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -46,6 +47,16 @@ def test_products_are_right(kernels: Any) -> None:
 def test_a_tree_has_the_bits_of_the_tree_of_the_cpu(kernels: Any, leaves: int) -> None:
     nodes = drawn(leaves, 9000)
     assert torch.equal(kernels.tree(nodes), tree_sum(nodes, 0))
+
+
+@pytest.mark.parametrize("features", [1, 2, 7, 64, 100, 1024, 1025, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_trees_have_the_bits_of_the_tree_of_the_cpu(
+    kernels: Any, features: int, dtype: torch.dtype
+) -> None:
+    x = drawn(37, features).to(dtype)
+    x[3], x[4] = -0.0, 0.0
+    assert same_bits(kernels.row_trees(x), wide_sum(x, -1))
 
 
 def test_sums_over_tokens_do_not_depend_on_zeros_behind_them(kernels: Any) -> None:

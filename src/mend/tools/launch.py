@@ -100,7 +100,7 @@ class Job:
             remedy = "0 picks free ports."
             raise ConfigError("--base-port", self.base_port, rule, remedy)
         if self.link is not None:
-            Link.parse(self.link)
+            Link.to_make(self.link)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -151,7 +151,13 @@ def _naming(path: Path) -> Iterator[None]:
 def _checked(path: Path) -> tuple[Header, TapeFile, str]:
     """The header, the intact part of the file, and a sentence about the lost rest."""
     with open_regular(path) as file:
-        form.check_begin(file.read(form.FILE_BYTES))
+        begin = file.read(form.FILE_BYTES)
+        if not begin:
+            raise TapeError(
+                "it is empty: its process could write nothing, or was killed before it did. Name "
+                "the other tapes of its folder"
+            )
+        form.check_begin(begin)
         header, stop, lost = None, form.FILE_BYTES, ""
         for number in itertools.count():
             chunk, lost = _next_chunk(file, number, stop)

@@ -120,6 +120,12 @@ def test_paths_that_are_no_text_are_on_the_tape(
     assert header.config == {"folder": f"{tmp_path}/\\udcff", "hosts": ["a", "\\udcfe"]}
 
 
+def test_an_empty_tape_is_named_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "tape-rack0-rank0.mend").touch()
+    with pytest.raises(TapeError, match="it is empty"):
+        read_tape(tmp_path / "tape-rack0-rank0.mend")
+
+
 def test_a_machine_that_raises_leaves_that_on_the_tape(tmp_path: Path) -> None:
     class Broken:
         def handle(self, event: Event, now_ns: int) -> list[Effect]:
@@ -311,7 +317,7 @@ def test_more_behind_the_end_is_refused(tmp_path: Path) -> None:
         read_tape(path)
 
 
-@pytest.mark.parametrize("garbage", [b"", b"mend", bytes(100), b"\x7fELF" * 100])
+@pytest.mark.parametrize("garbage", [b"mend", bytes(100), b"\x7fELF" * 100])
 def test_garbage_is_no_tape(tmp_path: Path, garbage: bytes) -> None:
     path = tmp_path / "tape-rack0-rank0.mend"
     path.write_bytes(garbage)

@@ -15,23 +15,25 @@ DOOR = "mend"
 LAB = "mend_lab"
 
 _PLAIN = frozenset({"errors", "types"})
+_FILES = frozenset({"files"})
 _NUMERIC = frozenset({"fragment", "codec", "merge", "outer"})
 _DECIDING = frozenset({"consensus", "coordination", "detector", "events"})
 _MACHINE = frozenset({"trace", "status", "hardware", "transport"})
-_BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE
+_BELOW_ENGINE = _PLAIN | _NUMERIC | _DECIDING | _MACHINE | _FILES
 _BELOW_API = _BELOW_ENGINE | {"engine", "config", "determinism"}
 _BELOW_TOOLS = _BELOW_API | {"api", "mesh", "following", DOOR}
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "types": frozenset({"errors"}),
+    "files": frozenset(),
     "detector": _PLAIN,
     "consensus": _PLAIN,
     "events": _PLAIN | {"detector"},
     "coordination": _PLAIN | {"consensus", "detector", "events"},
-    "trace": _PLAIN | _DECIDING,
+    "trace": _PLAIN | _FILES | _DECIDING,
     "status": _PLAIN | _DECIDING,
-    "hardware": _PLAIN | {"events"},
+    "hardware": _PLAIN | _FILES | {"events"},
     "kernels": frozenset(),
     "fragment": _PLAIN,
     "codec": _PLAIN | {"kernels"},
@@ -127,10 +129,10 @@ OWNERS: dict[str, frozenset[str]] = {
     "multiprocessing": _COMMANDS,
     "os": _COMMANDS
     | {"transport", "trace", "status", "hardware", "engine", "config", "determinism"}
-    | {"following", "integrations", "kernels", "mend_lab.replay"},
+    | {"files", "following", "integrations", "kernels", "mend_lab.replay"},
     "pathlib": _COMMANDS
     | {"trace", "status", "hardware", "engine", "config", "api", "following", "integrations"}
-    | {"mend_lab.sim", "mend_lab.replay"},
+    | {"files", "mend_lab.sim", "mend_lab.replay"},
     "pickle": frozenset(),
     "queue": frozenset({"trace", "engine"}),
     "random": frozenset({"determinism", "mend_lab.sim"}),

@@ -140,7 +140,7 @@ def _check(sweep: Sweep) -> None:
         raise ConfigError("tau", tau, rule, "Lower it, raise --period, or use --tau auto.")
     _check_places(sweep)
     if sweep.link is not None:
-        Link.parse(sweep.link)
+        Link.to_make(sweep.link)
     if taken := sorted(SET_BY_THE_SWEEP & set(sweep.env)):
         remedy = "Use the option of the sweep, or leave it out."
         raise ConfigError("env", taken[0], "is set by the sweep for every cell", remedy)

@@ -20,6 +20,7 @@ from pathlib import Path
 from mend.config.settings import MendConfig
 from mend.config.sources import KEY_FILE, named_key_file
 from mend.errors import ConfigError
+from mend.files import open_regular
 from mend.transport.probe import host_and_port, numbers_of
 from mend.transport.security import READER_BYTES, SECRET_BYTES, SECRETS_MAX
 
@@ -57,7 +58,7 @@ def read_secrets(path: Path) -> tuple[bytes, ...]:
 def read_keys(path: Path) -> tuple[bytes, ...]:
     """As `read_secrets`, for tools that look at a job: they may have a reader's key."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:

@@ -25,6 +25,7 @@ from mend.config.kinds import NONE, Kind
 from mend.config.predecessor import OF_SCRIPTS, refuse
 from mend.config.topology import RANKS_PER_RACK
 from mend.errors import ConfigError
+from mend.files import open_regular
 
 PREFIX = "MEND_"
 FILE = "MEND_CONFIG"
@@ -141,7 +142,7 @@ def _named(name: str) -> str:
 
 
 def _table(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         whole = tomllib.load(file)
     inner = whole.get("mend")
     return inner if isinstance(inner, dict) else whole

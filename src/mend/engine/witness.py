@@ -163,7 +163,7 @@ def run(
     """Serve one job until every rack has left, or SIGINT / SIGTERM. `socks_proxy`: through which
     all racks are reached; empty: none.
 
-    Raises AddressInUse, ConfigError, MendError.
+    Raises AddressInUse, ConfigError, MendError; KeyboardInterrupt after SIGINT.
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
     recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
@@ -179,10 +179,7 @@ def run(
     if tape is not None:
         tape.watch(witness.machines)
     served = ServedMetrics(recorder.note)
-    stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+    caught = _signals()
     try:
         io_loop.observe(witness.view, witness.followed)
         if metrics.port:
@@ -196,7 +193,7 @@ def run(
                 f"listening address={io_loop.address} job={job_id} racks={racks} "
                 f"protection={protection}"
             )
-        while not stop.is_set() and not io_loop.done.wait(0.2):
+        while not caught and not io_loop.done.wait(0.2):
             pass
     finally:
         io_loop.close()
@@ -206,3 +203,14 @@ def run(
         recorder.close()
     if witness.failure is not None:
         raise witness.failure
+    if signal.SIGINT in caught and not io_loop.done.is_set():
+        raise KeyboardInterrupt  # the job is not over
+
+
+def _signals() -> list[int]:
+    """The list that holds SIGINT and SIGTERM once they came; empty outside the main thread."""
+    caught = list[int]()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: caught.append(number))
+    return caught

@@ -19,6 +19,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from mend.errors import ConfigError
+from mend.files import open_regular
 
 logger = logging.getLogger("mend")
 
@@ -134,9 +135,7 @@ def parse_mask(text: str) -> frozenset[int] | None:
 def read_dump(path: Path, field: str = "NCCL topology dump") -> Dump:
     """Read a dump. Raises ConfigError, which names `field`, if it cannot be read or is no dump."""
     try:
-        if not path.is_file() and path.exists():  # a pipe would be waited for
-            raise ConfigError(field, str(path), "is no file", "Correct the path, or unset it.")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(DUMP_BYTES_MAX + 1)
     except OSError as error:
         rule = f"cannot be read ({error.strerror})"

@@ -206,7 +206,9 @@ def main() -> None:
 def run(app: typer.Typer, name: str) -> None:
     """Run the command that was typed. An error that mend raised on purpose is one line, not a
     traceback."""
-    open_closed_streams()
+    unwritable = {errno.ENOSPC, errno.EDQUOT}
+    if open_closed_streams():
+        unwritable.add(errno.EBADF)
     try:
         app()
     except MendError as error:
@@ -218,7 +220,7 @@ def run(app: typer.Typer, name: str) -> None:
             sys.exit(128 + signal.SIGPIPE)
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in unwritable:
             raise
         with suppress(OSError):
             typer.echo(f"{name}: the output cannot be written: {error.strerror}", err=True)

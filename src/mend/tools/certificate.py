@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from mend.errors import CertificateError, ConfigError
+from mend.files import open_regular
 
 FORMAT = "mend-certificate-1"
 
@@ -94,7 +95,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
 
 def _key(field: str, path: Path, load: Sequence[Callable[[bytes], object]]) -> object:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             octets = file.read(KEY_BYTES_MAX)
     except OSError as error:
         raise _no_key(field, path, f"cannot be read ({error.strerror})") from None
@@ -116,7 +117,7 @@ def _no_key(field: str, path: Path, rule: str) -> ConfigError:
 def _parsed(path: Path) -> dict[str, Any]:
     """Raises CertificateError where it is no document of this format."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             octets = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise CertificateError(f"{path} cannot be read ({error.strerror})") from None

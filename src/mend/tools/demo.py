@@ -181,7 +181,8 @@ def _clear(folder: Path) -> None:
 
 
 def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
-    """One run, with a bar per rack. Raises MendError with its last lines when a process failed."""
+    """One run, with a bar per rack. Raises MendError with its last lines when a process failed,
+    SystemExit after a signal."""
     last: deque[str] = deque(maxlen=LAST_LINES)
     columns = (
         TextColumn("{task.description}"),
@@ -217,6 +218,8 @@ def run(recipe: Recipe, nproc: int, console: Console) -> Outcome:
             env={"CUDA_VISIBLE_DEVICES": "", "MEND_DIAGNOSTICS_DIR": str(out / "events")},
         )
         outcome = launch(job, sink)
+    if outcome.interrupted:  # its last lines are tracebacks of what Ctrl-C ended
+        raise SystemExit(outcome.status)
     if outcome.status:
         lines = "\n".join(last)
         raise MendError(

@@ -53,6 +53,10 @@ UNMERGED_EXIT = 3
 is in its weights, and another life would begin without."""
 
 WITNESS_NAME = "witness"
+UNTRAINED = (
+    "no rack counted a step, so the model is as it began: call optimizer.step() or runtime.step() "
+    "in the loop; is the data empty?"
+)
 NOBODY_JOINED = "call mend_init in the script: no rack has, so the racks exchanged nothing"
 
 PLAIN = {
@@ -100,7 +104,7 @@ class Job:
             remedy = "0 picks free ports."
             raise ConfigError("--base-port", self.base_port, rule, remedy)
         if self.link is not None:
-            Link.parse(self.link)
+            Link.to_make(self.link)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -113,7 +117,7 @@ class Outcome:
     """Exit codes as subprocess gives them (negative: the signal), of a rack its last life's.
 
     `interrupted`: a signal, or 0. `culprit`: the rack on account of which all others were ended.
-    `unmerged`: what racks reported that ended with unmerged work.
+    `unmerged`: what racks reported that ended with unmerged work. `untrained`: there was no work.
     """
 
     racks: dict[int, int]
@@ -121,16 +125,19 @@ class Outcome:
     interrupted: int = 0
     culprit: int | None = None
     unmerged: Mapping[int, Ended] = field(default_factory=dict)
+    untrained: bool = False
 
     @property
     def status(self) -> int:
         """The interrupt's, else the culprit's, else that of the first rack that failed, else the
-        witness's. Of a rack that reported unmerged work and did not crash: UNMERGED_EXIT."""
+        witness's. Of a rack that reported unmerged work and did not crash, and of a job without
+        a step: UNMERGED_EXIT."""
         codes = [
             -self.interrupted,
             self.racks[self.culprit] or 1 if self.culprit is not None else 0,
             *(self._code(rack) for rack in sorted(self.racks)),
             self.witness or 0,
+            UNMERGED_EXIT if self.untrained else 0,
         ]
         first = next((code for code in codes if code), 0)
         return 128 - first if first < 0 else first
@@ -236,6 +243,11 @@ def rack_environments(
     return environments
 
 
+def is_untrained(ends: Sequence[Ended]) -> bool:
+    """Whether a job ended in order, and not one rank counted a step."""
+    return bool(ends) and all(each.outcome == "merged" and not each.step for each in ends)
+
+
 def next_step(environ: Mapping[str, str]) -> str:
     """What to do after a job that ended in order. `environ`: of its ranks."""
     if folder := environ.get(DIAGNOSTICS_DIR, ""):
@@ -291,7 +303,9 @@ class Launch:
     """One run of a job, from start to the last process's end."""
 
     def __init__(self, job: Job, sink: Sink) -> None:
-        self.job, self._sink = job, sink
+        # An empty MEND_KEY_FILE is not set: it must not take the key of the launch from the racks.
+        given = {name: text for name, text in job.env.items() if name != KEY_FILE or text.strip()}
+        self.job, self._sink = replace(job, env=given), sink
         self._token, self._interrupts = os.urandom(8).hex(), Interrupts()
         self.racks: list[Child] = []
         """The newest life of each."""
@@ -331,13 +345,16 @@ class Launch:
                     child.signal(signal.SIGKILL)
                     child.close()
             unmerged, joined = self._find_unmerged(), any(self._outcomes.iterdir())
+            untrained = is_untrained(read_ended(self._outcomes))
         codes = {rack: child.process.returncode for rack, child in enumerate(self.racks)}
         if (rack := self.culprit) is not None:
             self._say(f'not-begun rack={rack} exit={codes[rack]} reason="{self._reason}"')
         for rack, ended_as in sorted(unmerged.items()):
             self._say(f'unmerged rack={rack} outcome={ended_as.outcome} why="{ended_as}"')
+        if untrained:
+            self._say(f'untrained why="{UNTRAINED}"')
         witness = self.witness.process.returncode if self.witness is not None else None
-        outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged)
+        outcome = Outcome(codes, witness, self._interrupts.first, self.culprit, unmerged, untrained)
         if not outcome.status:
             step = next_step(self._environments[0]) if joined else NOBODY_JOINED
             self._say(f'next="{step}"')

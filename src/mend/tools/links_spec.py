@@ -10,6 +10,9 @@ from mend.errors import ConfigError
 UNITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 RATE_BITS = (1_000_000, 100_000_000_000)
 RTT_MS_MAX = 10_000.0
+MADE_RTT_MS_MAX = 1_000.0
+"""Longest round trip of a link that is made: TCP repeats the first packet of a connection after 1 s
+(RFC 6298) and begins slowly, so that the link could not be measured."""
 LOSS_PCT_MAX = 50.0
 
 JUMBO_FROM_BITS = 100_000_000
@@ -45,6 +48,15 @@ class Link:
             raise _wrong(text, f"the round trip must be at most {RTT_MS_MAX:g}ms")
         if link.loss_pct > LOSS_PCT_MAX:
             raise _wrong(text, f"the loss must be at most {LOSS_PCT_MAX:g}%")
+        return link
+
+    @classmethod
+    def to_make(cls, text: str) -> Link:
+        """As `parse`, for a link that is made and measured. Raises ConfigError."""
+        link = cls.parse(text)
+        if link.rtt_ms > MADE_RTT_MS_MAX:
+            rule = f"the round trip of a link that is made must be at most {MADE_RTT_MS_MAX:g}ms"
+            raise _wrong(text, rule)
         return link
 
     @property

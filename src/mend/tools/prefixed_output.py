@@ -79,13 +79,20 @@ def _write(fd: int, data: bytes) -> bool:
     return True
 
 
-def open_closed_streams() -> None:
-    """Open the standard streams that were closed at the start (`>&-`) to nowhere: else the next
-    sockets and files get their numbers, and output goes there."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+def open_closed_streams() -> bool:
+    """Open the standard streams that were closed at the start (`>&-`): else the next sockets and
+    files get their numbers, and output goes there. What is written to a closed standard output
+    fails (EBADF), as an answer that nobody gets is no success. Returns whether it was closed."""
+    closed = sys.stdout is None
+    for name, mode, flags in (
+        ("stdin", "r", os.O_RDWR),
+        ("stdout", "w", os.O_RDONLY),
+        ("stderr", "w", os.O_RDWR),
+    ):
         if getattr(sys, name) is None:
             # os.open takes the lowest free number.
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
+    return closed
 
 
 def detach_broken_streams() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mend.errors import TapeError, require
+from mend.files import open_regular
 from mend.trace import format as form
 from mend.trace.format import Base, Entry, Gap, Head, Header, Unpacker
 
@@ -108,7 +109,10 @@ def tapes_in(paths: Sequence[Path]) -> list[Path]:
                 f"{path}: there is no such file or folder. Give the folder that the job had as "
                 "diagnostics_dir (MEND_DIAGNOSTICS_DIR), or a tape in it"
             )
-        inside = sorted(path.rglob("*.mend")) if path.is_dir() else [path]
+        try:
+            inside = sorted(path.rglob("*.mend")) if path.is_dir() else [path]
+        except OSError as error:
+            raise TapeError(f"{path}: cannot be read ({error})") from error
         inside = [each for each in inside if not path.is_dir() or _NAME.fullmatch(each.name)]
         if not inside:
             raise TapeError(
@@ -146,8 +150,14 @@ def _naming(path: Path) -> Iterator[None]:
 
 def _checked(path: Path) -> tuple[Header, TapeFile, str]:
     """The header, the intact part of the file, and a sentence about the lost rest."""
-    with path.open("rb") as file:
-        form.check_begin(file.read(form.FILE_BYTES))
+    with open_regular(path) as file:
+        begin = file.read(form.FILE_BYTES)
+        if not begin:
+            raise TapeError(
+                "it is empty: its process could write nothing, or was killed before it did. Name "
+                "the other tapes of its folder"
+            )
+        form.check_begin(begin)
         header, stop, lost = None, form.FILE_BYTES, ""
         for number in itertools.count():
             chunk, lost = _next_chunk(file, number, stop)
@@ -215,7 +225,7 @@ def _records(file: TapeFile) -> Iterator[bytes]:
     """The records of a checked file, without the header."""
     unpacker = Unpacker()
     place = form.FILE_BYTES
-    with _naming(file.path), file.path.open("rb") as opened:
+    with _naming(file.path), open_regular(file.path) as opened:
         opened.seek(place)
         for number in range(file.chunks):
             chunk, lost = _next_chunk(opened, number, place)

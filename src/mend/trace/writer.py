@@ -74,19 +74,34 @@ def handled(tape: Tape, name: str, machine: Machine, event: Event, now_ns: int) 
     return effects
 
 
-def header_of(job: str, parts: ProcessSpec, **more: Any) -> Header:
+def header_of(
+    job: str, parts: ProcessSpec, config: Mapping[str, Any] | None = None, **more: Any
+) -> Header:
     """The header of this process's tape. `more`: further fields of it."""
     return Header(
         job=job,
         rack=parts.me.rack,
         rank=parts.me.rank,
         parts=parts,
-        argv=tuple(sys.orig_argv),
+        argv=tuple(map(_encodable, sys.orig_argv)),
+        config=_encodable(dict(config or {})),
         versions={"mend": VERSION, "python": platform.python_version(), **_of_torch()},
         wall_ns=time.time_ns(),
         mono_ns=time.monotonic_ns(),
         **more,
     )
+
+
+def _encodable(value: Any) -> Any:
+    """The same for UTF-8: a path has lone surrogates for bytes that are no text in the locale of
+    the process, as all beyond ASCII with LANG=C."""
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(each) for each in value]
+    if isinstance(value, str | Path):
+        return str(value).encode(errors="backslashreplace").decode()
+    return value
 
 
 def _of_torch() -> dict[str, str]:

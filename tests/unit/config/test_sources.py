@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,13 @@ def test_wrong_value_or_key_of_the_file_is_refused_by_name(file: Path, text: str
 def test_a_file_that_is_no_toml_is_refused(file: Path, content: bytes) -> None:
     file.write_bytes(content)  # what tomllib says differs between versions of Python
     with pytest.raises(ConfigError, match=r"^MEND_CONFIG='.*job\.toml': cannot be read as TOML"):
+        MendConfig()
+
+
+def test_config_file_that_is_a_pipe_is_refused_at_once(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match="Not a regular file"):
         MendConfig()
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from mend.config import MendConfig
 from mend.errors import ConfigError
-from mend.tools.demo import DELAY_SHARE, _clear, calibrated_delay_ms, recipes
+from mend.tools import demo as demo_module
+from mend.tools.demo import DELAY_SHARE, _clear, calibrated_delay_ms, demo, recipes
 from mend.tools.demo_report import ALONE, BLOCKING, FREE, OVERLAPPED
 from mend.tools.demo_train import mend_settings
+from mend.tools.launch import Outcome
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -59,3 +61,14 @@ def test_an_earlier_demo_is_cleared_and_a_strangers_folder_is_not(tmp_path: Path
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         _clear(tmp_path)
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_demo_that_is_interrupted_ends_as_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C had status 2, and printed the tracebacks of the racks."""
+    interrupted = Outcome({0: 130, 1: 130}, None, interrupted=2)
+    monkeypatch.setattr(demo_module, "launch", lambda job, sink: interrupted)
+    with pytest.raises(SystemExit) as left:
+        demo(quick=True, steps=None, delay_ms=1, nproc_per_rack=1, parallel="ddp", out=tmp_path)
+    assert left.value.code == 130

@@ -21,11 +21,13 @@ from mend.tools import launch as launch_module
 from mend.tools.launch import (
     NOBODY_JOINED,
     PLAIN,
+    UNMERGED_EXIT,
     Job,
     Launch,
     Outcome,
     check_script,
     gpus_by_rack,
+    is_untrained,
     metrics_variables,
     plain_command,
     rack_environments,
@@ -51,6 +53,23 @@ def test_a_rack_is_started_again_as_often_as_the_job_may_evict_it(
         assert running._has_lives(1)
     running._restarts[1] = running._evictions[1] = EVICTIONS_MAX
     assert not running._has_lives(1)
+
+
+def test_job_without_a_step_is_no_success() -> None:
+    """Each rack had `merged` and status 0, and the model was as it began."""
+    ended = [Ended(0, 0, "merged"), Ended(1, 0, "merged")]
+    assert is_untrained(ended)
+    assert not is_untrained([])
+    assert not is_untrained([*ended, Ended(2, 0, "merged", step=5, tokens=5)])
+    assert not is_untrained([*ended, Ended(2, 0, "local")])
+    assert Outcome({0: 0, 1: 0}, 0, untrained=True).status == UNMERGED_EXIT
+    assert Outcome({0: 5, 1: 0}, 0, untrained=True).status == 5
+
+
+def test_empty_key_file_of_the_racks_counts_as_not_set() -> None:
+    """The witness and `watch=` had a key, and the racks had none."""
+    asked = replace(JOB, env={"MEND_KEY_FILE": " ", "MEND_CODEC": ""})
+    assert Launch(asked, lambda who, line: None).job.env == {"MEND_CODEC": ""}
 
 
 def test_first_rank_of_a_rack_says_why_its_work_is_not_merged(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_a_job_with_a_wrong_link_is_not_built() -> None:
             Job(command=("train.py",), link=text)
 
 
+def test_a_job_with_a_link_that_cannot_be_measured_is_not_built() -> None:
+    """It was made, and failed after a minute of handshakes."""
+    with pytest.raises(ConfigError, match="must be at most 1000ms"):
+        Job(command=("train.py",), link="10mbit,9000ms")
+    assert Job(command=("train.py",), link="10mbit,1000ms").link == "10mbit,1000ms"
+
+
 def test_sites_are_the_racks_and_then_the_witness_if_there_is_one() -> None:
     racks, witness = (Site("a", "10.0.0.1"), Site("b", "10.0.0.2")), Site("w", "10.0.0.9")
     link = Link.parse("1gbit")

@@ -99,15 +99,17 @@ def test_a_reader_that_never_comes_back_keeps_no_process_for_ever(
     os.close(theirs)
 
 
-def test_a_closed_standard_stream_is_opened_to_nowhere() -> None:
+def test_closed_output_keeps_its_number_and_refuses_what_is_written() -> None:
     """What is opened next must not get its number, and with it the output."""
     code = """if True:
         import os, sys
         from mend.tools.prefixed_output import open_closed_streams
-        open_closed_streams()
-        print("to nowhere")
-        sys.stdout.flush()
-        os.write(2, os.readlink("/proc/self/fd/1").encode())
+        assert open_closed_streams()
+        try:
+            print("lost", flush=True)
+        except OSError:
+            os.write(2, os.readlink("/proc/self/fd/1").encode())
+        os._exit(0)
     """
     done = subprocess.run(
         ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, code], stderr=subprocess.PIPE,
@@ -140,6 +142,16 @@ def test_output_to_a_full_disk_is_told_in_one_line(command: str) -> None:
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.stderr == "mend: the output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["version", "--help"])
+def test_answer_with_closed_output_is_no_success(command: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m mend "$1" >&-', sys.executable, command],
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == "mend: the output cannot be written: Bad file descriptor\n"
     assert done.returncode == 2
 
 

@@ -235,6 +235,26 @@ def test_a_run_of_a_single_event_is_a_page_too(tmp_path: Path) -> None:
     assert "Throughput" not in said
 
 
+@pytest.mark.parametrize(
+    ("data", "said"), [("", "has no event"), ("rubbish\n", "1 lines are no events")]
+)
+def test_a_run_without_events_is_no_page(tmp_path: Path, data: str, said: str) -> None:
+    (tmp_path / "events-rack0-rank0.jsonl").write_text(data)
+    with pytest.raises(ConfigError, match=said):
+        report(tmp_path)
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_rack_or_run_without_events_is_told_beside_the_others(tmp_path: Path) -> None:
+    whole = RunFolder(tmp_path / "whole").trains(10).write()
+    (whole / "events-rack1-rank0.jsonl").write_text("")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "events-rack0-rank0.jsonl").write_text("")
+    page = plain(drawn(tmp_path))
+    assert "events-rack1-rank0.jsonl has no event" in page
+    assert "none has no event, and is left out" in page
+
+
 def test_a_run_without_exchange_has_no_empty_figures_of_rounds(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for rack in (0, 1):

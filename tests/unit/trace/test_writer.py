@@ -4,6 +4,7 @@ that is full or hangs loses tape, never training."""
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,29 @@ def test_what_was_put_is_read_in_order(tmp_path: Path) -> None:
     assert tape.header.config == {"folder": str(tmp_path / "made" / "here")}
     assert tape.header.argv
     assert set(tape.header.versions) == {"mend", "torch", "python", "threads"}
+
+
+def test_paths_that_are_no_text_are_on_the_tape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With LANG=C the tape of a script or folder with an umlaut was empty, and its folder could not
+    be explained."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", os.fsdecode(b"m\xfc.py")])
+    strange = {"folder": tmp_path / os.fsdecode(b"\xff"), "hosts": ("a", os.fsdecode(b"\xfe"))}
+    notes = Notes()
+    tape = TapeWriter(tmp_path, header_of("job", PARTS, config=strange), MB, notes)
+    put(tape, 1)
+    tape.close()
+    header = read_tape(*tapes_in([tmp_path])).header
+    assert notes.kinds == []
+    assert header.argv == ("python", "m\\udcfc.py")
+    assert header.config == {"folder": f"{tmp_path}/\\udcff", "hosts": ["a", "\\udcfe"]}
+
+
+def test_an_empty_tape_is_named_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "tape-rack0-rank0.mend").touch()
+    with pytest.raises(TapeError, match="it is empty"):
+        read_tape(tmp_path / "tape-rack0-rank0.mend")
 
 
 def test_a_machine_that_raises_leaves_that_on_the_tape(tmp_path: Path) -> None:
@@ -293,7 +317,7 @@ def test_more_behind_the_end_is_refused(tmp_path: Path) -> None:
         read_tape(path)
 
 
-@pytest.mark.parametrize("garbage", [b"", b"mend", bytes(100), b"\x7fELF" * 100])
+@pytest.mark.parametrize("garbage", [b"mend", bytes(100), b"\x7fELF" * 100])
 def test_garbage_is_no_tape(tmp_path: Path, garbage: bytes) -> None:
     path = tmp_path / "tape-rack0-rank0.mend"
     path.write_bytes(garbage)

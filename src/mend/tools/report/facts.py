@@ -117,6 +117,8 @@ class RunFacts:
     protection: dict[int, str] = field(default_factory=dict)
     """Protection of each rack: keys, loopback, insecure."""
     ranks: dict[tuple[int, int], RankFacts] = field(default_factory=dict)
+    events: int = 0
+    """Events that could be read, of any kind."""
     begin_ns: int = 0
     end_ns: int = 0
     rounds: int = 0

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from mend.errors import ConfigError, EventError
 from mend.events.kinds import EventsCut
 from mend.events.lines import Timed, decode_line
+from mend.files import open_regular
 from mend.status.event_log import FOLLOWER
 from mend.status.events_file import BYTES_MAX, older_of
 from mend.tools.report.facts import Gathering, RunFacts, clean
@@ -43,6 +44,7 @@ class Damage:
     cut: bool = False
     """The oldest events were deleted."""
     error: str = ""
+    events: int = 0
 
 
 def runs_in(folder: Path) -> list[tuple[str, Path]]:
@@ -104,6 +106,7 @@ def read_run(folder: Path) -> RunFacts:
         else:
             gathering.take(*who, timed)
     facts = gathering.finish()
+    facts.events = sum(each.events for each in damages.values())
     facts.notes += _notes(damages, len(found) - len(chosen), facts.earlier_jobs)
     return facts
 
@@ -113,6 +116,10 @@ def _notes(damages: dict[Path, Damage], left_out: int, earlier: int) -> list[str
     for path, damage in sorted(damages.items()):
         if damage.error:
             notes.append(f"{path.name} cannot be read to its end: {damage.error}")
+        elif not (damage.events or damage.torn or damage.lines):
+            notes.append(
+                f"{path.name} has no event: its process has written none yet, or could not"
+            )
         if damage.torn:
             notes.append(
                 f"{path.name} ends inside a line, which is left out: its process was killed, or "
@@ -143,13 +150,14 @@ def _halves(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
 
 def _lines(path: Path, who: tuple[int, int], damage: Damage) -> Iterator[Line]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while data := file.readline(LINE_BYTES_MAX):
                 try:
                     timed = decode_line(data)
                 except EventError as error:
                     _count(file, data, damage, error)
                     continue
+                damage.events += 1
                 damage.cut |= isinstance(timed.event, EventsCut)
                 yield who, timed
     except OSError as error:

@@ -14,6 +14,7 @@ from mend.tools.report.rounds import rounds_of
 RUNS_MAX = 8
 """Runs of one page: the newest."""
 NAME = "report.html"
+EMPTY = "Wait until the job has begun; if it has ended, was its disk full?"
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
@@ -22,14 +23,21 @@ def report(folder: Path, out: Path | None = None) -> Path:
     Raises ConfigError: no run in there, or a file that cannot be written.
     """
     folders = runs_in(folder)
-    read = [(name, path, read_run(path)) for name, path in folders[-RUNS_MAX:]]
+    found = [(name, path, read_run(path)) for name, path in folders[-RUNS_MAX:]]
+    read = [(name, path, facts) for name, path, facts in found if facts.events]
+    if not read:
+        rule = f"no event can be read in there: {found[-1][2].notes[0]}"
+        raise ConfigError("RUN_DIR", str(folder), rule, EMPTY)
     alone = next((facts for *_, facts in reversed(read) if not facts.exchange), None)
     runs = [
         Run(name, facts, rounds_of(path, facts.newest, facts.end_ns), alone)
         for name, path, facts in read
     ]
-    left_out = len(folders) - len(runs)
+    left_out = len(folders) - len(found)
     notes = [f"{left_out} older runs of this folder are left out"] if left_out else []
+    notes += [
+        f"{name} has no event, and is left out" for name, _, facts in found if not facts.events
+    ]
     title = runs[0].name if len(runs) == 1 else folder.resolve().name
     target = out or folder / NAME
     _write(target, page(title, runs, notes).encode("utf-8"))

@@ -154,7 +154,8 @@ class UncountedWrites:
             raise UsageError(
                 f"a state dict was loaded into the model after mend_init (after step {self._steps})"
                 "; mend would merge the jump as if it were training. Load it before mend_init, on "
-                "every rack; in the middle of a run call mend_shutdown, load, and mend_init again"
+                "every rack; in the middle of a run call mend_shutdown, load, and mend_init again "
+                "(under mend launch: with --no-witness, as the witness ends with the first job)"
             )
 
     def _load_in_place(self) -> bool:

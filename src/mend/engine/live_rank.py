@@ -591,12 +591,11 @@ def _numels_ahead(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[i
     numel = max(track.owned.numel for track in tracks)
     kept = [track.anchor.data.numel() for track in tracks]
     more = [max(kept)]
-    if numerics.keeps_residuals:
+    if numerics.spare.residuals:
         more.append(numel)
         kept += [track.owned.numel for track in tracks if track.moments is None]
-    rounds = (numerics.buffers.idle_max - len(kept)) // (numerics.racks + 1 + len(more))
-    kept += more * rounds
-    flying = [numel] * (numerics.buffers.idle_max - len(kept))
+    kept += more * numerics.spare.rounds
+    flying = [numel] * (numerics.spare.vectors - len(kept))
     if numerics.on_device is not None:
         flying[0] = -(-numerics.on_device.parcel_bytes(numel) // 4)
     return kept + flying

@@ -348,7 +348,7 @@ class Runtime:
 
         All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
         """
-        with self._steps.movement.aside(), self._rank.untimed():
+        with self._steps.writes.aside(), self._rank.untimed():
             self._steps.go_on()
             limit_ns = _limit_ns("drain", timeout_s)
             self._rank.each(lambda trainer: trainer.drain(limit_ns))
@@ -409,7 +409,7 @@ class Runtime:
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         limit_ns = _limit_ns("checkpoint", limit_s)
         path = Path(folder).absolute()
-        with self._steps.movement.writing(), self._rank.untimed():
+        with self._steps.writes.writing(), self._rank.untimed():
             return rank.checkpoint(path, save, limit_ns, wait=wait)
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -428,7 +428,7 @@ class Runtime:
             )
         rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
-        with self._steps.movement.writing(), self._rank.untimed():
+        with self._steps.writes.writing(), self._rank.untimed():
             return rank.saved_state(int(self.config.wait_timeout_s * SECOND))
 
     def __reduce__(self) -> NoReturn:
@@ -492,7 +492,7 @@ class Runtime:
         self._steps.go_on()
         trainers = [part.trainer for part in self._rank.parts]
         local = [trainer.local_weights() for trainer in trainers]
-        with self._steps.movement.aside(), self._rank.untimed():
+        with self._steps.writes.aside(), self._rank.untimed():
             try:
                 self._steps.borrowed = True
                 self._rank.each(Trainer.publish_anchor)

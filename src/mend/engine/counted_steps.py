@@ -57,8 +57,8 @@ class CountedSteps:
         """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
         """Whether the model holds the anchor, see `Runtime.anchor_weights`."""
-        self.movement = UncountedWrites(plan.module, parameters, rank.recorder.note)
-        self.movement.resumed = self._trainer.resumes
+        self.writes = UncountedWrites(plan.module, parameters, rank.recorder.note)
+        self.writes.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,
             optimizers,
@@ -115,8 +115,8 @@ class CountedSteps:
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
         weights = [track for part in self._rank.parts for track in part.trainer.weights]
-        reason = self.movement.uncounted(weights)
-        self.movement.close()
+        reason = self.writes.uncounted(weights)
+        self.writes.close()
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
@@ -124,7 +124,7 @@ class CountedSteps:
         those that this rack trains."""
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
-        self.movement.check_load()
+        self.writes.check_load()
         self.go_on()
         self._hooks.flush()
 
@@ -134,13 +134,13 @@ class CountedSteps:
         for part in self._rank.parts:
             for feature in part.trainer.features:
                 feature.close()
-        self.movement.close()
+        self.writes.close()
 
     def _look(self) -> None:
         """Any thread, now and then. A step that takes long (LBFGS, an optimizer on the host) writes
         many times before it is counted: that is no training without steps."""
         if not self._hooks.in_step:
-            self.movement.look()
+            self.writes.look()
 
     # -------------------------------------------------------------- around a step
 
@@ -163,12 +163,12 @@ class CountedSteps:
     def go_on(self) -> None:
         """Finish the work of the last step, if the handler of a signal has interrupted it."""
         if self._rank.unfinished:
-            with self.movement.aside():
+            with self.writes.aside():
                 self._rank.go_on()
 
     def _before(self) -> None:
         self.go_on()
-        self.movement.check_load()
+        self.writes.check_load()
         if (state := self._trainer.states.state) is not None:
             state.before_step()
 
@@ -189,13 +189,13 @@ class CountedSteps:
                 "each replay, from the first one on"
             )
         units = self._ledger.stepped() if self._ledger is not None else 0
-        self.movement.stepped()
+        self.writes.stepped()
         # Between the count and the work no handler may raise: the work would never be done. Steps
         # without work do without, as it takes microseconds.
         due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
             if self._rank.stepped(1 if tokens is None else tokens, units):
-                with self.movement.writing():
+                with self.writes.writing():
                     self._rank.after_step()
         if self._async_tp.asked:
             self._async_tp.stepped()

@@ -132,7 +132,7 @@ class VersionMismatches:
 
 class OtherJobs:
     """The processes of other jobs that speak to this one: left over from an earlier job, or started
-    with another job_id by mistake. Both sides are told; neither is stopped."""
+    with another job_id by mistake. Both sides are notified; neither is stopped."""
 
     def __init__(self, host: HostInterface) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""The work around each counted step of the inner optimizer. Training thread."""
+"""Does mend's work around each counted step of the inner optimizer. Training thread."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ one, and the wire has room for 2^50."""
 NOT_HELD = contextlib.nullcontext[None]()
 
 NO_BACKWARD = -1
-"""Torch: this thread runs no backward pass."""
+"""torch's graph task id in a thread that runs no backward pass."""
 
 
 class CountedSteps:
-    """Counts steps and tokens, and gives each step to the trainer. Does not keep the model
+    """Counts steps and tokens, and reports each step to the trainer. Does not keep the model
     alive."""
 
     def __init__(
@@ -72,12 +72,12 @@ class CountedSteps:
         rank.watch(self._look)
 
     def count_tokens(self, tokens: int) -> None:
-        """Weight of the current step. Several calls add up."""
+        """Count tokens of the current step, its weight. Several calls add up."""
         tokens = whole("count_tokens", tokens, 0, "such as batch.numel()")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def count_rows(self, rows: int) -> None:
-        """Rows of the current step. Several calls add up."""
+        """Count rows of the current step. Several calls add up."""
         if self._ledger is None:
             raise UsageError("count_rows() without a data ledger: give mend_init(ledger=) one")
         self._ledger.count(whole("count_rows", rows, 0, "such as len(batch)"))
@@ -106,8 +106,9 @@ class CountedSteps:
         return self._hooks.counting is Counting.GIVEN
 
     def finish(self) -> Outcome | None:
-        """Count a step that waits, and return the reason why the weights may not be overwritten, if
-        there is one. From here on only mend writes to them. Raises what a step raises."""
+        """Count a step that waits. Returns the outcome of a rack whose weights may not be
+        overwritten; None: they may. From here on only mend writes to them. Raises what a step
+        raises."""
         self.go_on()
         self._hooks.flush_last()
         try:
@@ -120,8 +121,8 @@ class CountedSteps:
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
-        """Count a step that waits, before a checkpoint. Raises UsageError where the weights are not
-        those that this rack trains."""
+        """Count a step that waits, before a checkpoint. Raises UsageError where the model does not
+        hold the weights that this rack trains."""
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
         self.writes.check_load()
@@ -137,8 +138,8 @@ class CountedSteps:
         self.writes.close()
 
     def _look(self) -> None:
-        """Any thread, now and then. A step that takes long (LBFGS, an optimizer on the host) writes
-        many times before it is counted: that is no training without steps."""
+        """Look for uncounted writes; any thread, now and then. Not during a step: a long one
+        (LBFGS, an optimizer on the host) writes many times before it is counted."""
         if not self._hooks.in_step:
             self.writes.look()
 
@@ -161,7 +162,7 @@ class CountedSteps:
             self._rank.give_state()
 
     def go_on(self) -> None:
-        """Finish the work of the last step, if the handler of a signal has interrupted it."""
+        """Finish the work of the last step, if a signal handler has interrupted it."""
         if self._rank.unfinished:
             with self.writes.aside():
                 self._rank.go_on()
@@ -190,8 +191,8 @@ class CountedSteps:
             )
         units = self._ledger.stepped() if self._ledger is not None else 0
         self.writes.stepped()
-        # Between the count and the work no handler may raise: the work would never be done. Steps
-        # without work do without, as it takes microseconds.
+        # Between the count and the work no signal handler may raise: the work would never be done.
+        # Steps without work do not hold handlers back, as that takes microseconds.
         due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
             if self._rank.stepped(1 if tokens is None else tokens, units):
@@ -205,8 +206,8 @@ class CountedSteps:
 
 
 def whole(call: str, value: object, least: int, what: str) -> int:
-    """`value` as an int. Raises UsageError if it is no whole number, less than `least`, or greater
-    than WHOLE_MAX."""
+    """`value` as an int. Raises UsageError unless it is a whole number from `least` to WHOLE_MAX.
+    `call`, `what`: for the error text."""
     number = whole_number(value)
     if number is None or not least <= number <= WHOLE_MAX:
         bounds = f"at least {least} and at most 2^40"

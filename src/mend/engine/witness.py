@@ -1,4 +1,4 @@
-"""The witness process: an acceptor and a coordinator, without tensors."""
+"""The witness process: it votes and may coordinate, and has no tensors."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ DETECT_HEARTBEATS = 20
 DETECT_NS_MIN = 2 * SECOND
 
 NO_LANE = "127.0.0.1"
-"""A witness has nothing to serve: its lane is no door to other machines."""
+"""A witness serves nothing on its lane, so that is not reachable from other machines."""
 
 
 def detect_ns(heartbeat_ms: int) -> int:
-    """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
+    """Silence in ns after which nobody waits for a rack: 20 heartbeats, at least 2 s."""
     return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
 
 
 class Witness:
-    """Host of a coordinator without a rack, and of its vote."""
+    """Hosts a coordinator that has no rack, and its vote."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Witness:
         self._mismatches, self._other_jobs = VersionMismatches(host), OtherJobs(host)
         self._loudness = Loudness()
         self._noted: set[str] = set()
-        """At most one sentence per rack and version."""
+        """The sentences that were printed: each only once."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
         self._give = EventQueue(self.machines, host.now_ns, self._handlers, tape).give
 
@@ -86,7 +86,8 @@ class Witness:
         self.failure = error
 
     def foreign(self, found: OtherVersion | OtherJob) -> None:
-        """It waits on for those who speak as it does; the other hears why it is not one."""
+        """Tell a process of another version or job why it is refused, and wait on for the right
+        ones."""
         if isinstance(found, OtherJob):
             self._other_jobs.met(found)
             self._print_once(found, "job")

@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -167,24 +168,30 @@ def run(
     Raises AddressInUse, ConfigError, MendError.
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
-    recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     listen = IoLoopOptions(
         bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection,
         socks_proxy=socks_proxy,
     )  # fmt: skip
-    io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = ProcessSpec(me, member, coordinator=CoordinatorSpec(job_id, options))
-    tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
-    witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
-    if tape is not None:
-        tape.watch(witness.machines)
-    served = ServedMetrics(recorder.note)
-    stop = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-    try:
+    with ExitStack() as undo:
+        recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
+        undo.callback(recorder.close)
+        io_loop = IoLoop(me, member, job_id, listen, recorder)
+        undo.callback(io_loop.close)  # where the rest cannot be made
+        tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
+        if tape is not None:
+            undo.callback(tape.close)
+        witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
+        if tape is not None:
+            tape.watch(witness.machines)
+        served = ServedMetrics(recorder.note)
+        undo.callback(served.close)
+        undo.callback(io_loop.close)  # first, as it writes to the tape
+        stop = threading.Event()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stop.set())
         io_loop.observe(witness.view, witness.followed)
         if metrics.port:
             served.open(metrics, {"job_id": job_id, "rack": "witness"})
@@ -199,11 +206,5 @@ def run(
             )
         while not stop.is_set() and not io_loop.done.wait(0.2):
             pass
-    finally:
-        io_loop.close()
-        served.close()
-        if tape is not None:
-            tape.close()
-        recorder.close()
     if witness.failure is not None:
         raise witness.failure

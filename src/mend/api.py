@@ -289,14 +289,15 @@ class Runtime:
         """Weight of the current step; call it before optimizer.step().
 
         Several calls add up; without a call a step counts 1, or what `local_batch` returned.
-        Raises UsageError unless it is a whole number from 0 to 2^40.
+        Raises UsageError unless `tokens` is a whole number from 0 to 2^40.
         """
         self._steps.count_tokens(tokens)
 
     def count_rows(self, rows: int) -> None:
         """Rows that the current step takes from the ledger on this rank; call it before
-        optimizer.step(). Several calls add up. Raises UsageError without a ledger, unless it is a
-        whole number, and at a step for which no rows, or more than the sampler gave, were counted.
+        optimizer.step(). Several calls add up. Raises UsageError without a ledger, for a value
+        that is no whole number, and at a step for which no rows, or more than the sampler gave,
+        were counted.
         """
         self._steps.count_rows(rows)
 

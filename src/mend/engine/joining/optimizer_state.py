@@ -131,8 +131,8 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
 def _set_exactly(
     optimizer: torch.optim.Optimizer, params: Sequence[Tensor], state: Mapping[Any, Any]
 ) -> None:
-    """Set the state as it was saved: `load_state_dict` casts it to the dtype of the parameter,
-    which may be narrower."""
+    """Set the state as it was saved: `load_state_dict` casts tensors to the dtype of the parameter,
+    which may be narrower, and does not keep strings."""
     for index, values in state.items():
         if not isinstance(index, int) or not isinstance(values, dict):
             continue

@@ -143,7 +143,7 @@ def short_of(rounds: Iterable[Round]) -> int:
 
 
 def describe_rounds(rounds: Iterable[Round]) -> str:
-    """`9 of 10 rounds merged 1 of 2 live racks`; empty if of no round the live racks are known."""
+    """`9 of 10 rounds merged 1 of 2 live racks`; empty if the live racks are known for no round."""
     found = [(members, live) for members, live in rounds if live]
     short = [(members, live) for members, live in found if members < live]
     if not found:

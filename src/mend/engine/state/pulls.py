@@ -26,7 +26,7 @@ LOOK_NS = 5 * SECOND
 
 
 class Pulls:
-    """The pulls of one rank, by the rack that made the bytes (`source`). Loop thread; the threads
+    """The pulls of one rank, by the rack whose bytes they are (`source`). Loop thread; the threads
     of the lane write `Meter.verified`."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ def _mb(size: float) -> float:
 class Patience:
     """Decides when a wait for bytes ends: at its limit, or, while bytes arrive, once none has come
     for `stall_ns`. `moved` returns counts of verified bytes by rack, see `Transfers.arrived`. A
-    count that appears anew with no more bytes than before, or disappears, is no progress: otherwise
+    count that disappears, or comes back with no more bytes than before, is no progress: otherwise
     pulls that fail and begin again would extend a wait endlessly."""
 
     def __init__(

@@ -30,6 +30,7 @@ import torch
 
 from benchmarks._common import Goal, limit, noise, ratios, read_options, report, spread, take_turns
 from mend.codec import Codec, codec_named
+from mend.engine.compute.buffers import Spare
 from mend.engine.compute.numerics import Numerics
 from mend.kernels import block_kernels
 from mend.merge import MERGES
@@ -44,7 +45,7 @@ GOALS = {
 MATRIX = (1024, 4096)
 """Shape of the delta's matrices, for codecs that depend on it."""
 SCALE = 1e-3
-SPARE = 3
+SPARE = Spare(3)
 """Large vectors that are kept from offer to offer, as a rank keeps them from round to round."""
 OPTIONS = {
     "numel": (50_000_000, "fp32 elements"),

@@ -42,6 +42,7 @@ from mend.codec import CODECS
 from mend.coordination import events as ev
 from mend.coordination.machines import Machines
 from mend.coordination.rank import RankMachine, RankOptions
+from mend.engine.compute.buffers import Spare
 from mend.engine.compute.numerics import Numerics
 from mend.engine.io.io_loop import IoLoop, IoLoopOptions
 from mend.engine.loop.concurrent_outer_step import ConcurrentOuterStep
@@ -187,7 +188,7 @@ def _stand(options: Any) -> Stand:
     """A rank of a rack whose leader is the listener; it never hears an order."""
     me, member, numel = Peer(0, 1), Member(0, 1), options.numel
     outer = OUTERS["nesterov"](1.0, options.momentum)
-    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), outer, 1, spare=1)
+    numerics = Numerics(CODECS["float32"](), MERGES["mean"](), outer, 1, spare=Spare(1))
     genesis = numerics.genesis(noise(numel, 1))
     lane = "127.0.0.1"
     listen = IoLoopOptions(f"tcp://{lane}:0", lane, "", None, 10 * SECOND)

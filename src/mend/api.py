@@ -1,5 +1,5 @@
-"""The functions that a training script calls. mend_init hooks the optimizer; the rest runs between
-steps."""
+"""The functions that a training script calls. `mend_init` hooks the optimizer; everything else runs
+between steps."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ Sources = tuple[Path | SavedState | None, DataLedger | None]
 YEAR_S = 366 * 86400
 
 LIVES_MAX = 8
-"""Beginnings in one `mend_init`, each but the first because the job that it joined was lost."""
+"""Maximum number of attempts to join in one `mend_init`; each but the first because the job that it
+had joined was lost."""
 
 
 def mend_init(
@@ -129,8 +130,8 @@ def mend_init(
         moment_periods=config.moment_periods, statistics=config.exchange_statistics,
     )  # fmt: skip
     for lives in reversed(range(LIVES_MAX)):
-        # A rack that finds its job lost begins again as a new life, which attests that the former
-        # one is over and held nothing: as if its launcher had started it again.
+        # A rack whose job was lost begins again as a new life. This attests that its former life is
+        # over and held nothing, as if its launcher had started it again.
         with contextlib.suppress(*[JobLost] if lives else ()):
             place = (asked, config, members, mesh)
             with registry.name_holder(config):
@@ -145,9 +146,10 @@ def _begun(
     sources: Sources,
     determined: tuple[Level | None, int],
 ) -> Runtime:
-    """A rank that trains, registered; or everything is undone. `sources`: the checkpoint to resume,
-    and what gives out the data. `place`: the configuration as it was
-    asked for, and with this process's place in it; the ranks of its rack, and their mesh."""
+    """The runtime of a rank that trains, registered. On an error everything is undone. `place`: the
+    configuration as the script gave it, and with this process's place in it; the ranks of its rack;
+    their mesh. `sources`: the checkpoint to resume, and the data ledger. `determined`: level and
+    seed."""
     asked, config, members, mesh = place
     with contextlib.ExitStack() as undo:
         switches = _switches(*determined, config.rack_number)
@@ -181,10 +183,11 @@ def mend_shutdown(model: nn.Module, *, keep_local: bool = False) -> Status | Non
     The anchor is the same bits on every rack. Waits up to shutdown_timeout_s for racks that are
     still training, then leaves alone. `keep_local`: leave the model's own weights in place.
 
-    Returns the last status; its `outcome` says whether all work was merged, and the model keeps its
-    own weights where it was not. Never raises before the script could save them. `model` may be
-    any module that shares parameters with the one that mend_init was given. Returns None when mend
-    trains no model; raises UsageError when it trains others only.
+    Returns the last status; its `outcome` says whether all work was merged. Where it was not, the
+    model keeps its own weights; errors of the job become an `outcome` and are not raised, so that
+    the script can save them. `model` may be any module that shares parameters with the one that
+    mend_init was given. Returns None when mend trains no model. Raises UsageError when mend trains
+    other models only, and in a forked process.
     """
     runtime = registry.find(model)
     if runtime is None:
@@ -286,14 +289,15 @@ class Runtime:
         """Weight of the current step; call it before optimizer.step().
 
         Several calls add up; without a call a step counts 1, or what `local_batch` returned.
-        Raises UsageError for what is no whole number, below 0 and above 2^40.
+        Raises UsageError unless `tokens` is a whole number from 0 to 2^40.
         """
         self._steps.count_tokens(tokens)
 
     def count_rows(self, rows: int) -> None:
         """Rows that the current step takes from the ledger on this rank; call it before
-        optimizer.step(). Several calls add up. Raises UsageError without a ledger, for what is no
-        whole number, and at the step where it was left out or counts more than the sampler gave.
+        optimizer.step(). Several calls add up. Raises UsageError without a ledger, for a value
+        that is no whole number, and at a step for which no rows, or more than the sampler gave,
+        were counted.
         """
         self._steps.count_rows(rows)
 
@@ -301,7 +305,7 @@ class Runtime:
         """How many of `count` micro-batches to take in the step that begins: all of them, or, on a
         rack that is slow where `failslow_action="act"`, fewer, at least one. Call it before each
         step with the same `count` on all ranks of the rack; they get the same answer. Divide the
-        gradients by it. Raises UsageError for what is no whole number, and below 1.
+        gradients by it. Raises UsageError unless `count` is a whole number from 1 to 2^40.
         """
         return self._steps.local_batch(count)
 
@@ -346,9 +350,10 @@ class Runtime:
     def drain(self, timeout_s: float) -> None:
         """Wait until every own offer is merged or dropped and everything decided is applied.
 
-        All ranks of a rack call it. Raises GaveUp after timeout_s; nothing is lost then.
+        All ranks of a rack call it together. Raises GaveUp after `timeout_s` seconds; nothing is
+        lost then.
         """
-        with self._steps.movement.aside(), self._rank.untimed():
+        with self._steps.writes.aside(), self._rank.untimed():
             self._steps.go_on()
             limit_ns = _limit_ns("drain", timeout_s)
             self._rank.each(lambda trainer: trainer.drain(limit_ns))
@@ -409,7 +414,7 @@ class Runtime:
         limit_s = self.config.wait_timeout_s if timeout_s is None else timeout_s
         limit_ns = _limit_ns("checkpoint", limit_s)
         path = Path(folder).absolute()
-        with self._steps.movement.writing(), self._rank.untimed():
+        with self._steps.writes.writing(), self._rank.untimed():
             return rank.checkpoint(path, save, limit_ns, wait=wait)
 
     def checkpoint_state(self) -> dict[str, Any]:
@@ -428,7 +433,7 @@ class Runtime:
             )
         rank = self._may_checkpoint("checkpoint_state")
         self._steps.settle()
-        with self._steps.movement.writing(), self._rank.untimed():
+        with self._steps.writes.writing(), self._rank.untimed():
             return rank.saved_state(int(self.config.wait_timeout_s * SECOND))
 
     def __reduce__(self) -> NoReturn:
@@ -443,10 +448,10 @@ class Runtime:
         return self._rank
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether `flag` is true on a rank of this rack. All its ranks call it together.
+        """Whether `flag` is true on any rank of this rack. All its ranks call it together.
 
         For what one rank notices and all must act on at one step: a signal, a time limit. Raises
-        UsageError for what is no bool.
+        UsageError for a value that has no truth value of its own, such as text.
         """
         if not hasattr(flag, "__bool__"):  # numpy's and torch's bools have it, text has not
             raise UsageError(f"any_rank({flag!r}): give it True or False")
@@ -492,7 +497,7 @@ class Runtime:
         self._steps.go_on()
         trainers = [part.trainer for part in self._rank.parts]
         local = [trainer.local_weights() for trainer in trainers]
-        with self._steps.movement.aside(), self._rank.untimed():
+        with self._steps.writes.aside(), self._rank.untimed():
             try:
                 self._steps.borrowed = True
                 self._rank.each(Trainer.publish_anchor)
@@ -539,8 +544,8 @@ class Runtime:
             anchor_digest=self._digest_of(position),
             waiting=published.orders.why,
             async_tp=self._async_tp.said,
-            frames_refused=rank.io_loop.frames_refused,
-            events_lost=rank.recorder.lost,
+            frames_refused=sum(part.io_loop.frames_refused for part in rank.parts),
+            events_lost=sum(part.recorder.lost for part in rank.parts),
             last_error=published.error,
             outcome=trainer.outcome.word,
             outcome_detail=trainer.outcome.detail,
@@ -550,11 +555,11 @@ class Runtime:
             outer_momentum=rounds.outer[1],
             codec=self.config.codec,
             payload_bytes=sum(each.bytes for each in sent),
-            moment_bytes=published.sent.moment_bytes,
+            moment_bytes=sum(each.moment_bytes for each in sent),
             payload_bytes_fp32=sum(each.fp32_bytes for each in sent),
             residual_share=published.sent.residual,
             protection=rank.settings.io_loop.protection,
-            log_lines_lost=rank.recorder.lines_lost,
+            log_lines_lost=sum(part.recorder.lines_lost for part in rank.parts),
             slow=tuple(map(slow_rack, published.orders.slow)),
             joined_state=trainer.states.state.account if trainer.states.state else "",
             mirror_bytes=rank.published.of(MirrorInbox).kept_bytes,
@@ -601,14 +606,15 @@ class Runtime:
         return require(self._last, "a rack that has left has a status")
 
     def _settle_checkpoint(self) -> None:
-        """One that is being written is a part of this job."""
+        """Wait for the checkpoint that is being written: the other racks need this rank for it."""
         if not isinstance(self._rank, LocalOnlyRank):
             self._checkpoint_error = self._rank.settle_checkpoint()
             if self._checkpoint_error is not None:
                 self._rank.recorder.note(CheckpointFailed(str(self._checkpoint_error)))
 
     def _close(self, keep_local: bool) -> None:
-        """An error of mend is an outcome here: the script has weights to save."""
+        """End the training. An error of mend becomes the outcome: the script has weights to
+        save."""
         trainer = self._trainer
         try:
             # Other threads write to what it captures: a tensor of inference mode takes no writes.
@@ -629,7 +635,7 @@ class Runtime:
         self._leave(Outcome("abandoned"))
 
     def _leave(self, outcome: Outcome) -> None:
-        """`outcome`: unless there is one already."""
+        """Leave the job. `outcome`: of this rank, unless it has one already."""
         if self._forked:
             return
         with signals.held():
@@ -646,7 +652,7 @@ class Runtime:
             registry.leave(self)
 
     def _disown(self) -> None:
-        """This process was forked from the one that trains: nothing that it does is the rack's."""
+        """Called in a process that was forked from the one that trains: take no part in the job."""
         self._forked = True
         self._finalizer.detach()
         for part in self._rank.parts:
@@ -659,10 +665,11 @@ class Runtime:
 
 
 def _limit_ns(call: str, timeout_s: object) -> int:
-    """A limit of a call in ns; infinity is a year. Raises UsageError for NaN or another type."""
+    """A time limit in ns: 0 for a negative one, a year for infinity. Raises UsageError for NaN or
+    another type."""
     if not isinstance(timeout_s, int | float) or timeout_s != timeout_s:
         raise UsageError(f"{call}(timeout_s={timeout_s!r}): give it a number of seconds")
-    return int(min(timeout_s, YEAR_S) * SECOND)
+    return int(max(0, min(timeout_s, YEAR_S)) * SECOND)
 
 
 def _rank_of(
@@ -708,8 +715,8 @@ def _rank_of(
 def _parts_of_job(
     plan: ModelPlan, config: MendConfig, sources: Sources, ranks: RackGroup
 ) -> JobParts | None:
-    """The parts of a job whose racks have different numbers of ranks; None: they have as many.
-    Raises ConfigError and UsageError for what such a job cannot do."""
+    """The parts of a job whose racks have different numbers of ranks; None: all have the same
+    number. Raises ConfigError and UsageError for what such a job cannot do."""
     sizes, rack = config.ranks_by_rack, config.rack_number
     if sizes[rack] != ranks.ranks:
         rule = f"says {sizes[rack]} for rack {rack}, which has {ranks.ranks}"
@@ -759,8 +766,8 @@ def _warn_of_codec(config: MendConfig) -> None:
 
 
 def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:
-    """The switches of mend.determinism, which is loaded only on demand: it loads much of torch's
-    compiler."""
+    """Enable mend.determinism at this level; None: the script asked for none. The package is loaded
+    only on demand, as it loads much of torch's compiler."""
     if level is None:
         return None
     enabling = import_module("mend.determinism.enabling")
@@ -771,8 +778,9 @@ def _switches(level: Level | None, seed: int, rack: int) -> Determinism | None:
 def _seated(
     config: MendConfig, mesh: DeviceMesh | None
 ) -> tuple[MendConfig, tuple[int, ...] | None]:
-    """The configuration of the rack that this process is in, and the rack's ranks; None: all ranks
-    of the process group. The mesh says it, or mend finds out where `rack_aware` asks for that."""
+    """The configuration with this process's rack, and the global ranks of that rack; None: all
+    ranks of the process group. The mesh names the rack; without one mend finds it if `rack_aware`
+    is set."""
     if mesh is not None:
         return _of_seat(config, rack_of(mesh), "the mesh")
     if config.exchange:

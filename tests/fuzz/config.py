@@ -130,7 +130,7 @@ def _used(config: MendConfig) -> None:
     assert dataclasses.replace(config) == config
     assert config.tau >= 0
     assert all(text for scope in Scope for _, text in config.facts(scope) if scope != Scope.RACK)
-    assert spare_vectors(config) >= 1
+    assert spare_vectors(config).vectors >= 1
     if config.rack is not None:  # else its place in the list is found by mend_init
         assert sorted(config.peer_addresses) == list(range(config.racks))
     assert config.data_port_range is None or config.data_port_range[0] <= config.data_port_range[1]

@@ -17,6 +17,7 @@ from mend.config.sources import OUTCOMES
 from mend.consensus.records import Policy, filled_fields
 from mend.detector import DetectorOptions
 from mend.engine.checkpoint.saved_state import SavedState
+from mend.engine.compute.buffers import Spare
 from mend.engine.compute.numerics import Numerics, keeps_in_weights
 from mend.engine.compute.worker_pool import pool_threads
 from mend.engine.features.data_ledger import DataLedger
@@ -178,17 +179,18 @@ def rounds_in_flight(config: MendConfig) -> int:
     return sum(config.tau * config.fragments // period + 1 for period in periods)
 
 
-def spare_vectors(config: MendConfig) -> int:
-    """Number of large vectors that are kept to be used again.
+def spare_vectors(config: MendConfig) -> Spare:
+    """Return how many large vectors are kept to be used again, and what the number follows from.
 
     Every fragment has two versions. A round takes an offer of every rack and a copy of the live
     weights, or a result, and gives back as many as the one before it took. A codec that leaves
-    something out keeps it, and in a round what the one before it left out, too.
+    something out keeps it, and during a round also what the round before left out.
     """
     fragments, rounds = config.fragments, rounds_in_flight(config)
     versions = fragments * (1 + len(config.moment_periods))
-    residuals = fragments + rounds if keeps_residuals(config) else 0
-    return versions + residuals + (config.racks + 2) * rounds
+    residuals = keeps_residuals(config)
+    left_out = fragments + rounds if residuals else 0
+    return Spare(versions + left_out + (config.racks + 2) * rounds, rounds, residuals)
 
 
 def keeps_residuals(config: MendConfig) -> bool:

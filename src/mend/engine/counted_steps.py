@@ -1,4 +1,4 @@
-"""The work around each counted step of the inner optimizer. Training thread."""
+"""Does mend's work around each counted step of the inner optimizer. Training thread."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ one, and the wire has room for 2^50."""
 NOT_HELD = contextlib.nullcontext[None]()
 
 NO_BACKWARD = -1
-"""Torch: this thread runs no backward pass."""
+"""torch's graph task id in a thread that runs no backward pass."""
 
 
 class CountedSteps:
-    """Counts steps and tokens, and gives each step to the trainer. Does not keep the model
+    """Counts steps and tokens, and reports each step to the trainer. Does not keep the model
     alive."""
 
     def __init__(
@@ -57,8 +57,8 @@ class CountedSteps:
         """Micro-batches of this step, if the script called `local_batch`."""
         self.borrowed = False
         """Whether the model holds the anchor, see `Runtime.anchor_weights`."""
-        self.movement = UncountedWrites(plan.module, parameters, rank.recorder.note)
-        self.movement.resumed = self._trainer.resumes
+        self.writes = UncountedWrites(plan.module, parameters, rank.recorder.note)
+        self.writes.resumed = self._trainer.resumes
         self._hooks = StepHooks(
             parameters,
             optimizers,
@@ -72,12 +72,12 @@ class CountedSteps:
         rank.watch(self._look)
 
     def count_tokens(self, tokens: int) -> None:
-        """Weight of the current step. Several calls add up."""
+        """Count tokens of the current step, its weight. Several calls add up."""
         tokens = whole("count_tokens", tokens, 0, "such as batch.numel()")
         self._tokens = tokens if self._tokens is None else self._tokens + tokens
 
     def count_rows(self, rows: int) -> None:
-        """Rows of the current step. Several calls add up."""
+        """Count rows of the current step. Several calls add up."""
         if self._ledger is None:
             raise UsageError("count_rows() without a data ledger: give mend_init(ledger=) one")
         self._ledger.count(whole("count_rows", rows, 0, "such as len(batch)"))
@@ -106,8 +106,9 @@ class CountedSteps:
         return self._hooks.counting is Counting.GIVEN
 
     def finish(self) -> Outcome | None:
-        """Count a step that waits, and return the reason why the weights may not be overwritten, if
-        there is one. From here on only mend writes to them. Raises what a step raises."""
+        """Count a step that waits. Returns the outcome of a rack whose weights may not be
+        overwritten; None: they may. From here on only mend writes to them. Raises what a step
+        raises."""
         self.go_on()
         self._hooks.flush_last()
         try:
@@ -115,16 +116,16 @@ class CountedSteps:
         except UsageError as error:
             return Outcome("not-exchanged", str(error))
         weights = [track for part in self._rank.parts for track in part.trainer.weights]
-        reason = self.movement.uncounted(weights)
-        self.movement.close()
+        reason = self.writes.uncounted(weights)
+        self.writes.close()
         return Outcome("uncounted", reason) if reason else None
 
     def settle(self) -> None:
-        """Count a step that waits, before a checkpoint. Raises UsageError where the weights are not
-        those that this rack trains."""
+        """Count a step that waits, before a checkpoint. Raises UsageError where the model does not
+        hold the weights that this rack trains."""
         if self.borrowed:
             raise UsageError("checkpoint() inside `with runtime.anchor_weights()`")
-        self.movement.check_load()
+        self.writes.check_load()
         self.go_on()
         self._hooks.flush()
 
@@ -134,13 +135,13 @@ class CountedSteps:
         for part in self._rank.parts:
             for feature in part.trainer.features:
                 feature.close()
-        self.movement.close()
+        self.writes.close()
 
     def _look(self) -> None:
-        """Any thread, now and then. A step that takes long (LBFGS, an optimizer on the host) writes
-        many times before it is counted: that is no training without steps."""
+        """Look for uncounted writes; any thread, now and then. Not during a step: a long one
+        (LBFGS, an optimizer on the host) writes many times before it is counted."""
         if not self._hooks.in_step:
-            self.movement.look()
+            self.writes.look()
 
     # -------------------------------------------------------------- around a step
 
@@ -161,14 +162,14 @@ class CountedSteps:
             self._rank.give_state()
 
     def go_on(self) -> None:
-        """Finish the work of the last step, if the handler of a signal has interrupted it."""
+        """Finish the work of the last step, if a signal handler has interrupted it."""
         if self._rank.unfinished:
-            with self.movement.aside():
+            with self.writes.aside():
                 self._rank.go_on()
 
     def _before(self) -> None:
         self.go_on()
-        self.movement.check_load()
+        self.writes.check_load()
         if (state := self._trainer.states.state) is not None:
             state.before_step()
 
@@ -189,13 +190,13 @@ class CountedSteps:
                 "each replay, from the first one on"
             )
         units = self._ledger.stepped() if self._ledger is not None else 0
-        self.movement.stepped()
-        # Between the count and the work no handler may raise: the work would never be done. Steps
-        # without work do without, as it takes microseconds.
+        self.writes.stepped()
+        # Between the count and the work no signal handler may raise: the work would never be done.
+        # Steps without work do not hold handlers back, as that takes microseconds.
         due = trainer.due(trainer.step + 1)
         with signals.held() if due else NOT_HELD:
             if self._rank.stepped(1 if tokens is None else tokens, units):
-                with self.movement.writing():
+                with self.writes.writing():
                     self._rank.after_step()
         if self._async_tp.asked:
             self._async_tp.stepped()
@@ -205,8 +206,8 @@ class CountedSteps:
 
 
 def whole(call: str, value: object, least: int, what: str) -> int:
-    """`value` as an int. Raises UsageError if it is no whole number, less than `least`, or greater
-    than WHOLE_MAX."""
+    """`value` as an int. Raises UsageError unless it is a whole number from `least` to WHOLE_MAX.
+    `call`, `what`: for the error text."""
     number = whole_number(value)
     if number is None or not least <= number <= WHOLE_MAX:
         bounds = f"at least {least} and at most 2^40"

@@ -1,4 +1,4 @@
-"""Starts one rank of a rack from plain settings, and ends it."""
+"""Builds one rank of a rack from its settings, starts it, and ends it."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOCKED_BYTES_NOTED = 2 * 10**9
-"""Page-locking of this much takes seconds, which the log explains."""
+"""Page-locking this much takes seconds; an event explains the delay."""
 
 LOOK_S = 1.0
-"""How often to look whether pulls are under way."""
+"""How often to check whether pulls are under way."""
 
 
 class LiveRank(OneTrainer):
@@ -105,12 +105,11 @@ class LiveRank(OneTrainer):
     ) -> None:
         """Build everything, then start to receive; `begin` waits for the other racks. All ranks of
         the rack call it together. After a failure nothing is left running; the error is raised.
-        `state_of`: makes what the script trains with, which gets what was registered where a
-        checkpoint is resumed. `group`: the parts of the rack; None: its ranks."""
+        `state_of`: makes the training state. `group`: the parts of the rack; None: its ranks."""
         self.numerics, self._ending = numerics, threading.RLock()
         self.group = group or group_of(settings)
         self._noted_ns = dict[int, int]()
-        """When a rack's pull was noted last."""
+        """rack -> when its pulls were noted last."""
         with ExitStack() as undo:
             self._open(undo, plan, settings)
             model = RackModel(plan, self.settings, self.group, numerics)
@@ -154,7 +153,7 @@ class LiveRank(OneTrainer):
         self._side = Side(plan.gpu) if plan.gpu is not None else None
         if self._side is not None:
             undo.callback(self._side.close)
-        undo.callback(self.io_loop.close)  # first of all; once it is closed, it does nothing
+        undo.callback(self.io_loop.close)  # only if `_stop` has not closed it before
         self.metrics = ServedMetrics(self.recorder.note)
         undo.callback(self.metrics.close)
         if me.rank == 0 and settings.metrics.port:
@@ -165,7 +164,7 @@ class LiveRank(OneTrainer):
         self._buffers = weakref.ref(plan.module), digests
 
     def _io_loop_options(self) -> IoLoopOptions:
-        """Only the leader listens on the configured port; the rack's other ranks take any."""
+        """Only the leader listens on the configured port; the other ranks take any free one."""
         options = replace(self.settings.io_loop, ranks=self.group.ranks)
         if self.me.rank == 0:
             return options
@@ -194,7 +193,9 @@ class LiveRank(OneTrainer):
         return part.compared(model.plan.tensors, model.frozen_then)
 
     def _buffers_to_compare(self, model: RackModel) -> tuple[tuple[str, str], ...]:
-        """Those of the first rank, and of ranks with other modules those that it does not have."""
+        """(name, digest) of the buffers that racks compare: those of the first rank, and where
+        ranks have different modules, also those that only other ranks have. Empty on the other
+        ranks."""
         apart, leads = model.plan.differs, self.me.rank == 0
         if self.settings.policy.racks == 1 or self._resumed is not None or not (leads or apart):
             return ()
@@ -206,8 +207,8 @@ class LiveRank(OneTrainer):
         return tuple(sorted(named.items()))[:BUFFERS_MAX] if leads else ()
 
     def _tracks(self, model: RackModel) -> list[FragmentState]:
-        """The fragments at version 0, or at those of the checkpoint. With a GPU, also allocate the
-        memory of the whole run."""
+        """The fragments at version 0, or at the versions of the checkpoint. With a GPU, also
+        allocate the memory of the whole run."""
         tracks = model.tracks()
         if self._resumed is not None:
             for fragment, track in enumerate(tracks):
@@ -219,7 +220,7 @@ class LiveRank(OneTrainer):
         return tracks
 
     def _prepare(self, tracks: Sequence[FragmentState]) -> None:
-        """Allocate the memory of the whole run, before the first round."""
+        """Allocate, and page-lock, the memory of the whole run before the first round."""
         numels = _numels_ahead(self.numerics, tracks)
         size = 4 * sum(numels)
         if self.me.rank == 0 and size >= LOCKED_BYTES_NOTED:
@@ -329,7 +330,7 @@ class LiveRank(OneTrainer):
     def _trainer_features(
         self, model: nn.Module, post: Callable[[Event], None]
     ) -> list[TrainerFeature]:
-        """Where the coordinator validates, what it asks the training thread to measure."""
+        """The micro-benchmark, where the coordinator validates slow ranks."""
         if not self.settings.detector.validates:
             return []
         device = self._side.device if self._side is not None else torch.device("cpu")
@@ -337,7 +338,7 @@ class LiveRank(OneTrainer):
         return [MicroBenchmark(self.published, self.io_loop.now_ns, post, product_ns, watch)]
 
     def _start(self, addresses: Sequence[str]) -> None:
-        """Everything is built: receive."""
+        """Start to receive. Everything is built by now."""
         self.io_loop.every(PERIOD_S, self.pace.write)
         self._show()
         self.io_loop.call(lambda: self._connect(addresses))
@@ -345,7 +346,7 @@ class LiveRank(OneTrainer):
 
     @property
     def _moments(self) -> int:
-        """Number of fragments of moments, the last ones."""
+        """Number of fragments of moments and running statistics, the last ones."""
         return self.settings.policy.fragments - self.settings.policy.of_weights
 
     def _tape(
@@ -433,8 +434,8 @@ class LiveRank(OneTrainer):
     def begin(self) -> None:
         """Wait for the other racks, then train on the lowest rack's version 0. Raises the error
         that stops the start."""
-        # The leader raises StartTimeout for hellos; twice that bounds the copy of version 0 as
-        # well.
+        # In the first half of this time the leader raises StartTimeout for missing hellos; the rest
+        # bounds the copy of version 0.
         self.drive(self.trainer.begin(2 * self.settings.start_timeout_ns))
         tell_begin(self.me, self.settings.outcomes)
 
@@ -444,7 +445,7 @@ class LiveRank(OneTrainer):
 
     @property
     def parts(self) -> Sequence[LiveRank]:
-        """What exchanges for this process: itself, or one for each of its parts."""
+        """The live ranks of this process: itself. `RankOfParts` has one for each part."""
         return (self,)
 
     @property
@@ -470,8 +471,8 @@ class LiveRank(OneTrainer):
         self._driver.go_on()
 
     def _break_off(self, error: InvariantError) -> None:
-        """Leave without notice, whichever thread found it: a script that catches the error trains
-        on alone, and each later call raises it again."""
+        """Leave without telling the other racks, whichever thread found the error. A script that
+        catches it trains on alone, and each later call raises it again."""
         self.trainer.outcome = Outcome("failed", f"{type(error).__name__}: {error}")
         self.io_loop.break_off(error)
         self.abort()
@@ -496,7 +497,7 @@ class LiveRank(OneTrainer):
         self.io_loop.call(partial(self.rank.tell, event), soon=not isinstance(event, Timed))
 
     def _on_loop(self, job: Callable[P, None]) -> Callable[P, None]:
-        """A function that has the loop's thread do `job` soon."""
+        """A function that makes the loop's thread do `job` soon."""
         return lambda *args, **options: self.io_loop.call(partial(job, *args, **options))
 
     # -------------------------------------------------------------- the end
@@ -514,7 +515,8 @@ class LiveRank(OneTrainer):
         self.group.barrier()
         coordinator = self.rank.coordinator
         if coordinator is not None and coordinator.proposer.leading:
-            # A rack that has missed the end copies from this one; else it takes three seconds.
+            # A rack that has missed the end copies it from this one; otherwise that takes three
+            # seconds.
             self.io_loop.done.wait(max(5.0, self.settings.step.shutdown_ns / SECOND))
         self.group.barrier()  # this rank's rail is served by all ranks of the rack
 
@@ -533,7 +535,7 @@ class LiveRank(OneTrainer):
             self.recorder.note(BuffersChanged(in_few_words(changed)))
 
     def _note_alone(self) -> None:
-        """Note that this rack has trained on long after the others had ended."""
+        """Note it if this rack trained on long after the others had ended."""
         with self.published.changed:
             about = self.published.last_rounds.alone()
         if about is not None and (about.alone, 0) == (self.me.rack, self.me.rank):
@@ -545,7 +547,8 @@ class LiveRank(OneTrainer):
         from_outside(self._end)
 
     def abort_freed(self) -> None:
-        """As `abort`, where the model was freed: a loop that trains its parts on reads why."""
+        """As `abort`, where the model was freed. A script that trains on with its parts gets an
+        error that says so."""
         from_outside(self._end_freed)
 
     def _end_freed(self) -> None:
@@ -557,7 +560,8 @@ class LiveRank(OneTrainer):
             self._undo.close()
 
     def _stop(self) -> None:
-        """The first part of the end: from here on nothing happens by itself."""
+        """The first step of the end: stop the loop, wake threads that wait, and report the
+        outcome."""
         self.io_loop.close(self.rank.say_farewell)
         self.published.fail(GaveUp("this rack has left the job"))  # wakes threads that wait
         report_end(self.trainer.ended(self.me.rank), self.settings.outcomes, self.recorder.note)
@@ -574,7 +578,7 @@ def group_of(settings: Settings) -> RackGroup:
 
 
 def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
-    """What is checked before captures, on all ranks of the rack together."""
+    """The checks before captures, which all ranks of the rack make together."""
     newcomers, copies = Newcomers(plan), Copies(plan, group)
 
     def refuse() -> None:
@@ -585,27 +589,26 @@ def _before_captures(plan: ModelPlan, group: RackGroup) -> Callable[[], None]:
 
 
 def _numels_ahead(numerics: Numerics, tracks: Sequence[FragmentState]) -> list[int]:
-    """Elements of every vector that the run takes besides the first anchors: a second version of
-    each anchor, the residuals, and the vectors of the rounds in flight. Locking them during the run
-    would hold up training that launches kernels."""
+    """Number of elements of every large vector that the run needs besides the first anchors: a
+    second version of each anchor, the residuals, and the vectors of the rounds in flight. Locking
+    them during the run would hold up training that launches kernels."""
     numel = max(track.owned.numel for track in tracks)
     kept = [track.anchor.data.numel() for track in tracks]
     more = [max(kept)]
-    if numerics.keeps_residuals:
+    if numerics.spare.residuals:
         more.append(numel)
         kept += [track.owned.numel for track in tracks if track.moments is None]
-    rounds = (numerics.buffers.idle_max - len(kept)) // (numerics.racks + 1 + len(more))
-    kept += more * rounds
-    flying = [numel] * (numerics.buffers.idle_max - len(kept))
+    kept += more * numerics.spare.rounds
+    flying = [numel] * (numerics.spare.vectors - len(kept))
     if numerics.on_device is not None:
         flying[0] = -(-numerics.on_device.parcel_bytes(numel) // 4)
     return kept + flying
 
 
 def _on_device(numerics: Numerics, tracks: Sequence[FragmentState]) -> tuple[list[int], list[int]]:
-    """Number of elements of each vector that the device will hold, and of each that is uploaded:
-    those of a round. Where the device encodes, also an anchor and a residual of every fragment (no
-    residual with feedback in the weights), a delta and a pending residual."""
+    """Number of elements of each vector that the device holds, and of each that is uploaded to it:
+    those of a round. Where the device encodes, these include an anchor and a residual of every
+    fragment (no residual with feedback in the weights), a delta and a pending residual."""
     numels = [track.owned.numel for track in tracks if track.moments is None]
     most = max(numels)
     if numerics.on_device is None:

@@ -1,7 +1,7 @@
 """A rank of a rack that trains alone (exchange=False): it counts and records, opens no socket and
 copies no weights.
 
-It is the baseline for measurements of an exchange: the same script, hooks and events. It has the
+It is the baseline for measurements of the exchange: the same script, hooks and events. It has the
 methods of `LiveRank` that `api` calls.
 """
 
@@ -43,7 +43,7 @@ NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class NoWire:
-    """Takes the place of the I/O loop: nothing is sent or received."""
+    """Replaces the I/O loop: nothing is sent or received."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -134,7 +134,7 @@ class LocalOnlyRank(OneTrainer):
         from_outside(self._end)
 
     def abort_freed(self) -> None:
-        """As `abort`: a loop that trains parts of a freed model on loses nothing here."""
+        """As `abort`: a script that trains on with parts of a freed model loses nothing here."""
         self.abort()
 
     def _end(self) -> None:

@@ -8,7 +8,7 @@ from mend.engine.trainer.trainer import Trainer
 
 
 class OneTrainer:
-    """What such a rank leaves to its trainer."""
+    """The methods that such a rank delegates to its trainer."""
 
     trainer: Trainer
 

@@ -1,6 +1,6 @@
-"""Collectives among the parts of a rack, of which a rank of a small rack hosts several.
+"""Collectives among the parts of a rack, where a rank of a small rack hosts several parts.
 
-Each part has a thread. The parts of a rank meet, and the last one to come does the collective of
+Each part has a thread. The parts of a rank meet, and the last one to arrive does the collective of
 the rack for all of them.
 """
 
@@ -38,18 +38,18 @@ class Turn:
 
 
 class Meeting:
-    """Where the threads of the `count` parts of a rank meet. `limit_s`: how long one waits for the
-    others, before it raises."""
+    """Where the threads of the `count` parts of a rank meet. `limit_s`: time after which a part
+    that waits for the others raises Broken."""
 
     def __init__(self, count: int, limit_s: float) -> None:
         self.count, self.limit_s = count, limit_s
         self._changed, self._turn = threading.Condition(), Turn()
         self._why: BaseException | None = None
-        """Why nobody meets any more; None: they do."""
+        """The error after which no part may meet; None: they may."""
 
     def meet(self, place: int, value: T, job: Callable[[list[T]], Sequence[R]]) -> R:
-        """Wait for all parts. One of them does `job` with the values of all, by place, and each
-        gets the result of its place. What `job` raises, all raise."""
+        """Wait for all parts. The last one does `job` with the values of all, by place, and each
+        part gets the result at its place. What `job` raises, all parts raise."""
         with self._changed:
             self._refuse_broken()
             turn, deadline_s = self._turn, time.monotonic() + self.limit_s
@@ -76,13 +76,13 @@ class Meeting:
         self._changed.notify_all()
 
     def end(self, why: BaseException) -> None:
-        """A part that waits or comes raises, until `begin_again`."""
+        """Make every part that waits or arrives raise Broken, until `begin_again`."""
         with self._changed:
             self._why = self._why or why
             self._changed.notify_all()
 
     def begin_again(self) -> None:
-        """After an `end`, once no part is on its way to a meeting."""
+        """Undo `end`. Call it only while no part is in a meeting or about to meet."""
         with self._changed:
             self._why, self._turn = None, Turn()
 
@@ -92,8 +92,8 @@ class Meeting:
 
 
 class PartGroup(RackGroup):
-    """The parts of a rack. `ranks`: the group of its ranks; `hosts`: per part its rank; `part`:
-    that of this thread."""
+    """The parts of a rack. `ranks`: the group of its ranks. `hosts`: per part, the rank that hosts
+    it. `part`: the part of this thread."""
 
     def __init__(self, ranks: RackGroup, hosts: Sequence[int], part: int, meeting: Meeting) -> None:
         self.rank, self.ranks = part, len(hosts)
@@ -169,7 +169,8 @@ class PartGroup(RackGroup):
         return put_together(holding, slice_N, gather)
 
     def _gathered(self, of_parts: list[Tensor], numel: int) -> list[Tensor]:
-        """The vectors of all parts, some of them with zeros behind their end."""
+        """The vectors of all parts, padded with zeros to `numel` where another rank has sent
+        them."""
         if self._of_ranks.ranks == 1:
             return of_parts
         most, like = max(map(len, self._of_rank)), of_parts[0]
@@ -195,4 +196,4 @@ class PartGroup(RackGroup):
         self._meet(None, lambda _: self._of_ranks.barrier())
 
     def close(self) -> None:
-        """The rank closes the group of its ranks."""
+        """Do nothing: the rank itself closes the group of its ranks."""

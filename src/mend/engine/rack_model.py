@@ -1,5 +1,5 @@
-"""A model as a rack holds it: its plan, and the parts of the rack's ranks. Used at the start of a
-rank only, as it keeps the model alive."""
+"""A model as a rack holds it: its plan, and which rank holds which part. Used only at the start of
+a rank, as it keeps the model alive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mend.status.follow_messages import Parts
 
 
 class RackModel:
-    """`settings`: completed. All ranks of the rack make it together.
+    """The model of a rack. `settings`: completed. All ranks of the rack make it together.
 
     Raises UsageError where the model is spread beyond the rack, or two ranks hold the same part
     with different bits; ConfigError where the merge rule cannot take so many tensors.
@@ -79,13 +79,13 @@ class RackModel:
         return (*self._settings.facts, ranks, *self._plan_facts, *rank_facts(inventories))
 
     def parts(self, tracks: Sequence[FragmentState]) -> Parts:
-        """Where this rank's parts lie in the model, for its followers."""
+        """Where this rank's parts lie in the model, for followers."""
         return parts_of(self.plan, self._boxes, self._rank, tracks)
 
     @property
     def _boxes(self) -> list[dict[str, Shard]]:
-        """Per rank, of parameters and running statistics. Under FSDP2 and TP, too, every rank that
-        has a layer holds all of its statistics."""
+        """Per rank, name -> what it holds of each parameter and running statistic. Also under FSDP2
+        and TP, every rank that has a layer holds all of its statistics."""
         return [
             {item.name: item.shard for item in items} | self.plan.statistics_of(rank)
             for rank, items in enumerate(self._inventories)
@@ -104,12 +104,13 @@ class RackModel:
 
     @property
     def elements(self) -> int:
-        """Of the weights that the racks exchange, all ranks of a rack together."""
+        """Number of elements of the weights that the racks exchange, over all ranks of a rack."""
         return sum(cut.layout.numel for cut in self.plan.weights)
 
     def cuttable(self) -> Cuttable | None:
-        """What it takes to resume a checkpoint of another number of ranks; None: the ranks hold
-        other shards than rows, or rows where racks have different numbers of ranks."""
+        """What is needed to resume a checkpoint of another number of ranks; None: that is not
+        possible, as the ranks hold other shards than rows, or rows in a job whose racks have
+        different numbers of ranks."""
         sharded = sharded_by_rows(self._inventories)
         if sharded is None or (sharded and self._settings.unequal):
             return None

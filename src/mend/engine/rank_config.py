@@ -29,14 +29,14 @@ from mend.fragment.model_plan import ModelPlan
 from mend.types import MS, VERSION, WITNESS, Address, Layout, Member, Peer
 
 TORCH = ".".join(str(torch.__version__).split(".")[:2])
-"""Racks compare it, without the patch and the build: bits of merges and the layout of optimizers'
-states may differ between minor versions."""
+"""torch's version without patch and build. Racks compare it: the bits of merges and the layout of
+optimizer states may differ between minor versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a rank takes from MendConfig. `facts`: (key, value) lines that all racks must share, and
-    every job that resumes a checkpoint. `policy`: complete only after `completed`."""
+    """What a rank takes from MendConfig. `facts`: (key, value) pairs that must be equal on all
+    racks and in every job that resumes a checkpoint. `policy`: complete only after `completed`."""
 
     rack: int
     policy: Policy
@@ -50,7 +50,7 @@ class Settings:
     step: StepOptions
     diagnostics: Path | None
     job_facts: tuple[tuple[str, str], ...] = ()
-    """Lines that all racks must share; a job that resumes a checkpoint may have others."""
+    """Pairs that must be equal on all racks; a job that resumes a checkpoint may have others."""
     unequal: bool = False
     """Whether racks have different numbers of ranks."""
     members: tuple[int, ...] | None = None
@@ -70,7 +70,7 @@ class Settings:
     metrics: MetricsAddress = NOWHERE
     """Where the leader serves its metrics."""
     factory: Callable[[Peer, Sequence[Layout]], RankFactory] = RankFactory
-    """Makes what makes the parts of the rank."""
+    """Makes the factory of the parts of the rank."""
 
     def completed(self, ranks: int, plan: ModelPlan) -> Settings:
         """These settings for a rack of `ranks` ranks that trains the model of `plan`."""

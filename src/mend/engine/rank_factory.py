@@ -1,4 +1,4 @@
-"""The parts of a live rank that a program outside mend may make otherwise."""
+"""Makes the parts of a live rank that a program outside mend may replace."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from mend.types import Layout, Peer
 class RankFactory:
     """Makes the parts of a rank that trains in a job. `LiveRank` asks for each of them once.
 
-    A program that runs a training script, but not in a job, derives from this class and puts its
-    own into the settings (`mend.config.override`). `layouts`: of all fragments, by number.
+    A program that runs a training script outside a job derives from this class and puts its own
+    factory into the settings (`mend.config.override`). `layouts`: of all fragments, by number.
     """
 
     def __init__(self, me: Peer, layouts: Sequence[Layout]) -> None:
@@ -46,11 +46,13 @@ class RankFactory:
         return machines_of(parts)
 
     def tape(self, tape: Tape | None) -> Tape | None:
-        """What gets the events and effects of the machines. `tape`: the one on disk, if any."""
+        """The tape that gets the events and effects of the machines. `tape`: that on disk, if
+        any."""
         return tape
 
     def features(self, parts: LoopParts, *, mirrored: bool) -> list[LoopFeature]:
-        """Those of the loop's half. `mirrored`: racks keep state of scope rack for each other."""
+        """The features of the loop's half. `mirrored`: racks keep state of scope rack for each
+        other."""
         features = loop_features(parts)
         return [*features, RackStateMirrors(parts)] if mirrored else features
 

@@ -2,8 +2,8 @@
 `fragment.parts`.
 
 To the other racks each part is a rank: it has its own machines, sockets, fragments and digests, so
-the protocol knows nothing of parts. Here each has a trainer, the first one on the training thread
-and each other on a thread of its own, which works only while the training thread waits for it.
+the protocol knows nothing of parts. Here each part has a trainer: the first one on the training
+thread, every other on a thread of its own, which works only while the training thread waits for it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ CLOSE_S = 10.0
 
 
 class StateOfPart(TrainingState):
-    """What the script trains with, for a part that is not the first one of its rank. `first`: gives
-    that of the first one, which alone loads and registers."""
+    """The training state of a part that is not the first one of its rank. `first`: returns that of
+    the first part, which alone loads and registers."""
 
     def __init__(self, first: Callable[[], TrainingState], note: Emit, *, enabled: bool) -> None:
         super().__init__((), {}, note, enabled=enabled)
@@ -61,18 +61,18 @@ class StateOfPart(TrainingState):
         return self._first().digest(step)
 
     def load(self, copied: Received) -> None:
-        """Do nothing."""
+        """Do nothing: the first part loads it."""
 
     def begins_fresh(self, reason: str) -> None:
-        """Do nothing."""
+        """Do nothing: the first part notes it."""
 
     def registered(self, step: int) -> None:
-        """Give none: a checkpoint has it with the first part."""
+        """Return None: a checkpoint has it with the first part."""
 
 
 class RankOfParts:
-    """What it lacks of `LiveRank` is that of its first part. All ranks of the rack call its methods
-    together."""
+    """A rank that hosts several parts. It has the interface of `LiveRank`; attributes that are not
+    defined here are those of its first part. All ranks of the rack call its methods together."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class RankOfParts:
         *,
         copies_state: bool,
     ) -> None:
-        """`numerics_of`: makes those of a part. `ranks`: the ranks of the rack. `parts`: those of
-        the job. `copies_state`: whether it gets a donor's training state if it joins. Otherwise as
-        LiveRank."""
+        """`numerics_of`: makes the numerics of a part. `ranks`: the ranks of the rack. `parts`: the
+        parts of the job. `copies_state`: whether the rack gets a donor's training state if it
+        joins. The other arguments are as of LiveRank."""
         self.of_ranks, hosts = ranks, parts.hosts(ranks.ranks)
         mine = [part for part, host in enumerate(hosts) if host == ranks.rank]
         limit_ns = settings.start_timeout_ns + settings.step.give_up_ns
@@ -143,7 +143,7 @@ class RankOfParts:
         return self._spread([partial(job, part) for part in self.parts])
 
     def _or_end(self, job: Callable[[], T]) -> T:
-        """Do a part's share of a job. If it fails, no other part waits for it."""
+        """Do a part's share of a job. If it fails, the other parts stop waiting for this one."""
         try:
             return job()
         except BaseException as error:
@@ -151,8 +151,8 @@ class RankOfParts:
             raise
 
     def _settle(self, jobs: Sequence[Future[Any]]) -> None:
-        """Wait for the jobs of all parts. Raises the error of the first one that did not fail on
-        account of another."""
+        """Wait for the jobs of all parts. Raises the first error that is not the consequence of
+        another part's error."""
         found = [error for error in map(_error_of, jobs) if error is not None]
         self._meeting.begin_again()
         if any(isinstance(error, InvariantError) for error in found):
@@ -186,8 +186,8 @@ class RankOfParts:
             yield
 
     def after_step(self) -> None:
-        """What a signal's handler raises in a wait of the first part leaves the work of all parts
-        to `go_on`."""
+        """Do the work that is due after the step. If a signal's handler raises in a wait of the
+        first part, `go_on` finishes the work of all parts."""
         pairs = zip(self._hands, self.parts[1:], strict=True)
         self._working = [
             hand.submit(partial(self._or_end, other.after_step)) for hand, other in pairs
@@ -218,7 +218,7 @@ class RankOfParts:
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
-        """The script saves once per rank."""
+        """See `Runtime.checkpoint`. The script saves once per rank, with the first part."""
         first, nothing = self._first, None if save is None else _save_nothing
 
         def make(part: LiveRank) -> PendingCheckpoint:
@@ -259,7 +259,8 @@ class RankOfParts:
 
 
 def _error_of(job: Future[Any]) -> BaseException | None:
-    """Wait for the job. Where the rack has left before it began, it failed with the others."""
+    """Wait for the job and return its error. A job that never began, as the rack has left, counts
+    as failed on account of another."""
     try:
         return job.exception()
     except CancelledError:

@@ -1,4 +1,4 @@
-"""Which runtime belongs to which model. Weak references: it keeps neither alive."""
+"""Maps each model to its runtime. The references to models are weak."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _runtimes: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 def _forget_forked() -> None:
-    """In a process that was forked: the rack trains in the other one, whose threads and sockets are
-    not here. The end of this one would pass for the rack's, and its steps would wait endlessly."""
+    """Called in a forked process. The rack trains in the parent, whose threads and sockets do not
+    exist here: the end of this process would pass for the rack's, and its steps would never end."""
     for runtime in list(_runtimes.values()):
         runtime._disown()
     _runtimes.clear()
@@ -28,7 +28,8 @@ os.register_at_fork(after_in_child=_forget_forked)
 
 
 def enter(model: nn.Module, runtime: object) -> None:
-    """Raises UsageError when the model (or one that shares parameters) already has a runtime."""
+    """Register the runtime. Raises UsageError when the model, or one that shares parameters with
+    it, already has one."""
     if find(model) is not None:
         raise UsageError(
             "mend_init was called twice for this model; call mend_shutdown(model) first"
@@ -55,8 +56,8 @@ def find(model: nn.Module) -> Any:
 
 
 def refuse_stranger(model: nn.Module) -> None:
-    """Raises UsageError when this module has no runtime while another one has: the caller would
-    wrongly conclude that it has ended."""
+    """Raise UsageError where another module has a runtime: the caller, whose module has none, would
+    wrongly conclude that training has ended."""
     others = [type(other).__name__ for other in list(_runtimes)]
     if others:
         raise UsageError(
@@ -67,8 +68,8 @@ def refuse_stranger(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def name_holder(config: Any) -> Iterator[None]:
-    """Where this process holds the address of this rack itself, AddressInUse says so: no other
-    process is to be stopped."""
+    """Where this process itself holds the address of this rack, make AddressInUse say so: the user
+    need not look for another process."""
     try:
         yield
     except AddressInUse as error:
@@ -87,6 +88,7 @@ def name_holder(config: Any) -> Iterator[None]:
 
 
 def leave(runtime: object) -> None:
+    """Remove the runtime."""
     for model in [model for model, other in list(_runtimes.items()) if other is runtime]:
         _runtimes.pop(model, None)
 

@@ -1,4 +1,4 @@
-"""Builds the JobStatus that one process shows of its job.
+"""Builds the JobStatus by which one process describes its job.
 
 Reads the machines, the published state and the training progress, and changes nothing. Loop
 thread; some microseconds per rack.
@@ -36,7 +36,7 @@ from mend.status.status import data_rows
 from mend.status.wall_clock import wall_ns
 from mend.types import MS, VERSION, Member, Peer, life_of
 
-if TYPE_CHECKING:  # a witness has no board, and does without torch
+if TYPE_CHECKING:  # a witness has no published state, and does without torch
     from mend.engine.state.published_state import PublishedState
 
 State = Literal["starting", "running", "leaving", "ended"]
@@ -48,7 +48,7 @@ RECORDED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a leader's process knows besides its machines' state."""
+    """What a leader's process knows besides the state of its machines."""
 
     published: PublishedState
     pace: TrainingProgress
@@ -60,8 +60,9 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What this process knows of the job. `orders`: the newest of the coordinator; None: none yet.
-    `hosts`: the coordinator, if it runs in this process and leads."""
+    """What this process knows of the job. `decided`: index of the newest decided record. `orders`:
+    the newest orders of the coordinator; None: none yet. `hosts`: the coordinator, if it runs in
+    this process and leads."""
 
     log: LogState
     decided: int
@@ -75,7 +76,7 @@ def view_of_rank(
     job: str, leader: Leader, coordinator: Coordinator | None, training: Training, now_ns: int,
     *, ended: bool,
 ) -> JobStatus:  # fmt: skip
-    """The status as a rack's leader knows it."""
+    """The status, as the leader of a rack knows it."""
     hosts = coordinator if coordinator is not None and coordinator.proposer.leading else None
     log, orders = leader.log, None if leader.left() else leader.orders
     known = Knowledge(log.committed, log.decided, orders, hosts, leader, now_ns)
@@ -106,7 +107,7 @@ def view_of_rank(
 def view_of_witness(
     job: str, coordinator: Coordinator, follower: WitnessFollower, now_ns: int, *, ended: bool
 ) -> JobStatus:
-    """The status as the witness knows it."""
+    """The status, as the witness knows it."""
     hosts = coordinator if coordinator.proposer.leading else None
     log = hosts.log if hosts is not None else coordinator.acceptor.log
     sent = [(view.sent_ns, view.sent) for view in coordinator.views.values() if view.sent]
@@ -323,8 +324,8 @@ def _doings(leader: Leader, training: Training, now_ns: int) -> Doings:
 
 
 def _step_time_ns(then: Note, now: Note, age_ns: int) -> int:
-    """Time between the ends of the two steps; up to this moment where the next step is overdue, so
-    that a rack that stands still does not go on showing its last speed."""
+    """Time in ns between the ends of the two steps; up to this moment where the next step is
+    overdue, so that a rack that stands still does not go on showing its last speed."""
     steps, took_ns = now.step - then.step, max(0, now.step_end_ns - then.step_end_ns)
     overdue = steps == 0 or age_ns > 2 * took_ns // steps
     return took_ns + (age_ns if overdue else 0)

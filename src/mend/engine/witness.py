@@ -1,4 +1,4 @@
-"""The witness process: an acceptor and a coordinator, without tensors."""
+"""The witness process: it votes and may coordinate, and has no tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -40,16 +41,16 @@ DETECT_HEARTBEATS = 20
 DETECT_NS_MIN = 2 * SECOND
 
 NO_LANE = "127.0.0.1"
-"""A witness has nothing to serve: its lane is no door to other machines."""
+"""A witness serves nothing on its lane, so that is not reachable from other machines."""
 
 
 def detect_ns(heartbeat_ms: int) -> int:
-    """Silence after which a rack is not waited for: 20 heartbeats, at least 2 s."""
+    """Silence in ns after which nobody waits for a rack: 20 heartbeats, at least 2 s."""
     return max(DETECT_HEARTBEATS * heartbeat_ms * MS, DETECT_NS_MIN)
 
 
 class Witness:
-    """Host of a coordinator without a rack, and of its vote."""
+    """Hosts a coordinator that has no rack, and its vote."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Witness:
         self._mismatches, self._other_jobs = VersionMismatches(host), OtherJobs(host)
         self._loudness = Loudness()
         self._noted: set[str] = set()
-        """At most one sentence per rack and version."""
+        """The sentences that were printed: each only once."""
         self.machines: dict[str, Machine] = {COORDINATOR: coordinator, FOLLOWER: follower}
         self._give = EventQueue(self.machines, host.now_ns, self._handlers, tape).give
 
@@ -86,7 +87,8 @@ class Witness:
         self.failure = error
 
     def foreign(self, found: OtherVersion | OtherJob) -> None:
-        """It waits on for those who speak as it does; the other hears why it is not one."""
+        """Tell a process of another version or job why it is refused, and wait on for the right
+        ones."""
         if isinstance(found, OtherJob):
             self._other_jobs.met(found)
             self._print_once(found, "job")
@@ -166,21 +168,27 @@ def run(
     Raises AddressInUse, ConfigError, MendError; KeyboardInterrupt after SIGINT.
     """
     me, member = Peer(WITNESS, 0), Member(WITNESS, secrets.randbits(62))
-    recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
     listen = IoLoopOptions(
         bind, NO_LANE, "", None, 10 * SECOND, observe=observe, secrets=keys, protection=protection,
         socks_proxy=socks_proxy,
     )  # fmt: skip
-    io_loop = IoLoop(me, member, job_id, listen, recorder)
     options = CoordinatorOptions(racks, heartbeat_ms * MS, detect_ns(heartbeat_ms))
     parts = ProcessSpec(me, member, coordinator=CoordinatorSpec(job_id, options))
-    tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
-    witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
-    if tape is not None:
-        tape.watch(witness.machines)
-    served = ServedMetrics(recorder.note)
-    caught = _signals()
-    try:
+    with ExitStack() as undo:
+        recorder = EventLog({"rack": WITNESS, "rank": 0}, diagnostics_dir)
+        undo.callback(recorder.close)
+        io_loop = IoLoop(me, member, job_id, listen, recorder)
+        undo.callback(io_loop.close)  # where the rest cannot be made
+        tape = begin(diagnostics_dir, tape_max_mb, header_of(job_id, parts), recorder.note)
+        if tape is not None:
+            undo.callback(tape.close)
+        witness = build_witness(parts, io_loop, on_progress or (lambda line: None), tape)
+        if tape is not None:
+            tape.watch(witness.machines)
+        served = ServedMetrics(recorder.note)
+        undo.callback(served.close)
+        undo.callback(io_loop.close)  # first, as it writes to the tape
+        caught = _signals()
         io_loop.observe(witness.view, witness.followed)
         if metrics.port:
             served.open(metrics, {"job_id": job_id, "rack": "witness"})
@@ -195,12 +203,6 @@ def run(
             )
         while not caught and not io_loop.done.wait(0.2):
             pass
-    finally:
-        io_loop.close()
-        served.close()
-        if tape is not None:
-            tape.close()
-        recorder.close()
     if witness.failure is not None:
         raise witness.failure
     if signal.SIGINT in caught and not io_loop.done.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import socket
 import threading
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 import mend
+from mend.api import _limit_ns
 from mend.determinism import enable
 from mend.determinism.enabling import enabled
 from mend.engine.local_only import LocalOnlyRank
@@ -246,3 +248,11 @@ def test_ctrl_c_in_the_shutdown_is_the_reason_of_the_outcome(
         mend.mend_shutdown(model)
     status = runtime.status()
     assert (status.outcome, status.outcome_detail) == ("aborted", "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ns"),
+    [(1.5, 1_500_000_000), (-1, 0), (-math.inf, 0), (math.inf, 366 * 86400 * 10**9)],
+)
+def test_a_time_limit_is_never_negative_nor_longer_than_a_year(seconds: float, ns: int) -> None:
+    assert _limit_ns("drain", seconds) == ns

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mend.engine.hooks.schedulers import schedulers_of
-from mend.engine.joining.optimizer_state import first_difference
+from mend.engine.joining.optimizer_state import first_difference, resolved
+from mend.engine.joining.plain_data import Carried
 from mend.engine.joining.training_state import (
     RACK_STATE_BYTES_MAX,
     Mirror,
@@ -423,3 +424,14 @@ def test_a_script_that_gives_no_optimizer_may_register_it_else_it_is_told_that_i
         told = [each["name"] for each in twin.kinds("state-fresh")]
         assert told == ([] if registers else ["optimizer"])
         assert ("the optimizer is fresh" in twin.state.account) != registers
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_loaded_tensor_keeps_no_received_bytes_alive_wherever_the_donor_had_it(
+    device: str,
+) -> None:
+    received = torch.arange(4, dtype=torch.float32)
+    path = ("optimizer", "state", "state", 0, "exp_avg")
+    loaded = resolved(path, Carried(received, device), [nn.Parameter(torch.ones(4))])
+    assert torch.equal(loaded, received)
+    assert loaded.data_ptr() != received.data_ptr()

@@ -19,7 +19,7 @@ class Watched:
     def __init__(self, parameters: int = 3) -> None:
         self.model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(parameters)])
         self.told: list[tuple[str, dict[str, Any]]] = []
-        self.movement = UncountedWrites(
+        self.writes = UncountedWrites(
             self.model, list(self.model), lambda event: self.told.append(pair(event))
         )
 
@@ -29,11 +29,11 @@ class Watched:
                 parameter.add_(1)
 
     def uncounted(self) -> str:
-        return self.movement.uncounted([])
+        return self.writes.uncounted([])
 
     def step(self) -> None:
         self.write()
-        self.movement.stepped()
+        self.writes.stepped()
 
 
 def test_writes_that_go_on_without_a_step_are_told_once() -> None:
@@ -41,7 +41,7 @@ def test_writes_that_go_on_without_a_step_are_told_once() -> None:
     watched.step()
     for _ in range(2 * SIGNS_MAX):
         watched.write()
-        watched.movement.look()
+        watched.writes.look()
     ((kind, fields),) = watched.told
     assert (kind, fields["step"]) == ("uncounted", 1)
 
@@ -52,7 +52,7 @@ def test_a_write_now_and_then_between_steps_is_no_sign() -> None:
     for _ in range(4 * SIGNS_MAX):
         watched.step()
         watched.write()
-        watched.movement.look()
+        watched.writes.look()
     assert watched.told == []
 
 
@@ -61,7 +61,7 @@ def test_a_long_evaluation_is_no_sign() -> None:
     watched.step()
     watched.write()
     for _ in range(4 * SIGNS_MAX):
-        watched.movement.look()
+        watched.writes.look()
     assert watched.told == []
 
 
@@ -80,17 +80,17 @@ def test_as_many_writes_as_a_step_makes_are_training_fewer_are_not() -> None:
 def test_what_mend_writes_itself_is_no_sign() -> None:
     watched = Watched()
     watched.step()
-    for own in (watched.movement.writing, watched.movement.aside):
+    for own in (watched.writes.writing, watched.writes.aside):
         with own():
             for _ in range(2 * SIGNS_MAX):
                 watched.write()
-                watched.movement.look()
-        watched.movement.look()
+                watched.writes.look()
+        watched.writes.look()
         assert watched.uncounted() == ""
     assert watched.told == []
     for _ in range(SIGNS_MAX):
         watched.write()
-        watched.movement.look()
+        watched.writes.look()
     assert len(watched.told) == 1, "what others write behind it is one"
 
 
@@ -101,19 +101,19 @@ def test_what_is_written_while_a_rack_leaves_is_no_sign(tmp_path: Path) -> None:
     config = MendConfig(rack=0, racks=1, exchange=False, diagnostics_dir=tmp_path)
     with session(model, config, torch.optim.SGD(model.parameters(), lr=0.1)) as runtime:
         steps = runtime._steps
-        steps.movement = watched.movement
+        steps.writes = watched.writes
         watched.step()
         assert steps.finish() is None
         for _ in range(2 * SIGNS_MAX):
             watched.write()
-            watched.movement.look()
+            watched.writes.look()
     assert watched.told == []
 
 
 def test_few_parameters_are_looked_at_at_each_step_and_they_are_spread() -> None:
     watched = Watched(100)
     watched.step()
-    assert watched.movement._per_step == CANARIES_MAX
+    assert watched.writes._per_step == CANARIES_MAX
     last = list(watched.model)[-20:]
     for _ in range(CANARIES_MAX):
         with torch.no_grad():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from mend.consensus.records import Mitigation
@@ -12,7 +16,8 @@ from mend.coordination.ending import END_REPEATED_NS
 from mend.coordination.ladder import event_of
 from mend.coordination.machines import CoordinatorSpec, ProcessSpec
 from mend.coordination.messages import Refusal
-from mend.engine.witness import Witness, build_witness
+from mend.engine.witness import Witness, build_witness, run
+from mend.errors import AddressInUse
 from mend.events.base import log_text
 from mend.events.kinds import JobFounded, RoundDecided
 from mend.types import MS, SECOND, WITNESS, Peer
@@ -128,3 +133,11 @@ def test_witness_prints_no_event_of_every_round() -> None:
     for event in (RoundDecided(0, 1), JobFounded((0, 1))):
         witness._note(event)
     assert printed == ['genesis racks=0,1 msg="racks 0,1 have met: the job begins"']
+
+
+def test_a_witness_whose_port_is_taken_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        before = set(threading.enumerate())
+        with pytest.raises(AddressInUse):
+            run(f"tcp://127.0.0.1:{other.getsockname()[1]}", 2, "job", diagnostics_dir=tmp_path)
+    assert not [each for each in threading.enumerate() if each not in before]

@@ -1,4 +1,4 @@
-"""The part of a checkpoint that one rack writes and reads, with all its ranks together."""
+"""Writes and reads one rack's part of a checkpoint, with all ranks of the rack together."""
 
 from __future__ import annotations
 
@@ -51,15 +51,16 @@ from mend.types import VERSION, Layout, Owned
 T = TypeVar("T")
 
 FROZEN_FACT = "frozen parameters"
-"""Compared later where another number of ranks held shards of them."""
+"""The fact that is compared later than the others, in `RackCheckpoint.compared`, where another
+number of ranks wrote shards."""
 
 Facts = Sequence[tuple[str, str]]
 
 
 def together(group: RackGroup, job: Callable[[], T], where: str = "") -> T:
-    """Do `job` on every rank of the rack. If one fails, all raise: that rank its own exception, the
-    others CheckpointError. `where`: of an OSError that names no file, such as that of a full disk.
-    """
+    """Do `job` on every rank of the rack and return its result. If it fails on one, all raise: that
+    rank its own exception (CheckpointError for an OSError), the others CheckpointError. `where`:
+    prefix for an OSError that names no file, such as that of a full disk."""
     failure: BaseException | None = None
     try:
         result = job()
@@ -84,9 +85,9 @@ def together(group: RackGroup, job: Callable[[], T], where: str = "") -> T:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One rank's part of a checkpoint, of one moment between two steps. It does not change later:
-    anchors are never written to, nor are open offers once they are encoded, which has to be waited
-    for; the rest is copied."""
+    """One rank's part of a checkpoint, as of one moment between two steps. It does not change
+    later: anchors are never written to, nor are open offers once they are encoded (see
+    `CheckpointBarrier.await_encoded`); the rest is copied."""
 
     progress: RankProgress
     offers: tuple[OpenOffer, ...]
@@ -104,7 +105,8 @@ class Taken:
 
 
 def take(trainer: Trainer) -> Taken:
-    """Training thread, after `Trainer.cut`. Raises StateRefused."""
+    """Take this rank's part. Training thread, after `CheckpointBarrier.cut`. Raises
+    StateRefused."""
     progress, offers = trainer.state()
     tensors = {}
     for fragment, track in enumerate(trainer.tracks):
@@ -122,8 +124,8 @@ def take(trainer: Trainer) -> Taken:
 def write_part(
     group: RackGroup, rack: int, facts: Facts, part: Path, mark: CheckpointRecord, taken: Taken
 ) -> None:
-    """Write into the folder `part`, which then gets its final name. All ranks together. `facts`: of
-    the plan. Other files in the folder become a part of the checkpoint."""
+    """Write into the folder `part`, then rename it to its final name. All ranks together. `facts`:
+    of the plan. Other files in the folder become a part of the checkpoint."""
     leads = group.rank == 0
     together(group, lambda: refuse_taken_names(part, group.ranks) if leads else None)
     together(group, lambda: _write_rank(part, group.rank, taken), f"{part}: ")
@@ -212,12 +214,12 @@ class RackCheckpoint:
 
     @property
     def resume(self) -> Resume:
-        """What the rack's hello says of the checkpoint."""
+        """What the rack's hello states about the checkpoint."""
         m = self.manifest
         return Resume(m.lineage, m.number, m.racks, m.versions, m.rounds, m.units)
 
     def _anchor(self, fragment: int, owned: Owned, numerics: Numerics) -> Anchor:
-        """The anchor of a fragment. Raises CheckpointError if its digest is another one."""
+        """The anchor of a fragment. Raises CheckpointError if its digest is not the saved one."""
         saved = self.state.progress.fragments[fragment]
         data = numerics.empty(owned)
         data.copy_(self._tensor(f"{fragment}.anchor", data.numel()))
@@ -286,7 +288,7 @@ class RackCheckpoint:
             raise CheckpointError(str(error)) from error
 
     def offers(self, tracks: Sequence[FragmentState]) -> list[OpenOffer]:
-        """The open offers."""
+        """The offers that were open; `tracks` must have been restored."""
         offers = []
         for each in self.state.offers:
             track = tracks[each.fragment]
@@ -314,8 +316,9 @@ class RackCheckpoint:
 @dataclass(frozen=True, slots=True)
 class Cuttable:
     """What a rack needs to resume a checkpoint of another number of ranks. Its ranks hold the whole
-    model, or rows of its tensors. `sharded`: the tensors that they hold rows of. `facts`: those of
-    the plan with another number of ranks, which hold rows of the given tensors."""
+    model, or rows of its tensors. `sharded`: the tensors that they hold rows of. `facts(ranks,
+    rows)`: the facts of the plan for that number of ranks, which hold rows of the tensors
+    `rows`."""
 
     layouts: Sequence[Layout]
     weights: int
@@ -328,9 +331,9 @@ class Cuttable:
 def read_part(
     path: Path, rack: int, group: RackGroup, facts: Facts, cuttable: Cuttable | None = None
 ) -> RackCheckpoint | None:
-    """This rank's part of a checkpoint, or of the newest one in a folder. None: the rack has no
-    part, as it was absent then or its part is lost. All ranks together. Raises CheckpointError, on
-    all of them."""
+    """This rank's part of the checkpoint in `path`, or of the newest one in that folder. None: the
+    rack has no part, as it was absent then or its part is lost. All ranks together. Raises
+    CheckpointError, on all of them."""
     return together(group, lambda: _read(path, rack, group, facts, cuttable))
 
 
@@ -429,8 +432,8 @@ def differing_fact(then: Facts, now: Facts, free: Set[str] = frozenset()) -> str
 
 
 def left_out(part: RackCheckpoint, racks: int) -> dict[int, float | None]:
-    """Racks of the checkpoint that the job does not have any more, with the tokens that only they
-    had; None where their part is not here."""
+    """Racks of the checkpoint that a job of `racks` racks does not have -> tokens that only they
+    had; None: not known, as their part is not here."""
     lost: dict[int, float | None] = {}
     for rack in (rack for rack in part.manifest.racks if rack >= racks):
         here = bool(part.manifest.files)  # else each rack has a checkpoint of its own

@@ -1,4 +1,4 @@
-"""How a training loop stops at the record of the log at which all racks make a checkpoint."""
+"""Stops a training loop at the record of the log at which all racks make a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CheckpointRecords(PublishedSlice):
     """The newest checkpoints in the log."""
 
     begun: tuple[CheckpointRecord, tuple[int, ...]] | None = None
-    """The newest one, and the decided version of every fragment before it."""
+    """(the newest one, the decided version of every fragment before it)."""
     written: CheckpointRecord | None = None
     """The newest one that all its racks have written."""
 
@@ -32,7 +32,7 @@ class CheckpointRecords(PublishedSlice):
             self.begun = record, tuple(known.decided for known in self._published.fragments)
 
     def restored(self, snapshot: Snapshot) -> None:
-        """The record of its begin may be known already."""
+        """Take the newest checkpoint of a snapshot; its first record may be known already."""
         if (newest := snapshot.checkpoint) is None:
             return
         if self.begun is None or self.begun[0].number != newest.number:
@@ -57,8 +57,8 @@ class CheckpointBarrier:
         self._records = trainer.published.of(CheckpointRecords)
 
     def cut(self, name: str, limit_ns: int) -> Generator[Any, Any, CheckpointRecord]:
-        """Stop at the record of the log where all racks make this checkpoint: apply what is decided
-        before it, and nothing after it. In lockstep stop at this step; open offers stay open.
+        """Stop at the record of the log at which all racks make this checkpoint: apply what was
+        decided before it, and nothing later. In lockstep stop at this step. Open offers stay open.
         Raises CheckpointError past the limit; training may go on then."""
         deadline_ns = self._now_ns() + limit_ns
         with self._published.changed:
@@ -85,8 +85,9 @@ class CheckpointBarrier:
     def await_encoded(
         self, mark: CheckpointRecord, offers: Sequence[OpenOffer], limit_ns: int
     ) -> Requests:
-        """Wait until the offers that were open at the cut are encoded: their tensors then hold what
-        was offered. Any thread. Raises CheckpointError for an offer of no finite numbers."""
+        """Wait until the offers that were open at the cut are encoded: only then do their tensors
+        hold what was offered. Any thread. Raises CheckpointError for an offer that is not finite,
+        or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         yield from self._until_all(
             lambda: all(offer.encoded or offer.declined for offer in offers), deadline_ns, mark.name
@@ -101,7 +102,7 @@ class CheckpointBarrier:
             )
 
     def await_written(self, mark: CheckpointRecord, limit_ns: int) -> Requests:
-        """Say that this rank has written its part, and wait until all racks have. Any thread.
+        """Report that this rank has written its part, and wait until all racks have. Any thread.
         Raises CheckpointError when a rack cannot write, or past the limit."""
         deadline_ns = self._now_ns() + limit_ns
         try:
@@ -129,7 +130,8 @@ class CheckpointBarrier:
             self._post(BarrierChanged(""))
 
     def _mark(self, name: str, before: int) -> tuple[CheckpointRecord, tuple[int, ...]] | None:
-        """The checkpoint of this name, if it came after number `before`, or without this rack."""
+        """The checkpoint of this name, if its number is above `before`, or it is without this
+        rack."""
         mark = self._records.begun
         if mark is None or mark[0].name != name:
             return None
@@ -137,7 +139,7 @@ class CheckpointBarrier:
         return mark if without or mark[0].number > before else None
 
     def _newest_mark(self) -> tuple[int, bool]:
-        """Number of the newest checkpoint, and whether all racks have written it."""
+        """(number of the newest checkpoint, whether all its racks have written it)."""
         records = self._records
         begun = records.begun[0].number if records.begun else 0
         return max((begun, False), (records.written.number if records.written else 0, True))

@@ -1,5 +1,5 @@
-"""The files of a checkpoint: written under a temporary name, synced, then renamed; read with bounds
-and checksums, never unpickled.
+"""The files of a checkpoint. They are written under a temporary name, synced, then renamed; and
+read with bounds and checksums, never unpickled.
 
     FOLDER/rack-0/rank-0.safetensors    tensors of a rank, and its progress as JSON
                   registered-0.safetensors    what it has registered (register_state)
@@ -117,8 +117,8 @@ def write_rank(path: Path, state: State, tensors: Mapping[str, Tensor]) -> None:
 
 
 def refuse_taken_names(part: Path, ranks: int) -> None:
-    """Raise CheckpointError if the script has saved a file under a name of those that are written
-    here: its file would be lost, or would not be the one that the manifest describes."""
+    """Raise CheckpointError if the script has saved a file under a name that mend uses: the file
+    would be overwritten, or would not be the one that the manifest describes."""
     own = [f(rank) for rank in range(ranks) for f in (rank_file, registered_file)]
     for name in (*own, MANIFEST, COMPLETE):
         if os.path.lexists(part / name):
@@ -143,7 +143,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def summed(folder: Path, names: Sequence[str], *, sync: bool = False) -> list[File]:
-    """Sizes and checksums of these files. `sync`: also have the disk keep them."""
+    """Sizes and checksums of these files. `sync`: also fsync them."""
     files = []
     for name in names:
         with (folder / name).open("rb") as file:
@@ -155,7 +155,7 @@ def summed(folder: Path, names: Sequence[str], *, sync: bool = False) -> list[Fi
 
 
 def write_whole(path: Path, data: bytes | memoryview) -> None:
-    """Write a file so that it exists with all its bytes, or not at all."""
+    """Write a file atomically: after a crash it exists with all its bytes, or not at all."""
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         file.write(data)
@@ -174,7 +174,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def begin_part(part: Path) -> None:
-    """Make the temporary folder for a rack's files. Raises CheckpointError where there is a
+    """Make the temporary folder for a rack's files, empty. Raises CheckpointError where there is a
     complete checkpoint already, or the folder cannot be made."""
     folder = part.parent
     if complete := sorted(folder.glob(f"rack-*/{COMPLETE}")):
@@ -215,7 +215,8 @@ def complete_part(folder: Path, rack: int) -> None:
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
     """The newest complete checkpoint in a folder of checkpoints, by the clock of the process that
-    wrote it; None if there is none. Incomplete ones are skipped."""
+    wrote it; None if there is none. Incomplete ones are skipped. Raises CheckpointError for a
+    damaged manifest."""
     complete = [
         (manifest.wall_ns, path)
         for path in Path(folder).glob("*")
@@ -225,7 +226,8 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def complete_manifest(folder: Path) -> Manifest | None:
-    """The manifest of the lowest rack whose part is marked complete; None: there is none."""
+    """The manifest of a rack whose part is marked complete; None: there is none. Raises
+    CheckpointError if it is damaged."""
     for marker in sorted(folder.glob(f"rack-*/{COMPLETE}")):
         data = _bytes(marker.parent / MANIFEST, MANIFEST_BYTES_MAX)
         if marker.read_bytes()[:64] == hashlib.sha256(data).hexdigest().encode():
@@ -235,7 +237,8 @@ def complete_manifest(folder: Path) -> Manifest | None:
 
 
 def read_manifest(folder: Path, rack: int) -> Manifest | None:
-    """The manifest of a rack's part; None: it has no part. Raises CheckpointError."""
+    """The manifest of a rack's part; None: the rack has no part. Raises CheckpointError where no
+    checkpoint is complete, or parts of several are."""
     complete = complete_manifest(folder)
     if complete is None:
         raise CheckpointError(

@@ -1,5 +1,5 @@
 """Makes checkpoints: takes a rank's state at the cut, and writes it in a thread of its own while
-the rack trains on. One at a time, so that memory stays bounded.
+the rack trains on. Only one at a time, so that memory stays bounded.
 
 While a checkpoint is written, these stay in memory: the anchors of the cut (at most one more
 version of each fragment), its open offers, the registered objects, and the rest of the script's
@@ -64,7 +64,8 @@ class PendingCheckpoint:
         return self._path
 
     def unasked(self) -> CheckpointError | None:
-        """Wait. Returns the error, unless `result` was called; None: it is complete."""
+        """Wait until it is complete or has failed. Returns its error; None: it is complete, or
+        `result` has already given the error to the script."""
         error = self._error(None)
         return None if self._asked else error
 
@@ -101,8 +102,8 @@ def _why(error: BaseException) -> str:
 
 
 def rest_of(saved: object) -> Rest:
-    """The rest of a script's `save`, by its return value: a function to call, an object whose
-    `result` is waited for, or nothing. Of torch's AsyncSaveResponse the copy is awaited here."""
+    """The rest of a script's `save`, from its return value: a function to call, an object whose
+    `result` to wait for, or nothing. For torch's AsyncSaveResponse this waits for the copy."""
     staged = getattr(saved, "staging_completion", None)
     if staged is not None:
         staged.result()
@@ -141,9 +142,10 @@ class CheckpointWriter:
     def checkpoint(
         self, folder: Path, save: Save | None, limit_ns: int, *, wait: bool
     ) -> PendingCheckpoint:
-        """Cut, and have the state written; `wait`: until all racks have written. A former
-        checkpoint is waited for first. Its error, if `result` was not called, is raised after the
-        new one has begun: another rack may not have the error, and must not wait in vain."""
+        """Cut, and have the state written; `wait`: return only when all racks have written. A
+        former checkpoint is waited for first. Its error, if `result` was not called, is raised only
+        after the new one has begun: another rack may not have seen the error, and would wait in
+        vain."""
         before, former = self._pending, self.settle()
         try:
             self._pending = self._trainer.life.writing = self._begin(folder, save, limit_ns)
@@ -159,7 +161,7 @@ class CheckpointWriter:
         return self._pending
 
     def saved_state(self, limit_ns: int) -> dict[str, Any]:
-        """Cut, and return the state, which DCP writes."""
+        """Cut, and return this rank's state, for DCP to write."""
         name = "checkpoint_state"
         if self._pending is not None:  # its error stays for `settle`
             self._pending.unasked()

@@ -1,9 +1,9 @@
-"""A rack's part of a checkpoint for another number of ranks than wrote it.
+"""Cuts a rack's part of a checkpoint for another number of ranks than wrote it.
 
 A tensor that every rank holds whole (DDP) is owned in equal slices; a tensor that `fully_shard` has
 spread over all ranks (FSDP2) is owned by rows. Both are spans of the tensor in row-major order, so
-the spans of the old ranks, end to end, can be cut again. The counts of the old ranks are shared
-out, so that their sums stay.
+the spans of the old ranks, end to end, can be cut again. The counts of the old ranks are divided
+among the new ones, so that their sums stay the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Recut:
         return bool(self.sharded_then or self.sharded_now)
 
     def owned_then(self, fragment: int, rank: int) -> Owned:
-        """What an old rank owned of a fragment. Spans count in the whole tensors."""
+        """What an old rank owned of a fragment; its spans are of whole tensors."""
         return owned_by(self.layouts[fragment], self.sharded_then, self.then, rank)
 
     def weights_digests(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], ...]:
@@ -66,9 +66,9 @@ class Recut:
         return tuple(map(tuple, hexdigests))
 
     def state(self, ranks: Sequence[State]) -> State:
-        """The new rank's state from those of the old ranks, in their order. Steps, rounds and
-        versions are theirs, tokens a share of their sum. Raises CheckpointError where the old ranks
-        do not agree."""
+        """The new rank's state, from the states of the old ranks in their order. Steps, rounds and
+        versions are those of the old ranks, tokens a share of their sum. Raises CheckpointError
+        where the old ranks do not agree."""
         first = ranks[0].progress
         marks = [
             self._share(each.progress.fragments[p].tokens_mark for each in ranks)

@@ -1,8 +1,7 @@
 """mend's state inside a checkpoint of torch.distributed.checkpoint (DCP).
 
-A rank's state is a flat dict of tensors under a name of its own, so that nothing is taken for a
-replica of another rank's. What is not a tensor is JSON in a tensor of bytes: mend unpickles
-nothing.
+A rank's state is a flat dict of tensors under a name of its own, so that DCP takes no tensor for a
+replica of another rank's. Everything else is JSON in a tensor of bytes: mend unpickles nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ class _About(msgspec.Struct, frozen=True):
 def saved_state(
     group: RackGroup, rack: int, facts: Facts, mark: CheckpointRecord, taken: Taken
 ) -> dict[str, dict[str, Tensor]]:
-    """Of one rank, for DCP. All ranks of the rack together. Shares memory with what was taken."""
+    """The state of one rank, for DCP. All ranks of the rack call it together. The result shares
+    memory with `taken`."""
     tensors = dict(taken.tensors)
     if taken.registered is not None:
         tensors[_REGISTERED] = taken.registered
@@ -131,7 +131,8 @@ class SavedState:
         return {self._who: self._template}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Called by it. Raises CheckpointError for what is not as it was saved."""
+        """Take the filled state; `torch.distributed.checkpoint.load` calls this. Raises
+        CheckpointError for a state that is not as it was saved."""
         tensors: dict[str, Tensor] = dict(state_dict[self._who])
         try:
             text = bytes(bytes_of(tensors.pop(_ABOUT)))
@@ -146,7 +147,8 @@ class SavedState:
         self._loaded = about, tensors
 
     def part(self, rack: int, rank: int, facts: Facts) -> RackCheckpoint:
-        """For `mend_init`. Raises CheckpointError."""
+        """The checkpoint of this rank, for `mend_init`. Raises CheckpointError where nothing was
+        loaded, or it is of another rank or plan."""
         if self._loaded is None:
             raise CheckpointError(
                 f"the SavedState of {self._where} was not loaded: call "

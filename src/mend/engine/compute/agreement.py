@@ -1,5 +1,5 @@
-"""Whether merged racks went the same way: the cosine of their deltas on a sample. For reports; no
-bit of a merge depends on it. Runs on workers and the loop.
+"""Measures whether merged racks moved in the same direction: the cosine of their deltas on a
+sample. For reports; no bit of a merge depends on it. Runs on workers and the loop.
 
 Legend: M members of a merge, n elements of the sample.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 SAMPLE_NUMEL = 1 << 16
 """Elements of a rank's part, from its middle."""
 APART = -0.3
-"""Of c (M - 1), c the cosine of M racks' deltas: -1 is the least, where racks undo each other's
-steps. In small problems two racks have -.5 to -1 that learn towards goals of their own, .3 of the
-goals' length apart, and none below 0 with rows of one distribution (docs/internals/LOG.md)."""
+"""Threshold for the mean of c (M - 1), where c is the cosine of M racks' deltas. The minimum is -1:
+the racks undo each other's steps. In small problems, two racks whose optima are .3 of their length
+apart have -.5 to -1; with rows of one distribution no value is below 0 (docs/internals/LOG.md)."""
 COMPARED_MIN = 20
-"""Merges before that is judged."""
+"""Compared merges before `apart` may be true."""
 
 
 class Agreement(NamedTuple):
@@ -30,8 +30,8 @@ class Agreement(NamedTuple):
     merges: int = 0
     compared: int = 0
     cosines: float = 0.0
-    of_least: float = 0.0
-    """Sum of c (M - 1)."""
+    relative: float = 0.0
+    """Sum of c (M - 1): cosines relative to the magnitude of their minimum."""
 
     def merged(self) -> Agreement:
         return self._replace(merges=self.merges + 1)
@@ -43,23 +43,23 @@ class Agreement(NamedTuple):
         return self._replace(
             compared=self.compared + 1,
             cosines=self.cosines + cosine,
-            of_least=self.of_least + cosine * (members - 1),
+            relative=self.relative + cosine * (members - 1),
         )
 
     @property
     def apart(self) -> bool:
         """Whether the racks undo each other's steps."""
-        return self.compared >= COMPARED_MIN and self.of_least <= APART * self.compared
+        return self.compared >= COMPARED_MIN and self.relative <= APART * self.compared
 
     @property
     def cosine(self) -> float | None:
-        """The mean."""
+        """The mean cosine; None: nothing was compared."""
         return self.cosines / self.compared if self.compared else None
 
 
 def cosine_of(codec: Codec, payloads: Sequence[Tensor], numel: int) -> float | None:
-    """The mean cosine of two members' deltas on the sample; None where fewer than two members have
-    moved there."""
+    """The mean cosine over all pairs of members' deltas on the sample; None where fewer than two
+    members have moved there."""
     import torch  # a witness counts progress without it
 
     from mend.engine.compute.merge_pass import decoding

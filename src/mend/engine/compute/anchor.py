@@ -80,6 +80,6 @@ class Anchor:
 
 
 def check_buffer(data: Tensor, size: int) -> None:
-    """Whether `data` can be that of an anchor of `size` numbers in all."""
+    """Raise InvariantError unless `data` is a contiguous fp32 vector of `size` elements."""
     layout = (tuple(data.shape), data.dtype, data.is_contiguous())
     ensure(layout == ((size,), torch.float32, True), "no anchor buffer", size=size, layout=layout)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,20 @@ ROUNDED_PCT = 105
 """Maximum size that a new block is rounded up to, in percent of the vector's size."""
 
 
+class Spare(NamedTuple):
+    """Large vectors of a run that are kept to be reused."""
+
+    vectors: int = 0
+    """Their number."""
+    rounds: int = 0
+    """Rounds that are between capture and apply at once, at most."""
+    residuals: bool = False
+    """Whether the host keeps what offers leave out until the next offer."""
+
+
+NO_SPARE = Spare()
+
+
 class Pin(Protocol):
     """Page-locks memory, so that a GPU copies from and to it asynchronously."""
 
@@ -40,15 +54,16 @@ class Pin(Protocol):
 
 
 class Buffers:
-    """Unwritten vectors. At most `idle_max` idle blocks are kept; more are freed. With `pin` every
-    block is locked as long as it exists, but for those that are not locked yet (`locked=False`)."""
+    """A pool of uninitialised vectors. At most `idle_max` idle blocks are kept; more are freed.
+    With `pin` a block is page-locked from the first use that asks for it (`locked`) until it is
+    freed."""
 
     def __init__(self, idle_max: int, pin: Pin | None = None) -> None:
         self.idle_max, self._pin = idle_max, pin
         self._bytes = 0
         self.sizes: tuple[int, ...] = ()
-        """Bytes of the largest vectors of the run: blocks for nearly as large ones are as large, so
-        that each of them fits every fragment."""
+        """Bytes of the largest vectors of the run. A new block for a slightly smaller vector is
+        made this large, so that it fits every fragment."""
         self._unlocked: dict[int, int] = {}
         """Address -> size of the blocks that are not locked yet."""
         self._idle: list[mmap.mmap] = []
@@ -70,8 +85,8 @@ class Buffers:
     def empty(
         self, numel: int, dtype: torch.dtype = torch.float32, *, locked: bool = True
     ) -> Tensor:
-        """An uninitialised contiguous vector on the CPU. `locked=False`: never lock memory here,
-        for the loop thread: locking may take longer than heartbeats may wait."""
+        """An uninitialised contiguous vector on the CPU. `locked=False`: return without locking
+        memory. The loop thread needs this: locking may take longer than heartbeats may wait."""
         size = numel * dtype.itemsize
         if size < POOLED_BYTES_MIN:
             return torch.empty(numel, dtype=dtype, device="cpu")
@@ -97,8 +112,8 @@ class Buffers:
                 self._give_up(self._idle.pop())
 
     def _fitting(self, size: int, locked: bool) -> mmap.mmap | None:
-        """The smallest idle block that fits; among equals the last used one, which may be in
-        cache."""
+        """Take the smallest idle block that fits; among equals the one used last, which may be in
+        the cache. None: no block fits."""
         with self._lock:
             most = size * (FIT_PCT if self._pin is None else FIT_LOCKED_PCT) // 100
             fitting = [

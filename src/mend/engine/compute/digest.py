@@ -118,8 +118,8 @@ class StateDigest:
             hashes.extend(those)
 
     def proof(self) -> bytes:
-        """What the digest is the sha256 of: the header and the hash of every block. With it, who
-        reads the values alone can compare them with the digest."""
+        """The bytes whose sha256 is the digest: the header and the hash of every block. A reader
+        that has only the values can compare them with the digest by these."""
         hashes = (each.finish() for each in (*self._vectors, self._codec))
         return self._header + b"".join(hashes)
 
@@ -149,8 +149,8 @@ def blocks_in(proof: bytes, digest: str, numel: int, version: int) -> list[bytes
 
 
 def digests_of_tensors(values_N: Tensor, cuts: Sequence[int]) -> bytes:
-    """xxh3_64 of each tensor [cuts[i], cuts[i + 1]), concatenated. They tell which tensor differs
-    where the digest of the whole does."""
+    """xxh3_64 of each tensor [cuts[i], cuts[i + 1]), concatenated. Where two digests of the whole
+    differ, these tell which tensor does."""
     data = bytes_of(values_N)
     spans = pairwise(4 * cut for cut in cuts)
     return b"".join(xxhash.xxh3_64_digest(data[begin:end]) for begin, end in spans)
@@ -177,7 +177,7 @@ def proof_of(
 
 
 class StateHash:
-    """xxh3_128 of the concatenated bytes of tensors, as the lane verifies it."""
+    """xxh3_128 of the concatenated bytes of tensors: the checksum that the lane verifies."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()

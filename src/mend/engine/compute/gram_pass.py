@@ -1,5 +1,6 @@
-"""One pass over the payloads of a merge that measures its tensors: the sums from which their
-factors are made. Runs on workers. Bits do not depend on blocks or threads: the sums are exact.
+"""One pass over the payloads of a merge that computes, per tensor, the sums from which a measuring
+merge rule derives its factors. Runs on workers. The bits do not depend on blocks or threads: the
+sums are exact.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One pass over the payloads of a merge: decode, mean, outer step, digest. Runs on workers.
 
-Compiled, it is one call per thread that holds no lock of the interpreter (`mend.kernels`). A rule,
-an outer optimizer or a codec that is not compiled, and the rest of a last row, go through torch,
-block by block, so that a block stays in the cache from decoding to its digest. Bits do not depend
-on the way, the size of a block or the number of threads: all is element-wise but for the digest,
-which reads bytes in order.
+Where the rule, the outer optimizer and the codec have a compiled form, each thread makes one call
+that does not hold the interpreter's lock (`mend.kernels`). Everything else, and the rest of a last
+row, goes through torch, block by block, so that a block stays in the cache from decoding to its
+digest. The bits depend neither on this choice nor on the size of a block nor on the number of
+threads: all operations are element-wise, except the digest, which reads the bytes in order.
 
 Legend: N elements of a vector, n elements of a block.
 """
@@ -36,9 +36,20 @@ def kernel_for(rule: Merge, outer: OuterOptimizer, codec: object, numel: int) ->
     """None where one of them is not mend's own or has no compiled form, and for a short vector:
     loading numba would take longer than it saves. The first call may take seconds."""
     ours = type(rule) in (Average, Made, Radial) and type(outer) in (Nesterov, Replace)
-    plain = type(codec) is CODECS["float32"]
-    name: str = "float32" if plain else getattr(codec, "compiled", "")
+    name = decoder_name(codec)
     return merge_kernel(name) if ours and name and numel >= PORTION_NUMEL else None
+
+
+def decoder_name(codec: object) -> str:
+    """The name by which mend.kernels decodes this codec; empty: it is not compiled."""
+    plain = type(codec) is CODECS["float32"]
+    return "float32" if plain else getattr(codec, "compiled", "")
+
+
+def is_readable(codec: Codec, payload_B: Tensor, numel: int) -> bool:
+    """Whether a kernel can read the payload. It cannot read a closing one of another codec."""
+    aligned = codec.name != "float32" or payload_B.data_ptr() % 4 == 0
+    return payload_B.numel() == codec.payload_bytes(numel) and payload_B.is_contiguous() and aligned
 
 
 def decoding(
@@ -86,7 +97,7 @@ class MergePass:
     states_out_N: Sequence[Tensor] = ()
 
     def run(self, begin: int, end: int, digest: StateDigest | None) -> None:
-        """Write elements [begin, end), where `begin` ends a block of the digest, and feed them to
+        """Write elements [begin, end), where `begin` is a border of digest blocks, and feed them to
         `digest`. Raises Unmergeable when an element is NaN or not below NORM_MAX."""
         kernel = kernel_for(self.rule, self.outer, self.codec, self.out_N.numel())
         start = begin
@@ -98,15 +109,11 @@ class MergePass:
             self._by_torch(start, end, digest, block_numel())
 
     def _fit(self) -> bool:
-        """Whether the kernel can read the payloads, but for a closing one of another codec, and
-        take the step: in place of `Replace` it copies what was merged."""
+        """Whether the kernel can take the step (for `Replace` it only copies what was merged) and
+        read the payloads."""
         if type(self.outer) is Replace and self.rates.lr != 1.0:
             return False
-        size, plain = self.codec.payload_bytes(self.out_N.numel()), self.codec.name == "float32"
-        return all(
-            each.numel() == size and each.is_contiguous() and not (plain and each.data_ptr() % 4)
-            for each in self.payloads
-        )
+        return all(is_readable(self.codec, each, self.out_N.numel()) for each in self.payloads)
 
     def _compiled(
         self, kernel: MergeKernel, begin: int, end: int, digest: StateDigest | None

@@ -1,8 +1,8 @@
-"""Combines codec, merge and outer step. Runs on workers.
+"""Combines codec, merge rule and outer step. Runs on workers.
 
 All operations are element-wise and done block by block, so that a block stays in the cache from
-decoding to its digest. Bits do not depend on the size of a block or the number of threads: the only
-reductions are checksums, which read bytes in order, and exact sums.
+decoding to its digest. The bits do not depend on the size of a block or the number of threads: the
+only reductions are checksums, which read the bytes in order, and exact sums.
 
 Legend: N elements of a rank's part of a fragment, n elements of a block, B payload bytes.
 """
@@ -31,7 +31,7 @@ from mend.codec.on_device import DeviceEncoder
 from mend.consensus.weights import WHOLE
 from mend.engine.compute.agreement import Agreement, cosine_of
 from mend.engine.compute.anchor import Anchor, check_buffer
-from mend.engine.compute.buffers import Buffers, Pin
+from mend.engine.compute.buffers import NO_SPARE, Buffers, Pin, Spare
 from mend.engine.compute.digest import StateDigest, digest_of_proof
 from mend.engine.compute.gram_pass import gram_kernel_for, grams_of
 from mend.engine.compute.merge_pass import DIGEST_NUMEL, MergePass, kernel_for
@@ -58,7 +58,7 @@ _FLOAT32, _MADE = CODECS["float32"](), Made()
 
 
 def _owned(part: Owned | int) -> Owned:
-    """What is owned; a number stands for one tensor of so many elements."""
+    """The owned elements; a number stands for one tensor of so many elements."""
     return part if isinstance(part, Owned) else Owned((Span(0, part),), part)
 
 
@@ -72,11 +72,9 @@ class Numerics:
     """Codec, merge and outer step of one run. Any number of workers may share it. A part of a
     fragment is given as what the rank owns of it, or as its number of elements.
 
-    `staleness_max_rounds`: age in versions up to which an offer may be merged. `pool`: threads
-    that share long jobs; the bits do not depend on their number, as every operation is
-    element-wise and every digest block is within one part. `buffers`: `spare` large vectors are
-    kept from round to round. The training thread uses both. `in_weights`: the error of the codec
-    stays in the rack's weights, and no residual is kept.
+    `pool`: threads that share long jobs; the bits do not depend on their number, as every operation
+    is element-wise and every digest block is within one part. `buffers`: the large vectors that are
+    kept from round to round. The training thread uses both.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class Numerics:
         merge: Merge,
         outer: OuterOptimizer,
         threads: int = 1,
-        spare: int = 0,
+        spare: Spare = NO_SPARE,
         pin: Pin | None = None,
         cores: frozenset[int] | None = None,
         staleness_max_rounds: int = 2,
@@ -94,19 +92,25 @@ class Numerics:
         racks: int = 1,
         shares: Numerics | None = None,
     ) -> None:
-        """`on_device`: set where the GPU encodes captures. `racks`: of the job; an average of
-        values over fewer goes only their part of the way. `shares`: the numerics whose buffers
-        and pool these use; offers are then values, not differences to an anchor."""
+        """`threads`: of the pool, including the caller; they stay on `cores` (None: any). `spare`:
+        vectors that are kept, page-locked by `pin` if it is set. `staleness_max_rounds`: greatest
+        age of an offer that may be merged, in versions. `in_weights`: the error of the codec stays
+        in the rack's weights, and no residual is kept. `on_device`: set where the GPU encodes
+        captures. `racks`: number of racks of the job; an average of values over fewer of them goes
+        only their share of the way. `shares`: the numerics whose buffers and pool these use; offers
+        are then values, not differences to an anchor."""
         self.codec, self.rule, self.outer = codec, merge, outer
         self._staleness_max_rounds, self.in_weights = staleness_max_rounds, in_weights
         self._codecs: dict[Owned, FragmentCodec] = {}
         self.measuring = merge if isinstance(merge, Measuring) else None
         self.of_values = shares is not None
-        self.buffers: Buffers = shares.buffers if shares is not None else Buffers(spare, pin)
+        self.spare, self.on_device, self.racks = spare, on_device, racks
+        self.buffers: Buffers = (
+            shares.buffers if shares is not None else Buffers(spare.vectors, pin)
+        )
         self.pool: WorkerPool = shares.pool if shares is not None else WorkerPool(threads, cores)
         self.agreement = Agreement()
-        """Of the merges so far; the loop writes it."""
-        self.on_device, self.racks = on_device, racks
+        """How far the racks agreed in the merges so far; the loop writes it."""
 
     def of(self, *, moments: bool) -> Numerics:
         """This object, or `for_moments`."""
@@ -162,16 +166,11 @@ class Numerics:
         return 1 + len(self.outer.states)
 
     def expect(self, parts: Sequence[Owned]) -> None:
-        """Make new blocks as large as the largest of these parts needs them, where little is
-        missing, so that each can be used for every part."""
+        """Prepare the buffers for these parts: a new block that would be slightly smaller than the
+        largest part needs is made as large, so that it can be used for every part."""
         largest = max(parts, key=lambda part: part.numel)
         numels = largest.numel, self._data_numel(largest)
         self.buffers.sizes = tuple(4 * numel for numel in numels)
-
-    @property
-    def keeps_residuals(self) -> bool:
-        """Whether what an offer leaves out is kept on the host until the next one."""
-        return not (self.codec.exact or self.in_weights or self.on_device is not None)
 
     def empty(self, part: Owned | int, *, locked: bool = True) -> Tensor:
         """An unwritten anchor buffer: for a state pull, or for `merge(out=)`. `locked`: see
@@ -190,7 +189,7 @@ class Numerics:
         return self.adopt_first(data, part)
 
     def adopt_first(self, data: Tensor, part: Owned) -> Anchor:
-        """Version 0 in a buffer that holds its values and nothing else yet."""
+        """Version 0 in an anchor buffer of which only the values are filled."""
         codecs = self.codecs(part)
         data[part.numel :].zero_()
         codecs.first(data[data.numel() - codecs.state_numel :])
@@ -218,18 +217,18 @@ class Numerics:
 
         With `anchor_N`, `delta_N` is still a snapshot and becomes anchor - snapshot here. `codec`:
         that of the anchor; None: a codec without state. `read`: fills the snapshot on the way.
-        `grows`: gets the payload (uint8 B) before its first byte is there, where it is made from
-        front to back, and gives what to tell how far it is. The payload may share the memory of
-        `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when x leaves
-        the range of the codec; `delta_N` is undefined then.
+        `grows`: where the payload (uint8 B) is made from front to back, gets it before its first
+        byte is there, and returns the `Growth` to report progress to. The payload may share the
+        memory of `delta_N`. Raises NonFinite for NaN, Inf or a magnitude of NORM_MAX in x, or when
+        x leaves the range of the codec; `delta_N` is undefined then.
         """
         codec = codec or self._stateless(delta_N.numel())
         vectors = delta_N, residual_N, anchor_N
         return make_offer(codec, *vectors, self.in_weights, self.buffers, self.pool, read, grows)
 
     def signs(self, payload_B: Tensor, anchor: Anchor) -> tuple[int, int]:
-        """Elements of an offer against this anchor that have the sign of its outer momentum, and
-        that have the other one. (0, 0) without mend's momentum."""
+        """The number of elements of an offer against this anchor that have the sign of its outer
+        momentum, and of those that have the opposite sign. (0, 0) without mend's momentum."""
         if not isinstance(self.outer, Nesterov) or not anchor.states or not anchor.rounds:
             return 0, 0
         return count_signs(anchor.codec, payload_B, anchor.states[0], self.pool)
@@ -241,8 +240,9 @@ class Numerics:
         tensors: Tensors,
         anchor: Anchor | None = None,
     ) -> bytes:
-        """The sums over this part of the tensors, for the leader. `anchor`: that of the merge; only
-        a codec with a state needs it. Raises WireError like `merge`."""
+        """The sums over this rank's part of the tensors, as bytes for the leader. `anchor`: that of
+        the merge; only a codec with a state needs it. Raises WireError and Unmergeable for payloads
+        as `merge` does."""
         rule, numel = self._measuring(), tensors.cuts[-1]
         codec = anchor.codec if anchor is not None else self._stateless(numel)
         check_payloads(codec, payloads, numel)
@@ -269,10 +269,11 @@ class Numerics:
     ) -> Anchor:
         """The next anchor from the members' payloads, in the order given (ascending rack).
 
-        `out`: a buffer of `empty(numel)` to reuse. `runs`: (end, weights) of stretches with weights
-        of their own. `part`: the share of a round that this merge is, in parts of WHOLE. `rates`:
-        of the outer step; None: from the number of payloads. Raises WireError for a payload of
-        another size, Unmergeable when an element of the result is NaN or not below NORM_MAX.
+        `weights`: one float32 value per payload. `out`: a buffer of `empty` to reuse. `runs`:
+        (end, weights) of stretches that have weights of their own. `part`: the share of a round
+        that this merge is, in parts of WHOLE. `rates`: of the outer step; None: from the number of
+        payloads. Raises WireError for a payload of another size, Unmergeable when an element of the
+        result is NaN or not below NORM_MAX.
         """
         codecs, codec = anchor.known_codecs, anchor.codec
         data = self.buffers.empty(anchor.data.numel()) if out is None else out
@@ -292,8 +293,8 @@ class Numerics:
         return Anchor(data, anchor.numel, version, digest_of_proof(proof), after, codecs, proof)
 
     def compare(self, payloads: Sequence[Tensor], anchor: Anchor | int) -> float | None:
-        """The cosine of the members' deltas on a sample. `anchor`: that of the merge, or of a slice
-        the number of elements."""
+        """The cosine of the members' deltas on a sample; None: there is nothing to compare.
+        `anchor`: that of the merge, or for a slice its number of elements."""
         if self.of_values:
             return None
         if isinstance(anchor, int):
@@ -301,8 +302,8 @@ class Numerics:
         return cosine_of(anchor.codec, payloads, anchor.numel)
 
     def cuts(self, part: Owned | int, count: int) -> list[int]:
-        """Borders of `count` slices of a part, from 0: between the units that its codec encodes, so
-        that each slice of a payload is a payload."""
+        """The `count` + 1 borders of slices of a part, from 0. They lie between the units that the
+        codec encodes, so that each slice of a payload is a payload itself."""
         numel = _owned(part).numel
         unit = cut_numel(self.codec)
         ensure(unit, "payloads of this codec are not cut", codec=self.codec.name)
@@ -310,20 +311,20 @@ class Numerics:
         return [min(units * i // count * unit, numel) for i in range(count + 1)]
 
     def slice_bytes(self, begin: int, end: int) -> tuple[int, int]:
-        """The place of the elements [begin, end) in a payload; both are of `cuts`."""
+        """Where the elements [begin, end) lie in a payload, in bytes. Both are values of `cuts`."""
         codec = self._stateless(end)
         return codec.payload_bytes(begin), codec.payload_bytes(end)
 
     def _stateless(self, numel: int) -> Codec:
-        """The codec of a vector without an anchor, for one that keeps no state."""
+        """The codec of a vector without an anchor. Only for a codec that keeps no state."""
         return self.codecs(numel).at(torch.empty(0, dtype=torch.float32, device="cpu"), 0)
 
     def merge_slice(
         self, payloads: Sequence[Tensor], weights: Sequence[float], out: Tensor
     ) -> None:
-        """Merge the members' slices of a part into `out`, without the outer step. `payloads`: of
-        the slices alone. Raises Unmergeable where an element of `out` is NaN or not below NORM_MAX.
-        """
+        """Merge the members' slices of a part into `out` (fp32), without the outer step.
+        `payloads`: of the slices alone. Raises WireError for a payload of another size, Unmergeable
+        where an element of `out` is NaN or not below NORM_MAX."""
         numel = out.numel()
         codec = self._stateless(numel)
         check_payloads(codec, payloads, numel)
@@ -357,8 +358,9 @@ class Numerics:
         waits: bool = False,
     ) -> Rates:
         """Rates of the outer step after so many rounds; `rounds` and `part` are in parts of WHOLE.
-        `closing`: it merges only closing offers, to the mean of what racks hold, which nothing
-        stretches. `waits`: without momentum, which still takes up the merged delta."""
+        `closing`: the merge has only closing offers; its result is the mean of what the racks hold,
+        which nothing stretches. `waits`: the momentum takes up the merged delta, but the step is
+        made without it."""
         if self.of_values:
             return Rates(fp32(Fraction(min(members, self.racks), self.racks)))
         plain = closing or (members == 1 and part == WHOLE)
@@ -393,7 +395,7 @@ class Numerics:
 
     def _run(self, merging: MergePass, anchor: Anchor, version: int, after: int) -> StateDigest:
         """Run a `_pass` on the pool; returns the digest without the state of the codec. `after`:
-        the rounds that are merged then."""
+        the rounds merged including this one."""
         parts, states = self._parts(anchor.numel), len(self.outer.states)
         digests = [
             StateDigest(anchor.numel, version, states, after, anchor.codec_numel) for _ in parts
@@ -410,7 +412,7 @@ class Numerics:
         return whole
 
     def _check_data(self, anchor: Anchor, data: Tensor) -> None:
-        """Whether the next anchor can be made in `data`."""
+        """Raise InvariantError unless the next anchor can be made in `data`."""
         size = self._vectors * anchor.numel + anchor.codec_numel
         check_buffer(anchor.data, size)
         check_buffer(data, size)

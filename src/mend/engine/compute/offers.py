@@ -48,10 +48,10 @@ DELTA_NUMEL_MIN = PORTION_NUMEL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """An offer's payload (B bytes) and its xxh3_128, the residual once it is named (`pend`, fp32
-    N), and the greatest magnitude in it. For a lossy codec also the lengths of the error and of the
-    whole vector. With feedback in the weights there is no residual: `sent` (fp32 N) is the decoded
-    payload, if it differs from the delta."""
+    """An offer's payload (uint8 B), its xxh3_128, and the greatest magnitude `norm` of the encoded
+    vector. `pend` (fp32 N): the residual once a commit names the offer. For a lossy codec also the
+    lengths of the error (`unsent`) and of the whole vector (`length`). With feedback in the weights
+    there is no residual: `sent` (fp32 N) is the decoded payload, if it differs from the delta."""
 
     payload: Tensor
     checksum: str
@@ -63,8 +63,8 @@ class Encoded:
 
 
 CALLS_MAX = 16
-"""Calls of a kernel for one offer, where the parts of the payload are then no smaller than
-DIGEST_BLOCK_BYTES."""
+"""Most calls of a kernel for one offer, if that leaves every part of the payload at least
+DIGEST_BLOCK_BYTES long."""
 
 
 def compile_kernels(codec: Codec | LayoutCodec, numel: int, *, offers: bool) -> None:
@@ -142,10 +142,10 @@ def make_offer(
 
 
 class _Hashing:
-    """The checksum of a payload whose parts are filled by several threads. Whichever closes the gap
-    hashes what is contiguous by then, while it is in the cache and the others fill: at least
-    DIGEST_BLOCK_BYTES, as each call takes the interpreter's lock. `ends`: of the parts, in elements
-    of `data`."""
+    """The checksum of a payload whose parts are filled by several threads. The thread that closes a
+    gap hashes what is contiguous by then, while it is in the cache and the others fill: at least
+    DIGEST_BLOCK_BYTES, as each call takes the interpreter's lock. `ends`: ends of the parts, in
+    elements of `data`."""
 
     def __init__(self, data: Tensor, ends: Sequence[int]) -> None:
         self.data, self._ends, self._filled = data, ends, [False] * len(ends)
@@ -191,7 +191,8 @@ def _hashing(
 
 
 def _growth(hashing: _Hashing | None, grows: Callable[[Tensor], Growth] | None) -> Growth:
-    """That of the payload, if it is made from front to back and is wanted."""
+    """The growth to report to while the payload is made; one that nobody reads where the payload is
+    not made from front to back, or not served meanwhile."""
     if grows is None or hashing is None:
         return Growth()
     return grows(hashing.data.view(torch.uint8))
@@ -260,7 +261,7 @@ class _Offer:
 
     def compare(self, payload_B: Tensor, begin: int, end: int, skip: int = 0) -> np.ndarray:
         """Write `left_N` of the elements [begin, end), in the payload after `skip` others. Returns
-        per row the squares of the error and of x, fp32 (r, 2), for people."""
+        per row the squares of the error and of x, fp32 (r, 2), for reports."""
         if self.left_N is None:
             return np.empty((0, 2), np.float32)
         own = payload_B.data_ptr() != self.x_N.data_ptr() or not self.x_N.numel()
@@ -353,9 +354,10 @@ def _lengths(squares: Sequence[list[tuple[float, float]]]) -> tuple[float, float
 
 
 def _portions_at_once(codec: Codec, numel: int, portion: int, threads: int) -> int:
-    """Portions of one call of a compiled kernel: each call takes the interpreter's lock away from
-    the training thread. The payload is hashed and served by calls: by DIGEST_BLOCK_BYTES, and where
-    that were more than CALLS_MAX calls, by a CALLS_MAX-th. Each thread has two calls or more."""
+    """Portions that one call of a compiled kernel encodes. Few calls: each takes the interpreter's
+    lock away from the training thread. Not too few: the payload is hashed and served call by call.
+    So a call makes DIGEST_BLOCK_BYTES of payload, or a CALLS_MAX-th of it where that would take
+    more than CALLS_MAX calls; and each thread gets at least two calls."""
     if portion % ROW_NUMEL or numel < 2 * portion:
         return 1
     plain = type(codec) is CODECS["float32"]

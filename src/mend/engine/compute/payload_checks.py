@@ -1,4 +1,4 @@
-"""Whether payloads can be merged, and which one cannot. Runs on workers."""
+"""Checks whether payloads can be merged, and finds the one that cannot. Runs on workers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     length of the header, 8 bytes | header as JSON, padded to 8 bytes | bytes of all tensors
 
-What belongs to the tensors stands as JSON in the header's `__metadata__`.
+The header's `__metadata__` has mend's description of the tensors, as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def head_of(about: object, entries: Mapping[str, Entry]) -> bytes:
-    """Length and header; the tensors follow in the order of their offsets."""
+    """Length and header. `about`: the description, which msgspec encodes. The tensors follow in the
+    order of their offsets."""
     metadata = {_KEY: msgspec.json.encode(about).decode()}
     head = msgspec.json.encode({"__metadata__": metadata, **entries})
     head += b" " * (-len(head) % _ALIGNMENT)
@@ -38,8 +39,8 @@ def length_in(first: bytes | memoryview) -> int:
 
 
 def read_head(head: bytes | memoryview) -> tuple[str, dict[str, Entry]]:
-    """What belongs to the tensors, as JSON, and their entries. `head`: without its length. Raises
-    msgspec.DecodeError, and KeyError where nothing belongs to them."""
+    """The description of the tensors, as JSON, and their entries. `head`: without its length.
+    Raises msgspec.DecodeError, and KeyError for a header without a description by mend."""
     raw = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
     metadata = msgspec.json.decode(raw.pop("__metadata__"), type=dict[str, str])
     entries = {name: msgspec.json.decode(each, type=Entry) for name, each in raw.items()}

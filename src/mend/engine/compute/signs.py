@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mend.codec import CODECS, Codec
-from mend.engine.compute.merge_pass import decoding
+from mend.codec import Codec
+from mend.engine.compute.merge_pass import decoder_name, decoding, is_readable
 from mend.engine.compute.vectors import PORTION_NUMEL, block_numel, blocks
 from mend.engine.compute.worker_pool import WorkerPool
 from mend.kernels import ROW_NUMEL, SignsKernel, signs_kernel
@@ -24,17 +24,17 @@ from mend.kernels import ROW_NUMEL, SignsKernel, signs_kernel
 def kernel_of(codec: object, numel: int) -> SignsKernel | None:
     """None for a codec that is not compiled, and for a short vector: loading numba would take
     longer than it saves."""
-    plain = type(codec) is CODECS["float32"]
-    name: str = "float32" if plain else getattr(codec, "compiled", "")
+    name = decoder_name(codec)
     return signs_kernel(name) if name and numel >= PORTION_NUMEL else None
 
 
 def count_signs(
     codec: Codec, payload_B: Tensor, momentum_N: Tensor, pool: WorkerPool
 ) -> tuple[int, int]:
-    """(along, against): elements other than 0 of both that have the same sign, and that do not."""
+    """(along, against): the elements that are nonzero in both vectors, with equal and with opposite
+    signs. `payload_B`: uint8; `momentum_N`: fp32."""
     numel = momentum_N.numel()
-    kernel = kernel_of(codec, numel) if _fits(codec, payload_B, numel) else None
+    kernel = kernel_of(codec, numel) if is_readable(codec, payload_B, numel) else None
     parts = list(blocks(numel, PORTION_NUMEL))
     found = [(0, 0)] * len(parts)
 
@@ -49,12 +49,6 @@ def count_signs(
 
     pool.each([partial(count, i) for i in range(len(parts))], compiled=kernel is not None)
     return sum(along for along, _ in found), sum(against for _, against in found)
-
-
-def _fits(codec: Codec, payload_B: Tensor, numel: int) -> bool:
-    """Whether the kernel can read the payload. It cannot read a closing one of another codec."""
-    aligned = codec.name != "float32" or payload_B.data_ptr() % 4 == 0
-    return payload_B.numel() == codec.payload_bytes(numel) and payload_B.is_contiguous() and aligned
 
 
 def _by_torch(

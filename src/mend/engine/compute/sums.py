@@ -32,7 +32,7 @@ Weights = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Places of the tensors of a fragment in a rank's part: tensor i is [cuts[i], cuts[i + 1]).
+    """Where the tensors of a fragment lie in a rank's part: tensor i is [cuts[i], cuts[i + 1]).
 
     `plain[i]`: tensor i is merged by the mean, whatever the rule.
     """

@@ -46,7 +46,7 @@ class DaemonExecutor:
         self._starting = threading.RLock()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Queue a job. Its future is cancelled after `close`."""
+        """Queue a job. After `close` its future is cancelled."""
         future: Future[T] = Future()
         if not self._closed:
             self._start()

@@ -1,4 +1,4 @@
-"""Cuts of long vectors, and the check that they hold numbers. Runs on workers.
+"""Cuts long vectors into blocks, and checks that their elements are finite. Runs on workers.
 
 Legend: N elements of a vector, n elements of a block.
 """
@@ -44,8 +44,9 @@ def magnitude(values_n: Tensor) -> float:
 
 
 def sound(values_n: Tensor) -> bool:
-    """Whether all elements are numbers below NORM_MAX. The square of any other is Inf or NaN, which
-    survives every addition. Many squares may also overflow together: then each value is checked."""
+    """Whether the magnitude of every element is below NORM_MAX, and none is NaN. The square of any
+    other element is Inf or NaN, which survives every addition. The sum of many valid squares may
+    overflow, too: then each value is checked."""
     return math.isfinite(values_n.dot(values_n).item()) or magnitude(values_n) < NORM_MAX
 
 

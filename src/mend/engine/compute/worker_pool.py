@@ -1,4 +1,4 @@
-"""A thread pool for long vectors; the caller works too."""
+"""A thread pool for long vectors, in which the calling thread works as well."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def pool_threads() -> int:
 
 
 class WorkerPool:
-    """`threads` in all, the caller among them. Any thread may call, and waits for its own jobs
-    only. `cores`: where they stay; None: anywhere."""
+    """`threads`: their number, including the caller. Any thread may call, and waits for its own
+    jobs only. `cores`: those that the helpers run on; None: all."""
 
     def __init__(self, threads: int, cores: frozenset[int] | None = None) -> None:
         self.threads = threads
@@ -62,8 +62,8 @@ class WorkerPool:
         """Do every job, and return when the last is done. Jobs begin in the order given.
 
         If jobs fail, the error of the first one in that order is raised, as in a single thread;
-        jobs that have not begun are left out. A caller whose torch calls use as many threads
-        anyway gets no helpers, unless the jobs are `compiled`, and call torch for little.
+        jobs that have not begun are left out. A caller whose torch calls already use as many
+        threads gets no helpers, unless the jobs are `compiled`, that is, hardly call torch.
         """
         order, failed = itertools.count(), list[tuple[int, BaseException]]()
 

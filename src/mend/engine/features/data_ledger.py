@@ -1,4 +1,4 @@
-"""Rows of data that the log gives out: a sampler for `DataLoader`."""
+"""A sampler for `DataLoader` whose rows the log gives out, so that each is trained on once."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from mend.status.status import data_rows
 from mend.types import SECOND, whole_number
 
 ASK_MIN = 64
-"""Least number of units that a rack asks for."""
+"""Minimum number of units that a rack asks for."""
 
 LOOK_NS = 2 * SECOND
 
 ROWS_MAX, SEED_MAX = 1 << 40, (1 << 64) - 1
 
 ORDERS_KEPT = 2
-"""Orders of epochs in memory: racks may still have rows of the epoch before."""
+"""Orders of epochs that are kept in memory: a rack may still have rows of the epoch before."""
 
 
 class DataUnits(PublishedSlice):
@@ -89,13 +89,13 @@ class UnitFeed:
         self._first = self.given = 0
         self._spans: tuple[tuple[int, int], ...] = ()
         self._asks_from = 0
-        """Position from which on it asks for more: where the newest grant begins."""
+        """Position from which on it asks for more units: where the newest grant begins."""
         self._asked: tuple[int, bool] = (-1, False)
         self._run = (0, 0, 0)
         """(position, first unit, number of units) of the span that was read last."""
 
     def here(self, position: int) -> int | None:
-        """The unit at this position; None: it is not here yet."""
+        """The unit at this position; None: it has not been given out yet. Asks for more units."""
         units = self._units.units
         if units is not self._seen and units is not None:
             self._read(units)
@@ -131,7 +131,7 @@ class UnitFeed:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """Whether this rack has left the job."""
         return self._published.finished
 
     def _changed(self, seen: Units | None) -> bool:
@@ -221,7 +221,7 @@ class DataLedger(Sampler[int]):
 
     @property
     def fact(self) -> tuple[str, str]:
-        """What all racks must have in common."""
+        """(key, value) of the plan: all racks must have the same ledger."""
         how = f"{self.epochs} epochs of seed {self._seed}"
         if self._order_N is not None:
             how = f"the order {hashlib.sha256(self._order_N.data).hexdigest()[:16]}"
@@ -267,12 +267,12 @@ class DataLedger(Sampler[int]):
         self._next, self._ended = min(epoch + 1, self.epochs), self._ended + 1
 
     def count(self, rows: int) -> None:
-        """Rows of the step that is being made. Several calls add up."""
+        """Count rows of the step that is being made. Several calls add up."""
         self._counted = rows if self._counted is None else self._counted + rows
 
     def stepped(self) -> int:
-        """The rows of a step, counted by the script. Raises UsageError if it has not counted them,
-        or more than the sampler has given."""
+        """The rows of the step that ends, as the script counted them. Raises UsageError if it did
+        not count them, or counted more than the sampler has given."""
         rows, self._counted = self._counted, None
         taken = self._fed().trainer.units
         if rows is None:
@@ -293,7 +293,7 @@ class DataLedger(Sampler[int]):
         return self._feed
 
     def _position(self) -> int:
-        """Of the first row that no step has taken, nor the one that is being made."""
+        """The position of the first row that no step has taken, nor the one that is being made."""
         return self._fed().trainer.units + (self._counted or 0)
 
     def _unit(self, position: int) -> int | None:

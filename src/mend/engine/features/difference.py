@@ -1,9 +1,10 @@
-"""The elements of a vector (fp32) that differ in their bits from those of another: lossless.
+"""Encodes, without loss, the elements of a vector (fp32) whose bits differ from another vector's.
 
-    DENSE                           they would take no fewer bytes than the vector
+    DENSE                           no elements: they would save too few bytes, see SPARSE_PCT_MAX
     SPARSE | bitmap | new values    one bit per element, padded to a byte; the values as fp32
 
-Blocks are short, as Python's lock is held while one is packed, and a training thread may wait.
+Blocks are short: the interpreter's lock is held while one is packed, and the training thread may
+wait for it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from mend.errors import WireError
 DENSE, SPARSE = b"\0", b"\1"
 BLOCK_NUMEL = 1 << 18
 SAMPLES = 16
-"""Blocks that are looked at first: nearly all training changes nearly every element."""
+"""Blocks that are sampled first: nearly all training changes nearly every element."""
 
 SPARSE_PCT_MAX = 80
-"""Of the elements may have changed; above that the vector itself is pulled."""
+"""Maximum percentage of changed elements, and of the vector's bytes, for a difference; above that
+the follower pulls the vector itself."""
 
 
 def difference_of(old_N: Tensor, new_N: Tensor) -> bytes:
+    """The encoded difference of two vectors of the same length (fp32, on the CPU)."""
     old, new = (each.view(torch.int32).numpy() for each in (old_N, new_N))
     numel = len(new)
     step = max(BLOCK_NUMEL, numel // SAMPLES)
@@ -43,8 +46,8 @@ def difference_of(old_N: Tensor, new_N: Tensor) -> bytes:
 
 
 def with_difference(old_N: Tensor, data: bytes) -> Tensor:
-    """The new vector. Raises WireError for data that cannot be a difference of this vector; its
-    bits are verified by the caller."""
+    """The new vector (fp32 N), from what `difference_of` returned. Raises WireError for data that
+    cannot be a difference of this vector. The caller verifies the bits."""
     numel = old_N.numel()
     split = 1 + -(-numel // 8)
     if data[:1] != SPARSE or len(data) < split or (len(data) - split) % 4:

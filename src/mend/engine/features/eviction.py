@@ -1,4 +1,4 @@
-"""An evicted rack leaves in order, with all its work merged, or not at all."""
+"""Lets an evicted rack leave in order, with all its work merged, or not at all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _loaded_ns = time.monotonic_ns()
 
 
 def process_age_ns() -> int:
-    """Time since this process was started; where the system does not tell, since mend was
-    loaded."""
+    """Time since this process was started; where the system does not provide it, since mend was
+    imported."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         started_ns = int(fields[19]) * 10**9 // os.sysconf("SC_CLK_TCK")
@@ -31,8 +31,8 @@ def process_age_ns() -> int:
 
 @cache
 def startup_ns() -> int:
-    """Time from the start of this process until mend first began in it. A later life in the same
-    process would take no longer to start again."""
+    """Time from the start of this process until the first call. It is fixed by then: a later life
+    of the rack in the same process takes no longer to start."""
     return process_age_ns()
 
 
@@ -62,8 +62,8 @@ class EvictableTrainer(Trainer):
         return error
 
     def _leave_evicted(self) -> Requests:
-        """Leave, unless the eviction is taken back meanwhile or the work cannot be merged in time
-        and would be lost: then train on."""
+        """Leave. Train on instead if the eviction was taken back meanwhile, or if the work cannot
+        be merged in time and would be lost."""
         reason = self.ladder.evicted_for
         try:
             for _ in range(2):  # offers that are open already go first
@@ -91,8 +91,8 @@ class EvictableTrainer(Trainer):
         raise error
 
     def _stays(self, reason: str, detail: str, *, for_good: bool) -> None:
-        """Train on. `for_good`: tell the coordinator, which takes the record back and tries no
-        more."""
+        """Train on. `for_good`: also tell the coordinator, which takes the eviction back and does
+        not try again."""
         self._note(EvictionFailed(self.step, reason, detail))
         self.ladder.evicted_for, self.ladder.stays = "", for_good
         if for_good:

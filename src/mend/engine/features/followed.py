@@ -1,5 +1,5 @@
-"""What a rank gives to followers of the merged model: where its parts lie in the model, and proofs
-of the digests in the log. Nothing waits for a follower.
+"""Serves followers of the merged model: where a rank's parts lie in the model, proofs of the
+digests in the log, and differences between versions. Nothing waits for a follower.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from mend.types import ReadableKey, difference_key, layout_key, proof_key, reada
 def parts_of(
     plan: ModelPlan, boxes: Sequence[dict[str, Shard]], rank: int, tracks: Sequence[FragmentState]
 ) -> Parts:
-    """Where the parts that this rank owns lie in the model: of the weights and of the running
-    statistics. `boxes`: per rank of the rack, what it holds of every parameter
-    and running statistic."""
+    """Where the parts of the weights and running statistics that this rank owns lie in the model.
+    `boxes`: per rank of the rack, what it holds of every parameter and running statistic."""
     parts = []
     for number, (fragment, track) in enumerate(zip(plan.planned, tracks, strict=True)):
         if fragment.moments:
@@ -45,10 +44,10 @@ class Readable:
         self._store, self._parts = store, encode_parts(parts)
         self._lock = threading.Lock()
         self._differences: dict[int, tuple[bytes, bytes]] = {}
-        """By fragment, the newest difference that was asked for, with its key."""
+        """By fragment, (key, bytes) of the newest difference that was asked for."""
 
     def find(self, key: bytes) -> bytes | None:
-        """The bytes of a key; None: they are not here (any more)."""
+        """The bytes of a key; None: this rank does not have them, or no longer."""
         asked, me = readable_key(key), self._store.me.rank
         if asked.kind == b"l":
             return self._parts if key == layout_key(me) else None

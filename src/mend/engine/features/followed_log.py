@@ -1,5 +1,5 @@
-"""The decided log as a follower of the merged model hears it. No tensors: the witness answers,
-too."""
+"""Answers followers of the merged model from the decided log. It needs no tensors, so the witness
+answers as well."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mend.types import VERSION
 def followed_of(job: str, rack: int, log: Log, follow: Follow) -> Followed:
     """The answer of a process with this log. Loop thread.
 
-    A follower whose place in the log is known gets the commits after it; any other one, and one
-    that has to go on from other versions, gets all versions.
+    A follower whose place in the log is known gets the commits after it. Any other follower, and
+    one that has to start from other versions, gets the versions of all fragments.
     """
     state, lineage, records = log.committed, log.lineage_at(log.decided), tuple[Record, ...]()
     known = state.begun and follow.lineage == lineage and log.reaches(follow.index)

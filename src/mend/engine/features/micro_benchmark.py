@@ -1,9 +1,9 @@
-"""The micro-benchmark that says what a rank is slow by; coordination/slow_cause.py asks for it.
+"""The micro-benchmark that finds why a rank is slow; coordination/slow_cause.py asks for it.
 
-At the end of a step another thread multiplies matrices: that thread has none of the modes
-(autocast, dispatch, gradients) and, on a GPU, not the stream that a script trains with, and draws
-no random number. So no bit of training depends on it. On a CPU the training thread waits meanwhile.
-On a GPU it goes on launching kernels: the GPU makes the products between those of two steps.
+At the end of a step another thread multiplies matrices. That thread has none of the script's modes
+(autocast, dispatch, gradients), uses another stream on a GPU, and draws no random number, so no bit
+of training depends on it. On a CPU the training thread waits meanwhile. On a GPU it goes on
+launching kernels: the GPU computes the products between the kernels of two steps.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ from mend.types import MS, probe_key
 T = TypeVar("T")
 
 PROBE_BYTES = 256 << 10
-"""Pulled from a rack to see how fast the link is."""
+"""Bytes that are pulled from a rack in order to measure the link."""
 
 SIDE_CPU, SIDE_CUDA = 256, 2048
-"""Rows of the matrices: about a millisecond."""
+"""Rows of the matrices: a product takes about a millisecond."""
 
 GEMM_NS = 60 * MS
-"""Time of the products on a CPU: longer than a scheduler lets another process run."""
+"""Minimum time of the products on a CPU: longer than the scheduler lets another process run."""
 
 GEMM_NS_MAX = 250 * MS
-"""The training thread waits for no product that begins later."""
+"""No product begins later than this, as the training thread waits."""
 
 PRODUCTS_MIN, PRODUCTS_CUDA = 8, 8
+"""Minimum number of products on a CPU, and their number on a GPU."""
 
 JOIN_S = 0.8
-"""The training thread waits no longer than this for the measurement, or for its launches."""
+"""Maximum time for which the training thread waits for the measurement (CPU) or its launches
+(GPU)."""
 
 
 class BenchmarkRequest(PublishedSlice):
@@ -60,11 +62,12 @@ class Removable(Protocol):
 
 
 Watch = Callable[[Callable[[], None]], Removable | None]
-"""Calls back before each forward of the model, until it is removed; None: there is no model."""
+"""Registers a call before each forward of the model, until the handle is removed; returns None
+where the model was freed."""
 
 
 def time_on_cpu() -> int:
-    """ns of one product of float32 matrices, the mean of several; 0 where torch refuses one."""
+    """Mean time of one product of float32 matrices in ns; 0 where torch raises."""
     try:
         with torch.no_grad():
             return _on_cpu()
@@ -85,25 +88,26 @@ def _on_cpu() -> int:
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all benchmarks: the allocator and cuBLAS keep memory for each stream there was."""
+    """The stream of all benchmarks: the allocator and cuBLAS keep memory for every stream that was
+    ever used."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class _CudaProducts(NamedTuple):
-    """Products that were launched: events before the first and after the last one."""
+    """Launched products. `begun`, `ended`: events before the first and after the last one."""
 
     begun: torch.cuda.Event
     ended: torch.cuda.Event
 
     def time_ns(self) -> int | None:
-        """ns of one product; None: the GPU has not made all."""
+        """Time of one product in ns; None: the GPU has not finished all."""
         if not self.ended.query():  # type: ignore[no-untyped-call]
             return None
         return int(self.begun.elapsed_time(self.ended) * MS / PRODUCTS_CUDA)
 
 
 def _launch(device: torch.device, after: torch.cuda.Event) -> _CudaProducts | None:
-    """Launch products on a stream of their own, which waits for `after`. None: torch refuses."""
+    """Launch products on a stream of their own, which waits for `after`. None: torch raised."""
     try:
         stream = _stream(device)
         with torch.no_grad(), torch.cuda.device(device), torch.cuda.stream(stream):
@@ -135,7 +139,7 @@ class LiveBenchmark:
         the GPU; ask again after the next step."""
         if self._under_way is None:
             if self._thread is not None and self._thread.is_alive():
-                return 0  # of the last one; it ends by itself
+                return 0  # the last measurement still runs; it ends by itself
             if self._device.type != "cuda":
                 return self._joined(time_on_cpu) or 0
             main = torch.cuda.current_stream(self._device)
@@ -149,7 +153,8 @@ class LiveBenchmark:
         return found_ns
 
     def _joined(self, measure: Callable[[], T]) -> T | None:
-        """The result of a thread that does it; None: it takes longer than JOIN_S."""
+        """The result of `measure` in another thread; None: it takes longer than JOIN_S, or
+        raised."""
         found, done = list[T](), threading.Event()
 
         def measured() -> None:
@@ -158,9 +163,9 @@ class LiveBenchmark:
             finally:
                 done.set()
 
-        # A program that ends while a thread is inside torch is aborted (SIGABRT). On a CPU the end
-        # waits for this one, which is soon done; a GPU may never answer. An event, as Ctrl-C in
-        # `join` makes Python 3.11 take the thread for ended.
+        # A program that ends while a thread is inside torch is aborted (SIGABRT). So on a CPU the
+        # thread is no daemon: it is soon done. A GPU may never answer. This waits for an event and
+        # does not join, as Ctrl-C in `join` makes Python 3.11 take the thread for ended.
         on_cpu = self._device.type == "cpu"
         self._thread = threading.Thread(target=measured, name="mend-benchmark", daemon=not on_cpu)
         self._thread.start()
@@ -169,8 +174,8 @@ class LiveBenchmark:
 
 
 class _ForwardHook:
-    """Before the forward of the model. A copy of the model, and one that was pickled, has `ignore`
-    in its place. Compiled code does not call back."""
+    """Called before the forward of the model. In a copied or unpickled model it becomes `ignore`.
+    In compiled code it does nothing."""
 
     def __init__(self, called: Callable[[], None]) -> None:
         self._called = called
@@ -184,7 +189,7 @@ class _ForwardHook:
 
 
 def watch_forward(find: Callable[[], nn.Module | None]) -> Watch:
-    """Of the model that `find` returns."""
+    """The `Watch` of the model that `find` returns."""
 
     def watch(called: Callable[[], None]) -> Removable | None:
         model = find()

@@ -1,7 +1,7 @@
-"""The metrics that one process serves: its own status, and its view of the job.
+"""Serves the metrics of one process: its own status, and its view of the job.
 
-The loop publishes the view once a second, whether or not anybody scrapes, so that a scrape asks
-nothing of the loop.
+The loop publishes the view once a second, whether or not anybody scrapes, so that a scrape costs
+the loop nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mend.status.metrics_server import MetricsServer
 from mend.status.status import Status
 
 PUBLISH_S = 1.0
-"""Age that a served view may have."""
+"""Seconds between two views, so the maximum age of a served one."""
 
 
 class MetricsAddress(NamedTuple):
-    """Where to serve. `host`: empty: the loopback interface. `port`: 0: nowhere."""
+    """Where to serve. `host`: empty for the loopback interface. `port`: 0 for nowhere."""
 
     host: str = ""
     port: int = 0
@@ -56,8 +56,8 @@ class ServedMetrics:
         return self._server is not None
 
     def publish(self, make: Callable[[], JobStatus]) -> None:
-        """Take the view of the job of this moment; loop thread. Border: metrics never stop
-        training, so a bug in `make` is noted, once."""
+        """Replace the served view of the job; loop thread. Metrics must never stop training, so an
+        error of `make` is only noted, once."""
         try:
             self._view = make()
         except Exception as error:

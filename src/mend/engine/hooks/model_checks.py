@@ -1,5 +1,6 @@
-"""What a script should hear of its model and its optimizers before it trains. `mend_init` calls
-these one call deep, so that warnings point at the script."""
+"""Checks of the model and its optimizers that warn a script, or refuse it. `mend_init` calls the
+functions through one more function, so that the `stacklevel` of their warnings points at the
+script."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from mend.fragment.statistics import in_few_words, running_statistics
 def check_optimizers(
     plan: ModelPlan, optimizers: Sequence[HoldsParameters], *, exchanges: bool
 ) -> None:
-    """Warns of parameters that only the model or only an optimizer has. Raises UsageError for an
-    optimizer that holds none of the model's: it was made before fully_shard, or for another model,
-    and trains nothing that mend exchanges."""
+    """Warn of parameters that only the model or only an optimizer has. Raises UsageError where the
+    optimizers hold none of the model's: they were made before fully_shard, or for another model,
+    and train nothing that mend exchanges."""
     if not optimizers:
         return
     held = {id(p): p for each in optimizers for p in held_by(each)}
@@ -47,7 +48,8 @@ def check_optimizers(
 
 
 def warn_of_statistics(plan: ModelPlan) -> None:
-    """BatchNorm and its like: other ones that training changes are noted at the end."""
+    """Warn of running statistics (BatchNorm and its like) that are not exchanged. Other buffers
+    that training changes are noted at the end."""
     if kept := running_statistics(plan.module):
         warnings.warn(
             f"running statistics are not exchanged, each rack keeps its own: {in_few_words(kept)}; "
@@ -57,13 +59,13 @@ def warn_of_statistics(plan: ModelPlan) -> None:
 
 
 class Newcomers:
-    """Parameters that became trainable after mend_init. Does not keep the model alive."""
+    """Looks for parameters that became trainable after mend_init. Does not keep the model alive."""
 
     def __init__(self, plan: ModelPlan) -> None:
         self._module, self._names = weakref.ref(plan.module), set(plan.parameters)
 
     def refuse(self) -> None:
-        """Raise UsageError if there is one: no rack gets it."""
+        """Raise UsageError if there is one: it would not be exchanged."""
         module = self._module()
         names = newcomers(module, self._names) if module is not None else []
         if names:
@@ -76,10 +78,10 @@ class Newcomers:
 
 
 class Copies:
-    """Parameters that ranks of the rack had with equal bits at mend_init, although neither a
+    """Parameters that had equal bits on several ranks of the rack at mend_init, although neither a
     DTensor nor DistributedDataParallel makes them replicas: the script may keep them equal, or they
-    are of two stages that were made alike. Compared once, before the first capture. Does not keep
-    the model alive."""
+    are of two stages that were initialised alike. They are compared once, before the first capture.
+    Does not keep the model alive."""
 
     def __init__(self, plan: ModelPlan, group: RackGroup) -> None:
         self._module, self._group = weakref.ref(plan.module), group

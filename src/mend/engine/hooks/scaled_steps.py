@@ -1,7 +1,8 @@
-"""Steps that a GradScaler skips, because a gradient is not finite.
+"""Detects steps that a GradScaler skips because a gradient is not finite.
 
-It does not call the optimizer then, so no hook of torch runs; `GradScaler.step` is wrapped while
-there is a listener. A fused optimizer is called, and `found_inf` makes it change nothing.
+The scaler then does not call the optimizer, so no hook of torch runs: `GradScaler.step` is wrapped
+while there is a listener. A fused optimizer is called, but changes nothing where `found_inf` is
+set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.amp import GradScaler
 
 
 class Listener(Protocol):
-    """Hears which optimizers a scaler has stepped. Held weakly."""
+    """Hears of the steps that a scaler skips. Held weakly."""
 
     ends: int
     """Steps of any optimizer that have ended so far."""
@@ -27,7 +28,7 @@ class Listener(Protocol):
 
 _listeners: WeakSet[Any] = WeakSet()
 _steps: tuple[Any, Any] = (None, None)
-"""The method that was wrapped, and the wrapper."""
+"""(the method that was wrapped, the wrapper)."""
 
 
 def listen(listener: Listener) -> None:
@@ -41,20 +42,22 @@ def listen(listener: Listener) -> None:
 
 
 def leave(listener: Listener) -> None:
-    """Idempotent. The last one takes the wrapper off, unless other code has wrapped it again."""
+    """Tell `listener` nothing more. Idempotent. After the last listener the wrapper is removed,
+    unless other code has wrapped it again."""
     _listeners.discard(listener)
     _unwrap_if_unused()
 
 
 def _unwrap_if_unused() -> None:
-    """Iterates, as the length may still count a listener that is being freed."""
+    # A list, as the length of the set may still count a listener that is being freed.
     if not list(_listeners) and GradScaler.step is _steps[1]:
         GradScaler.step = _steps[0]  # type: ignore[method-assign]
 
 
 def changes_nothing(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the fused step that ends now was a no-op, as GradScaler found an overflow. Waits for
-    the GPU, as the scaler does for other optimizers; only where a scaler calls."""
+    """Whether the fused step that ends now was a no-op, as a GradScaler found an overflow. Waits
+    for the GPU, as the scaler itself does for other optimizers. False at once where no scaler
+    called the step."""
     found = getattr(optimizer, "found_inf", None)
     if not isinstance(found, torch.Tensor):
         return False

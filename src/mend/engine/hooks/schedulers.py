@@ -1,4 +1,4 @@
-"""Finds the learning-rate schedulers of torch that drive an optimizer."""
+"""Finds the torch learning-rate schedulers that drive an optimizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def is_scheduled(optimizer: object) -> bool:
 
 
 def schedulers_of(optimizer: object) -> list[LRScheduler]:
-    """The schedulers that hold this optimizer, without those that are parts of another one. The
-    wrapper around `step` does not name its scheduler, so that all objects are looked at: some tens
-    of milliseconds."""
+    """The schedulers that hold this optimizer, without those that are parts of another scheduler.
+    The wrapper around `step` does not name its scheduler, so this searches all objects of the
+    interpreter, which takes some tens of milliseconds."""
     found = [
         each
         for each in gc.get_objects()
@@ -27,7 +27,7 @@ def schedulers_of(optimizer: object) -> list[LRScheduler]:
 
 
 def rates_of(optimizers: Mapping[str, object]) -> dict[str, list[float]]:
-    """By name of the optimizer, the learning rate of each parameter group."""
+    """Name of the optimizer -> the learning rate of each parameter group."""
     rates = {}
     for name, optimizer in optimizers.items():
         groups = getattr(optimizer, "param_groups", [])

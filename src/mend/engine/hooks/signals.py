@@ -1,9 +1,9 @@
-"""When the script's signal handlers run while mend works on its thread.
+"""Holds back the script's signal handlers while mend works on its thread.
 
-Python runs a handler in the main thread between any two instructions, and the exception that it
-raises (KeyboardInterrupt, a time limit) may then leave a lock taken or a fragment half applied. So
-handlers wait inside `held`, and run at its end, or in a wait that calls `run_late`, where the state
-is whole.
+Python runs a handler in the main thread between any two instructions. The exception that it raises
+(KeyboardInterrupt, a time limit) could leave a lock taken or a fragment half applied. So handlers
+wait inside `held`, and run at its end, or in a wait that calls `run_late`, where the state is
+consistent.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Any
 
 _Handler = Callable[[int, FrameType | None], Any]
 _NUMBERS = tuple(n for n in range(1, signal.SIGRTMIN) if n in signal.valid_signals())
-"""All but real-time signals: a look at each takes time."""
+"""All but real-time signals: looking at each takes time."""
 
 _replaced: dict[int, _Handler] = {}
 """The script's handlers while they are held."""
 _late: list[int] = []
-"""Signals that came meanwhile, in their order."""
+"""Signals that came while handlers were held, in order."""
 _inside = False
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Inside, the handlers of the script wait. At the end those of signals that came are called;
-    what they raise goes to the caller. Handlers run in the main thread only, so elsewhere there is
-    nothing to do."""
+    """Inside, the handlers of the script wait. At the end those of the signals that came are
+    called; what they raise goes to the caller. Handlers run only in the main thread, so in any
+    other thread this does nothing."""
     global _inside
     if _inside or threading.current_thread() is not threading.main_thread():
         yield
@@ -45,7 +45,7 @@ def held() -> Iterator[None]:
 
 
 def run_late() -> None:
-    """Call the handlers that wait, if any, in a place where they may raise."""
+    """Call the handlers that wait, if any. Call it where they may raise."""
     if _late and threading.current_thread() is threading.main_thread():
         try:
             _release()
@@ -64,8 +64,8 @@ def _hold() -> None:
 
 
 def _release() -> None:
-    """Go on behind an exception of a handler that is in place again: no other one may be left
-    replaced, or not called."""
+    """Put the handlers back and call those that wait. Where one raises, go on with the rest: none
+    may be left replaced, or not called."""
     global _inside
     try:
         while _replaced:

@@ -1,8 +1,8 @@
 """Counts the steps of whatever optimizer trains a model. Training thread.
 
 torch calls global hooks around the `step` of every optimizer of the process. So mend sees the steps
-of the optimizer that `mend_init` was given, of one that was made after a checkpoint was loaded, and
-of the one inside a wrapper such as Accelerate's.
+of the optimizer that `mend_init` was given, of an optimizer that was made after a checkpoint was
+loaded, and of one inside a wrapper such as Accelerate's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FREED = (
 
 
 class HoldsParameters(Protocol):
-    """An optimizer, or a wrapper of one."""
+    """An optimizer, or a wrapper around one."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -38,9 +38,10 @@ class HoldsParameters(Protocol):
 class Counting(Enum):
     """Which steps are counted.
 
-    GIVEN: those of the optimizer that mend_init was given. UNDECIDED: none was given and at most
-    one step was seen; it waits for the next one, as the script may call `runtime.step()` itself.
-    FOUND: those of the optimizer that was seen to step. MANUAL: calls of `runtime.step()` only.
+    GIVEN: steps of the optimizer that mend_init was given. UNDECIDED: none was given, and at most
+    one step was seen; it is not counted before the next one, as the script may call
+    `runtime.step()` itself. FOUND: steps of the optimizer that was seen first. MANUAL: only calls
+    of `runtime.step()`.
     """
 
     GIVEN = auto()
@@ -76,12 +77,13 @@ def held_by(optimizer: HoldsParameters) -> list[torch.Tensor]:
 
 
 def _holds_any(optimizer: HoldsParameters, parts: Mapping[int, ref[nn.Parameter]]) -> bool:
-    """Whether one of these, by id, is a parameter of the optimizer. An id may be another's now."""
+    """Whether the optimizer holds one of these parameters. `parts`: by id, with a reference, as the
+    id of a freed parameter may be another object's now."""
     return any((part := parts.get(id(p))) is not None and part() is p for p in held_by(optimizer))
 
 
 class _Holds(NamedTuple):
-    """Which kinds of parameters an optimizer with this number of groups holds."""
+    """Whether an optimizer, while it has this number of groups, holds parameters of each kind."""
 
     groups: int
     counted: bool
@@ -90,8 +92,8 @@ class _Holds(NamedTuple):
 
 
 def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook, for a step inside `torch.compile`: dynamo must not trace into counting, captures
-    and applies, which are not the same at each step."""
+    """The hook, hidden from `torch.compile`: dynamo must not trace into counting, captures and
+    applies, which differ from step to step."""
     call: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return call
 
@@ -115,11 +117,14 @@ class StepHooks:
         found: Callable[[torch.optim.Optimizer], None],
         may_be_freed: bool = True,
     ) -> None:
-        """`exchanged`: the parameters that mend exchanges. `between` is called before an optimizer
-        changes them (of several, the first one): the work of the counted steps is done then.
-        `found` gets the optimizer that is counted when none was given. `may_be_freed` False: a step
-        of these parameters after this object was freed unclosed raises GaveUp: its rack has left
-        with the module, and nobody would hear that its parts train on."""
+        """`exchanged`: the parameters that mend exchanges. `given`: the optimizers that mend_init
+        was given; the steps of the last one count. `between` is called before an optimizer changes
+        exchanged parameters (of several, before the first one): the work of the counted steps is
+        done by then. `take_tokens` returns the tokens of the step that ends; None: none were
+        counted. `found` gets the optimizer whose steps are counted where none was given.
+        `may_be_freed=False`: a step of these parameters after this object was freed unclosed raises
+        GaveUp, as its rack left the job with the module, and nobody would hear that its parts train
+        on."""
         exchanged = list(exchanged)
         self._exchanged = {id(p) for p in exchanged}
         self._counted = {id(p) for p in held_by(given[-1])} if given else set[int]()
@@ -131,7 +136,8 @@ class StepHooks:
         self.ends = 0
         """Steps of any optimizer of the process that have ended."""
         self._unfinished = False
-        """Another optimizer has moved exchanged parameters since the last counted step."""
+        """Whether another optimizer has changed exchanged parameters since the last counted
+        step."""
         self._inside: list[int] = []
         """ids of the optimizers whose step has begun, outermost first."""
         self._waiting: list[int | None] = []
@@ -156,13 +162,14 @@ class StepHooks:
 
     @property
     def in_step(self) -> bool:
-        """Whether a step that concerns mend has begun and not ended. Any thread."""
+        """Whether a step of the counted parameters has begun and not ended. Any thread."""
         return bool(self._inside)
 
     def count_by_hand(self) -> int | None:
-        """`runtime.step()` was called: returns the tokens of the step that it means, if one waits.
+        """Count calls of `runtime.step()` from now on. Returns the tokens of the uncounted step
+        that this call stands for, if one waits.
 
-        Raises UsageError when the steps are counted anyway.
+        Raises UsageError where mend counts the steps of a given optimizer.
         """
         if self.counting is Counting.GIVEN:
             raise UsageError(
@@ -172,15 +179,15 @@ class StepHooks:
         return self._waiting.pop() if self._waiting else None
 
     def flush(self) -> None:
-        """Count the step that waits: `runtime.step()` will not be called for it."""
+        """Count the step that waits, if there is one: `runtime.step()` was not called for it."""
         if self._waiting:
             self.counting = Counting.FOUND
             self._count(self._waiting.pop())
 
     def flush_last(self) -> None:
-        """There will be no further step: what other optimizers have moved since the last counted
-        one (a discriminator that steps more often, one that steps after the counted one) is a step
-        of its own. No capture would hold it otherwise."""
+        """There will be no further step: count what other optimizers have changed since the last
+        counted one (a discriminator that steps more often, an optimizer that steps after the
+        counted one) as a step of its own. No capture would have it otherwise."""
         self.flush()
         if self._unfinished and self.counting in (Counting.GIVEN, Counting.FOUND):
             self._count(self._take_tokens())
@@ -200,7 +207,7 @@ class StepHooks:
             if holds.given:
                 self._between()
             return
-        if id(optimizer) in self._inside:  # its last step raised, and so never ended
+        if id(optimizer) in self._inside:  # its last step raised, so `_end` was not called
             del self._inside[self._inside.index(id(optimizer)) :]
         outermost = not self._inside
         self._inside.append(id(optimizer))
@@ -211,8 +218,8 @@ class StepHooks:
             self._before()
 
     def skipped(self, optimizer: HoldsParameters) -> None:
-        """A GradScaler has skipped a step: nothing is trained on its tokens, unless another
-        optimizer has moved its own part of the model by them."""
+        """A GradScaler has skipped a step: drop its tokens, unless another optimizer has changed
+        its own part of the model by them."""
         held = {id(p) for p in held_by(optimizer)}
         if not (held.isdisjoint(self._counted or self._exchanged) or self._unfinished):
             self._take_tokens()
@@ -242,7 +249,7 @@ class StepHooks:
         self._after(tokens)
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> _Holds:
-        """Cached until it gets another group, as an optimizer holds thousands of parameters."""
+        """Cached until the optimizer gets another group, as it may hold thousands of parameters."""
         groups = len(optimizer.param_groups)
         known = self._answers.get(optimizer)
         if known is None or known.groups != groups:

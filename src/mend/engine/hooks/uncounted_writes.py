@@ -1,9 +1,9 @@
 """Detects weights that changed although no step was counted. Training thread, except `look`.
 
-mend would overwrite the training of a step that it does not see. Three signs, from the cheapest to
-the surest: versions of a few parameters (torch counts in-place writes, except those of fused
-optimizers and through `.data`), values while no step was counted at all, and a state dict that was
-loaded after mend_init.
+mend would overwrite the training of a step that it does not see. There are three signs, from the
+cheapest to the surest: versions of a few parameters (torch counts in-place writes, except those of
+fused optimizers and through `.data`), values that changed while no step was counted at all, and a
+state dict that was loaded after mend_init.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CANARIES_MAX = 8
 """Parameters whose versions are read at every step."""
 
 SIGNS_MAX = 3
-"""Times in a row that `look` finds new writes and no new step before it warns."""
+"""Consecutive calls of `look` that find new writes and no new step, before it warns."""
 
 
 class UncountedWrites:
@@ -48,7 +48,7 @@ class UncountedWrites:
         """Writes to the canaries between the last two counted steps."""
         self._steps = 0
         self.resumed = False
-        """Whether the weights began with a checkpoint's, which hold more than the anchor."""
+        """Whether the weights came from a checkpoint, and so hold more than the anchor."""
         self._seen: tuple[int, int] = (0, self._marked)
         self._signs = 0
         self._unwatched = False
@@ -126,10 +126,10 @@ class UncountedWrites:
     # -------------------------------------------------------------- the end
 
     def uncounted(self, tracks: Sequence[FragmentState]) -> str:
-        """Why these weights hold training that was not counted; empty: they do not.
+        """Why the weights of `tracks` hold training that was not counted; empty: they do not.
 
         Fewer writes after the last step than a step makes (clamped weights, an average swapped in)
-        are no training.
+        are not taken for training.
         """
         if self._load_in_place():
             return (
@@ -159,8 +159,8 @@ class UncountedWrites:
             )
 
     def _load_in_place(self) -> bool:
-        """Whether a load changed the parameters. A load that was undone, such as an average swapped
-        in for an evaluation, is forgotten."""
+        """Whether a load has changed the parameters, compared with before it. A load that was
+        undone, such as an average swapped in for an evaluation, is forgotten."""
         if not self._loaded:
             return False
         if self._before_load != self._hashes():
@@ -185,21 +185,22 @@ class UncountedWrites:
 
 
 class _LoadHook:
-    """A hook of `load_state_dict` of a module. A copied or unpickled model has `ignore` instead."""
+    """A hook of a module's `load_state_dict`. In a copied or unpickled model it becomes
+    `ignore`."""
 
-    def __init__(self, movement: UncountedWrites, call: Callable[[UncountedWrites], None]) -> None:
-        self._movement, self._call = weakref.ref(movement), call
+    def __init__(self, writes: UncountedWrites, call: Callable[[UncountedWrites], None]) -> None:
+        self._writes, self._call = weakref.ref(writes), call
 
     def __call__(self, *_: object) -> None:
-        if (movement := self._movement()) is not None:
-            self._call(movement)
+        if (writes := self._writes()) is not None:
+            self._call(writes)
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return hook_of_a_copy, ()
 
 
 def hook_of_a_copy() -> Callable[..., None]:
-    """What a hook of mend's is in a copy of the model, by its `__reduce__`."""
+    """What takes the place of mend's hooks in a copy of the model; their `__reduce__` names it."""
     return ignore
 
 
@@ -207,11 +208,11 @@ def ignore(*_: object) -> None:
     """The hook of a model that mend does not train."""
 
 
-def _watch_loads(model: nn.Module, movement: UncountedWrites) -> list[RemovableHandle]:
+def _watch_loads(model: nn.Module, writes: UncountedWrites) -> list[RemovableHandle]:
     handles = []
     for module in model.modules():
-        before = _LoadHook(movement, UncountedWrites.begin_load)
+        before = _LoadHook(writes, UncountedWrites.begin_load)
         handles.append(module.register_load_state_dict_pre_hook(before))  # type: ignore[no-untyped-call]
-        after = _LoadHook(movement, UncountedWrites.end_load)
+        after = _LoadHook(writes, UncountedWrites.end_load)
         handles.append(module.register_load_state_dict_post_hook(after))  # type: ignore[no-untyped-call]
     return handles

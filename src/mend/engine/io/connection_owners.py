@@ -1,8 +1,8 @@
-"""Which connection speaks for which process, where no keys say it. Pure.
+"""Decides which connection speaks for which process in a job without keys. Pure.
 
-A process sends over one connection at a time. While that one stands and is heard, another one that
-gives the same name is ignored: neither a process with a copied name nor an attacker who has read it
-off the network can come between a process and its peers.
+A process sends over one connection at a time. While that one stands and is heard, any other
+connection that gives the same name is ignored: neither a process with a copied name nor an attacker
+who has read the name off the network can come between a process and its peers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ SILENT_NS = SECOND
 
 
 class ConnectionOwners:
-    """`stands(route)`: whether a connection is still there."""
+    """Maps each process to its connection. `stands(route)`: whether a connection is still there."""
 
     def __init__(self, stands: Callable[[bytes], bool]) -> None:
         self._stands = stands
         self._routes: OrderedDict[tuple[Member, int], tuple[bytes, int]] = OrderedDict()
-        """(member, rank) -> its connection, and when it was heard; the longest silent first."""
+        """(member, rank) -> (its connection, when it was heard in ns); the longest silent first."""
 
     def admits(self, member: Member, rank: int, route: bytes, now_ns: int) -> bool:
-        """Whether what came over `route` in this name is to be heard."""
+        """Whether to accept a message that came over `route` in this name."""
         who = member, rank
         known, heard_ns = self._routes.get(who, (route, now_ns))
         if route != known and now_ns - heard_ns < SILENT_NS and self._stands(known):

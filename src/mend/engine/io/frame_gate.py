@@ -1,4 +1,4 @@
-"""Decides which frames are heard: of this job, and from the sender that they name. Loop thread."""
+"""Accepts only frames of this job that come from the sender that they name. Loop thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REFUSED_NOTES_MAX = 20
 
 
 class FrameGate:
-    """Of one process. `peers`: addresses of other processes in the settings; a process without a
-    key may name only them. `stands(route)`: whether a connection is still there."""
+    """The gate of one process. `peers`: addresses of other processes in the settings; a process
+    without a key may name only them. `stands(route)`: whether a connection is still there."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class FrameGate:
         if envelope.job != self._job:
             at = envelope.body.seat.address if isinstance(envelope.body, Hello) else ""
             if received.sender is None and not self._origins.fits(at, received.host()):
-                at = ""  # without a key nobody may have a third machine answered
+                at = ""  # a sender without a key must not direct answers to a third machine
             raise OtherJob(envelope.job, self._job, rack, at)
         if isinstance(envelope.body, Retire) != (rack == PERSON):
             raise WireError(f"{type(envelope.body).__name__} of rack {rack}, which never says it")
@@ -69,14 +69,14 @@ class FrameGate:
         return envelope
 
     def refuse(self, error: MendError) -> None:
-        """Count a frame, and note the first ones. A process of another job is noted once,
-        elsewhere."""
+        """Count a refused frame, and note the first ones. A process of another job is noted once,
+        by `OtherJobs`."""
         self.refused += 1
         if self.refused <= REFUSED_NOTES_MAX and not isinstance(error, OtherJob):
             self._note(FrameRefused(str(error), self.refused))
 
     def note_strangers(self, count: int) -> None:
-        """Note handshakes without the job's key: of a rack with another key, or of no member.
+        """Note handshakes without the job's key, of a rack with another key or of an outsider.
         `count`: of all so far."""
         if count > self._strangers:
             self._strangers = count
@@ -95,8 +95,8 @@ def _address_in(body: object) -> str | None:
 
 
 def _check_key(sender: Peer | None, rack: int, rank: int) -> None:
-    """With keys the connection names the sender, and a frame must name the same. Raises
-    WireError."""
+    """In a job with keys the connection proves the sender; raise WireError for a frame that names
+    another one."""
     if sender is not None and sender.rack == READER_RACK:
         raise WireError("a message with a reader's key, which only reads")
     if sender is not None and sender != (rack, rank):

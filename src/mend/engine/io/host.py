@@ -20,19 +20,20 @@ from mend.types import MS, SECOND, Address, Extent, Meter, Peer
 T = TypeVar("T")
 
 FOREIGN = 0xFFFE
-"""Rack number under which all processes of another version are answered, one after the other."""
+"""Rack number under which all processes of another version or job are answered, one after the
+other."""
 
 FOREIGN_FRAMES = 3
 FOREIGN_NS = 2 * SECOND
-"""A rack that waits for the start gives up when it has heard so many frames of another version, so
-long after the first: until then it answers, so that both sides learn of it."""
+"""A rack that waits for the start gives up once it has heard this many frames of another version,
+and this long after the first of them: until then it answers, so that both sides learn of it."""
 
 FOREIGN_GAP_NS = 200 * MS
-"""Between two answers; each answer is a frame of another version to the other side."""
-
+"""Minimum time between two answers: to the other side, each answer is itself a frame of another
+version, which it answers."""
 
 OTHER_JOBS_MAX = 8
-"""Processes of other jobs that are noted; their names are not verified."""
+"""Maximum number of processes of other jobs that are noted. Bounded, as anyone can invent names."""
 
 
 class HostInterface(Protocol):
@@ -68,8 +69,8 @@ class HostInterface(Protocol):
         done: Callable[[Exception | None], None],
         meter: Meter,
     ) -> None:
-        """Pull what this holder may be about to serve; it is no trouble if it does not. `meter`
-        gets the checksum."""
+        """Pull what this holder may be about to serve. A failure is expected, and not counted as
+        trouble. `meter` gets the checksum of what came."""
 
     def serve(self, key: bytes, view: memoryview, growth: Growth | None = None) -> None:
         """As `BulkLane.serve`."""
@@ -77,7 +78,7 @@ class HostInterface(Protocol):
     def drop(self, key: bytes) -> None: ...
 
     def note(self, event: LoggedEvent) -> None:
-        """An event for the recorder and the log."""
+        """Give an event to the recorder and the log."""
 
     def finished(self) -> None:
         """A machine of this process has nothing more to do."""
@@ -92,24 +93,24 @@ class Host(Protocol):
     def crashed(self, error: MendError) -> None: ...
 
     def foreign(self, found: OtherVersion | OtherJob) -> None:
-        """A process speaks another version of the wire format, or is of another job."""
+        """Handle a process that speaks another version of the wire format, or is of another job."""
 
 
 class VersionMismatches:
-    """Processes of this job that speak another version of the wire format, as one process meets
-    them."""
+    """The processes of this job that this process heard speak another version of the wire
+    format."""
 
     def __init__(self, host: HostInterface) -> None:
-        self._edge = host
+        self._host = host
         self._frames = 0
         self._first_ns = self._answered_ns = 0
         self.reason = ""
-        """The last one, in a sentence."""
+        """The newest mismatch, as a sentence."""
 
     def met(self, found: OtherVersion, others: Sequence[Peer] = ()) -> None:
-        """Answer in our own version, which is all that the other side can read of it; and tell
-        `others`, who may not have met any."""
-        now_ns = self._edge.now_ns()
+        """Answer in this version: the other side can read that it is another one, and no more. Also
+        tell `others`, who may not have heard such a process."""
+        now_ns = self._host.now_ns()
         if not self._frames:
             self._first_ns, self._answered_ns = now_ns, now_ns - FOREIGN_GAP_NS
         self._frames, self.reason = self._frames + 1, str(found)
@@ -119,47 +120,47 @@ class VersionMismatches:
         ways = [Peer(found.rack, 0), *others]
         if found.address:
             ways.append(Peer(FOREIGN, VISITOR))
-            self._edge.connect(ways[-1], found.address)
+            self._host.connect(ways[-1], found.address)
         for way in dict.fromkeys(ways):
-            self._edge.send(way, Refusal(0, "version", self.reason))
+            self._host.send(way, Refusal(0, "version", self.reason))
 
     def settled(self) -> bool:
-        """Whether it is no single late frame, and the others had time to hear it."""
-        waited_ns = self._edge.now_ns() - self._first_ns
+        """Whether it was more than a single late frame, and the others had time to hear of it."""
+        waited_ns = self._host.now_ns() - self._first_ns
         return self._frames >= FOREIGN_FRAMES and waited_ns >= FOREIGN_NS
 
 
 class OtherJobs:
-    """Processes of other jobs that speak to this one: left over from an earlier job, or started
-    with another job_id by mistake. Both sides are to know; neither is stopped."""
+    """The processes of other jobs that speak to this one: left over from an earlier job, or started
+    with another job_id by mistake. Both sides are notified; neither is stopped."""
 
     def __init__(self, host: HostInterface) -> None:
-        self._edge = host
+        self._host = host
         self._noted: dict[tuple[int, str], str] = {}
         self._answered: dict[tuple[int, str], int] = {}
         self._answered_ns = 0
 
     def met(self, found: OtherJob) -> None:
-        """Note each once, and answer a rack that asks to join: any frame of ours names our job."""
+        """Note each process once. Answer a rack that asks to join; the answer names this job."""
         who = found.rack, found.job
         if who not in self._noted and len(self._noted) < OTHER_JOBS_MAX:
             self._noted[who] = str(found)
-            self._edge.note(OtherJobHeard(found.rack, found.job, str(found)))
-        now_ns = self._edge.now_ns()
+            self._host.note(OtherJobHeard(found.rack, found.job, str(found)))
+        now_ns = self._host.now_ns()
         if found.address and who in self._noted and self._has_turn(who, now_ns):
             self._answered[who] = self._answered_ns = now_ns
             way = Peer(FOREIGN, VISITOR)
-            self._edge.connect(way, found.address)
-            self._edge.send(way, Refusal(0, "job", str(found)))
+            self._host.connect(way, found.address)
+            self._host.send(way, Refusal(0, "job", str(found)))
 
     def _has_turn(self, who: tuple[int, str], now_ns: int) -> bool:
-        """Whether an answer is due. One that was answered waits for all others, which
-        otherwise would never have a turn: racks say hello at the same time, in the same order."""
+        """Whether an answer is due. A process that was answered waits until all others had a turn.
+        They would never get one otherwise: racks say hello at the same time, in the same order."""
         last_ns = self._answered.get(who)
         waits = last_ns is not None and now_ns - last_ns < FOREIGN_GAP_NS * len(self._noted)
         return not waits and now_ns - self._answered_ns >= FOREIGN_GAP_NS
 
     @property
     def in_words(self) -> str:
-        """All of them, for the reason of a start that waits; empty: none."""
+        """All of them in words, as a reason why the start waits; empty: there are none."""
         return "; ".join(self._noted.values())

@@ -78,7 +78,9 @@ def _begin(cores: frozenset[int] | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IoLoopOptions:
-    """Where a process listens. ports None: any. delay_ns 0: no simulated delay."""
+    """Where a process listens, and how its sockets work. `ports`: of the lane; None: any.
+    `stall_ns`: a transfer without a byte for this long fails. `delay_ns`: mean of the simulated
+    delay; 0: none."""
 
     bind: str
     lane_host: str
@@ -93,27 +95,29 @@ class IoLoopOptions:
     observe: bool = True
     """Whether status queries are answered, see `IoLoop.observe`."""
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
-    """The job's secrets; none: messages are plain, and every process that reaches this one is
-    heard."""
+    """The job's secrets; empty: messages are not encrypted, and every process that reaches this one
+    is heard."""
     protection: str = "loopback"
-    """keys, loopback or insecure; for people."""
+    """keys, loopback or insecure; for reports."""
     conceal: bool = True
     """Whether the lane encrypts with the secrets, or authenticates only."""
     ranks: int = 1
     """Number of ranks of this rack."""
     peers: tuple[str, ...] = ()
-    """Addresses of other processes in the settings. A process without a key may name only them."""
+    """The addresses of other processes in the settings. A process without a key may name only
+    these."""
     socks_proxy: str = ""
-    """Of all processes that are not in this rack; empty: none."""
+    """The proxy through which processes outside this rack are reached; empty: none."""
 
     @property
     def shares_port(self) -> bool:
-        """Whether the lanes of a rack have one port."""
+        """Whether the lanes of all ranks of a rack share one port."""
         return self.ports is not None and self.ports[0] == self.ports[1]
 
     @property
     def has_one_port(self) -> bool:
-        """Whether the lane's port is the sideband's, too, which then is reached through it."""
+        """Whether lane and sideband share one port; the sideband is then reached through the
+        lane."""
         return self.shares_port and self.ports == (host_and_port(self.bind)[1],) * 2
 
 
@@ -134,7 +138,7 @@ class IoLoop:
         self._armed_ns = 0
         """The time that the timer is set to."""
         self._calls = deque[Callable[[], None]]()
-        """Of other threads, oldest first."""
+        """Calls from other threads, oldest first."""
         self._woken = False
         """Whether the loop will run the calls without another wake-up."""
         self._closing = self._closed = False
@@ -168,8 +172,8 @@ class IoLoop:
         return Address(host, self.lane_address.port)
 
     def relay(self, lanes: Sequence[Address]) -> None:
-        """Carry connections for ranks on other hosts to them. `lanes`: of all ranks of this rack,
-        as reached from inside it."""
+        """Relay connections to the ranks on other hosts. `lanes`: the lanes of all ranks of this
+        rack, as reached from inside it."""
         here = Whereabouts()
         found = {
             lane_token(self.job, rank): lane
@@ -195,9 +199,9 @@ class IoLoop:
         return self._sideband.bytes_received + self._lane.bytes_received
 
     def call(self, job: Callable[[], None], *, soon: bool = True) -> None:
-        """Run `job` on the loop, after all earlier calls: soon, or when something else wakes the
-        loop, which heartbeats do. A wake-up takes the interpreter's lock from the training thread.
-        Calls after close are dropped."""
+        """Run `job` on the loop, after all earlier calls. `soon=False`: only when something else
+        wakes the loop, as heartbeats do: a wake-up takes the interpreter's lock from the training
+        thread. Calls after close are dropped."""
         if self._closing:
             return
         self._calls.append(job)
@@ -211,8 +215,8 @@ class IoLoop:
                 raise
 
     def break_off(self, error: InvariantError) -> None:
-        """Stop as for an error of the loop's own: nothing more is sent to other racks. Returns when
-        it has stopped; any other thread."""
+        """Stop as if the loop itself had raised `error`: nothing more is sent to other racks.
+        Returns when it has stopped. Any thread but the loop's."""
 
         def job() -> None:
             raise error
@@ -239,8 +243,9 @@ class IoLoop:
         view: Callable[[bool], status_messages.JobStatus],
         followed: Callable[[Follow], Followed],
     ) -> None:
-        """Answer status queries with `view(ended)`, and send it once more at the end; and followers
-        of the merged model. Both are called on the loop, a few times a second at most."""
+        """Answer status queries with `view(ended)`, which is also sent once at the end, and
+        followers of the merged model with `followed`. Both are called on the loop, at most a few
+        times a second."""
 
         def job() -> None:
             self._observed = StatusServer(
@@ -257,12 +262,13 @@ class IoLoop:
             self.call(job)
 
     def find_by(self, find: Callable[[bytes], bytes | None]) -> None:
-        """Give followers the bytes of keys that are not served; called on any thread."""
+        """Find the bytes for followers by `find(key)` where nothing is served under the key. `find`
+        is called on any thread."""
         if self.options.observe:
             self._lane.find_by(find)
 
     def attach(self, host: Host) -> None:
-        """Start to receive. Messages that arrived before are queued."""
+        """Start to receive for `host`. Messages that arrived before are delivered now."""
 
         def job() -> None:
             self._host = host
@@ -274,8 +280,8 @@ class IoLoop:
             self.every(STRANGERS_S, lambda: self._gate.note_strangers(self._sideband.strangers))
 
     def _look_up(self) -> None:
-        """Note the hosts of the settings that have no address here; ZeroMQ asks again endlessly and
-        says nothing. On a thread of its own, as a resolver may hang."""
+        """Note the hosts of the settings that cannot be resolved here: ZeroMQ tries again endlessly
+        and reports nothing. On a thread of its own, as a resolver may hang."""
         options = self.options
         asked = (options.socks_proxy,) if options.socks_proxy else options.peers
         hosts = {host_and_port(address)[0] for address in asked if address}
@@ -304,7 +310,7 @@ class IoLoop:
         return time.monotonic_ns()
 
     def connect(self, peer: Peer, address: str) -> None:
-        """The address may come from a message: note a bad one, and go on."""
+        """Connect. The address may come from a message, so a bad one is only noted."""
         try:
             self._sideband.connect(peer, address)
         except (ConfigError, TransportError) as error:
@@ -469,7 +475,7 @@ class IoLoop:
             self._guarded(partial(self._hear, envelope, body))
 
     def _foreign(self, error: WireError) -> None:
-        """A process that cannot take part, and perhaps should: the machines' host answers it."""
+        """Tell the host of a process of another version or job: it may be meant to take part."""
         if self._host is None or not isinstance(error, OtherJob | OtherVersion):
             return
         if isinstance(error, OtherJob) or error.job == self.job:
@@ -489,8 +495,7 @@ class IoLoop:
         self._guarded(None)
 
     def _guarded(self, job: Callable[[], None] | None) -> None:
-        """Run the calls of other threads, then `job`; stop this rack with the error of one that
-        raises."""
+        """Run the calls of other threads, then `job`. An error in one of them stops this rack."""
         try:
             while self._calls and not self._closing:
                 self._calls.popleft()()
@@ -550,7 +555,8 @@ class IoLoop:
 
 
 def _as_fault(error: BaseException) -> RuntimeError:
-    """A SystemExit or KeyboardInterrupt of a job ends that job alone, which is a fault."""
+    """The error of a job that a SystemExit or KeyboardInterrupt has ended: for the rack it is a
+    fault like any other."""
     fault = RuntimeError(f"a background job was ended by {error!r}")
     fault.__cause__ = error
     return fault

@@ -24,8 +24,9 @@ DEATH_S_MAX = 120.0
 GiB of memory, 0.7 s on a busy machine, so this is for 170 GiB per rank."""
 
 CLOSES_S_MAX = 5.0
-"""The same for a port where nobody listens: a socket that is being closed is not in the kernel's
-table any more, a little before its port is free. Else a connection has the port as its own end."""
+"""The same for a port on which nobody listens: a socket that is being closed leaves the kernel's
+table a little before its port is free. After this time, it is an outgoing connection that uses the
+port."""
 
 POLL_S = 0.05
 LISTENS = "0A"
@@ -33,21 +34,24 @@ LISTENS = "0A"
 
 SAID_CHARS_MAX = 80
 PF_EXITING, SIGKILL_BIT = 0x4, 1 << 8
-"""Of the flags of a process, and of the masks of signals that wait for it."""
+"""A bit of the flags of a process, and one of the masks of its pending signals."""
 
 
 class PortHolder(NamedTuple):
-    """`who`: `process 77 (python train.py)`, or empty where this user may not see it. `dying`: it
-    was killed and does not run any more, but the kernel has not closed its sockets yet."""
+    """The process that holds a port. `who`: `process 77 (python train.py)`, or empty where this
+    user may not see it. `dying`: it was killed and does not run any more, but the kernel has not
+    closed its sockets yet."""
 
     who: str
     dying: bool
 
 
 def find_holder(port: int, root: Path = Path("/")) -> PortHolder | None:
-    """None: nobody listens on this TCP port. A process that goes on is named before one that dies.
+    """The process that listens on this TCP port; None: none does. Of several, one that goes on
+    running is named rather than one that is dying.
 
-    A dying process of this user is not to be seen once its memory is given back: only the user is.
+    Once the kernel has freed the memory of a dying process, only the owner of its sockets can be
+    seen: a holder that cannot be found, but is of this user, is taken for a dying one.
     """
     owners = {
         f"socket:[{parts[9]}]": int(parts[7])
@@ -73,9 +77,9 @@ def open_when_free(
     note: Emit,
     gives_up: Callable[[], bool],
 ) -> None:
-    """Call `open_ports`, again for as long as a dying process has them.
+    """Call `open_ports`, and again as long as a dying process holds the ports.
 
-    Raises AddressInUse, which names who has them.
+    Raises AddressInUse, which names the holder. `gives_up`: asked before each new attempt.
     """
     started_s, seen_s, noted = time.monotonic(), time.monotonic(), False
     while True:
@@ -139,7 +143,7 @@ def _processes(root: Path) -> list[Path]:
 
 
 def _read(path: Path) -> str:
-    """Empty: there is no such file, or it has no answer."""
+    """The text of a file; empty where it does not exist or cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""

@@ -1,8 +1,8 @@
-"""Says when nothing comes from another rank over its lane, and when it comes again.
+"""Reports when no pull from another rank's lane succeeds, and when pulls succeed again.
 
-A rack can be heard over the sideband and not be reached over its lane: a closed port, a path that
-drops large packets. Each failed pull is an event of its own and is tried again; this is the one
-line for people.
+A rack can be heard over the sideband although its lane cannot be reached: a closed port, a path
+that drops large packets. Each failed pull is an event of its own and is tried again; the event here
+is the one line for people.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from mend.types import Address
 
 FAILURES = 3
 SECONDS = 5.0
-"""This many pulls in a row have to fail over SECONDS: a rack that dies is silent before."""
+"""This many pulls in a row must fail, over SECONDS, before it is reported. A rack that has died is
+known to be silent by then."""
 
 
 @dataclass(slots=True)
 class _Row:
-    """Failed pulls without one that succeeded between them."""
+    """Consecutive failed pulls."""
 
     began_s: float
     failures: int = 0
@@ -38,7 +39,8 @@ class PullTroubles:
         self._rows: dict[Address, _Row] = {}
 
     def ended(self, holders: Sequence[Address], error: Exception | None, now_s: float) -> None:
-        """A pull is over. What `holders` no longer have is no trouble of theirs."""
+        """A pull is over. Only errors of the connection count: `holders` may have dropped the
+        bytes."""
         for holder in holders:
             if error is None:
                 self._works(holder)
@@ -46,7 +48,7 @@ class PullTroubles:
                 self._fails(holder, str(error), now_s)
 
     def describe(self) -> list[str]:
-        """In words: those from which nothing comes, as `pulls-fail` has said. Any thread."""
+        """The reported lanes, in words. Any thread."""
         return [
             f"no pull from {holder.host}:{holder.port} succeeds ({row.error}): see {PULLS_PAGE}"
             for holder, row in list(self._rows.items())

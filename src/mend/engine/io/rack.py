@@ -26,14 +26,14 @@ _BLOB_BYTES_MAX = 64 << 20
 _SPREAD_BYTES = 64 << 20
 
 _kept: dict[tuple[tuple[int, ...], str, str], tuple[object, dist.ProcessGroup]] = {}
-"""(members, backend, thread) -> the world that the group was made in, and the group. It is kept
+"""(members, backend, thread) -> (the world in which the group was made, the group). A group is kept
 until its world ends: torch names a group by its members and by the number of groups, so a new group
 in place of a destroyed one would find the old addresses in the store and could not connect."""
 
 
 def refuse_ungrouped(rack: int | None, ranks: int) -> None:
-    """Raises UsageError where the launcher has started several ranks of this rack, and the script
-    has made no process group: each would be the whole rack, and the first would train alone."""
+    """Raise UsageError where the launcher has started several ranks of this rack, but the script
+    has made no process group: each process would take itself for the whole rack."""
     if ranks > 1 and not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
             f"this process is one of {ranks} ranks (WORLD_SIZE) of rack {rack}, and has no process "
@@ -86,8 +86,8 @@ class RackGroup:
         return group
 
     def team_up(self, teams: Iterable[tuple[int, ...]], *, cuda: bool) -> None:
-        """Make the groups that `share` needs: `teams` of all ranks of the rack, each rank with
-        its own. `cuda`: for vectors on a GPU as well."""
+        """Make the groups that `share` needs. `teams`: those that this rank is in; all ranks of the
+        rack call it, each with its own. `cuda`: also for vectors on a GPU."""
         for team in sorted(set(teams)):
             ensure(self.rank in team, "a team without this rank", team=team, rank=self.rank)
             everybody = self._group if len(team) == self.ranks else None
@@ -146,7 +146,7 @@ class RackGroup:
         return put_together(holding, slice_N, gather)
 
     def spread(self, data_B: Tensor) -> None:
-        """`data_B` (uint8, of one size on all ranks) becomes that of the first rank."""
+        """Overwrite `data_B` (uint8, of one size on all ranks) with that of the first rank."""
         for start in range(0, data_B.numel(), _SPREAD_BYTES):
             piece_B = data_B[start : start + _SPREAD_BYTES]
             dist.broadcast(piece_B, src=self.members[0], group=self._group)

@@ -1,4 +1,5 @@
-"""What the loop publishes of the training state on its way between racks."""
+"""What the loop publishes to the training thread about training state that travels between
+racks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from mend.types import Member
 
 
 class StateInbox(PublishedSlice):
-    """Copies of the training state: those that this rank makes, and the one that it gets."""
+    """Copies of the training state: those that this rank makes, and the one that it receives."""
 
     def __init__(self, published: PublishedState) -> None:
         super().__init__(published)
@@ -74,13 +75,14 @@ class MirrorInbox(PublishedSlice):
             self.changed.notify_all()
 
     def want(self, mirror: Mirror) -> None:
-        """Want this mirror from now on, and no other; call it before the fetch. Training thread."""
+        """Accept the bytes of this mirror from now on, and of no other. Call it before the fetch.
+        Training thread."""
         with self.changed:
             self.wanted, self.mirrored = mirror, None
 
     def take_back(self, mirror: Mirror, found: Mirrored | str) -> None:
-        """Publish a mirror's bytes, or the reason why there are none. A mirror that is not wanted
-        any more is dropped: the ranks of this rack have agreed on another."""
+        """Publish a mirror's bytes, or the reason why there are none. A mirror that is no longer
+        wanted is dropped: the ranks of this rack have agreed on another."""
         with self.changed:
             if mirror == self.wanted:
                 self.mirrored = found

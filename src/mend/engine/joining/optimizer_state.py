@@ -1,4 +1,5 @@
-"""The state of an optimizer, for a joining rack: loaded bit for bit, or refused by name."""
+"""Transfers the state of an optimizer to a joining rack: it is loaded bit for bit, or refused with
+the name of what differs."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from mend.fragment.shards import as_dtensor
 
 
 def portable(name: str, optimizer: HoldsParameters, names: Mapping[int, str]) -> dict[str, Any]:
-    """The state dict, and what must be equal where it is loaded. `names`: id of a parameter -> its
-    name in the model."""
+    """The state dict, with the facts that must be equal where it is loaded. `names`: id of a
+    parameter -> its name in the model. Raises StateRefused for an optimizer without a
+    state_dict."""
     if not hasattr(optimizer, "state_dict"):
         raise StateRefused(f"{name} ({type(optimizer).__name__}) has no state_dict")
     params = held_by(optimizer)
@@ -31,7 +33,8 @@ def portable(name: str, optimizer: HoldsParameters, names: Mapping[int, str]) ->
 def adopt(
     name: str, optimizer: HoldsParameters, names: Mapping[int, str], theirs: Any
 ) -> list[str]:
-    """Load the donor's state. Returns the hyperparameters that it changes, as text."""
+    """Load the donor's state `theirs`, which `portable` made. Returns the hyperparameters that it
+    changes, as text. Raises StateRefused."""
     ours = portable(name, optimizer, names)
     for what in ("kind", "parameters", "shapes"):
         if theirs[what] != ours[what]:
@@ -108,12 +111,8 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
     no parameter."""
     index = path[3] if len(path) > 3 and path[2] == "state" else None
     like = params[index] if isinstance(index, int) and 0 <= index < len(params) else None
-    on_cpu = value.device == "cpu"
-    device = torch.device("cpu") if on_cpu else like.device if like is not None else None
-    # A copy, as the received memory is freed.
-    tensor = value.tensor.clone() if device is None or on_cpu else value.tensor.to(device)
-    if device is None:
-        tensor = tensor.to(value.device)
+    device = value.device if value.device == "cpu" or like is None else like.device
+    tensor = value.tensor.to(device, copy=True)  # the received memory is freed
     if not value.placements:
         return tensor
     spread = as_dtensor(like) if like is not None else None
@@ -132,8 +131,8 @@ def _placed(path: Path, value: Carried, params: Sequence[Tensor]) -> Tensor:
 def _set_exactly(
     optimizer: torch.optim.Optimizer, params: Sequence[Tensor], state: Mapping[Any, Any]
 ) -> None:
-    """Set the state as it was saved: `load_state_dict` casts to the type of the parameter, which
-    may be narrower, and copies strings."""
+    """Set the state as it was saved: `load_state_dict` casts tensors to the dtype of the parameter,
+    which may be narrower, and does not keep strings."""
     for index, values in state.items():
         if not isinstance(index, int) or not isinstance(values, dict):
             continue
@@ -141,7 +140,7 @@ def _set_exactly(
 
 
 def first_difference(path: Path, one: Any, other: Any) -> Path:
-    """The first place where two state dicts differ in a bit; empty: they are equal."""
+    """The first place at which two state dicts differ in a bit; empty: they are equal."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         same = isinstance(one, Tensor) and isinstance(other, Tensor) and _equal(one, other)
         return () if same else path

@@ -28,7 +28,7 @@ from mend.fragment.shards import as_dtensor
 
 HEADER_BYTES_MAX = 64 << 20
 PORTION_BYTES = 16 << 20
-"""Size of the portions of a copy that several threads share."""
+"""Portion of a copy that one job of the pool makes."""
 
 DEPTH_MAX = 64
 """Maximum nesting of dicts, lists and tuples."""
@@ -50,8 +50,8 @@ Path = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """A tensor that was read, and the kind of device that it was on. For a DTensor: the local part
-    of one rank, the `shape` of the whole and the `placements` as text."""
+    """A tensor that was read, and the type of the device that it was on. For a DTensor: the local
+    part of one rank, the `shape` of the whole and the `placements` as text."""
 
     tensor: Tensor
     device: str
@@ -60,7 +60,7 @@ class Carried:
 
 
 def said(path: Path) -> str:
-    """A place in a state dict, for people: `optimizer['state'][0]['exp_avg']`."""
+    """A place in a state dict, in words: `optimizer['state'][0]['exp_avg']`."""
     return str(path[0]) + "".join(f"[{part!r}]" for part in path[1:])
 
 
@@ -98,8 +98,9 @@ class Packing:
         self.size = len(self._head) + end
 
     def write(self, room_B: Tensor | None = None, each: Each = one_by_one) -> Tensor:
-        """The bytes (uint8), written in one pass over the tensors: at the beginning of `room_B` if
-        that is large enough, else in new memory. `each` calls all jobs that it is given."""
+        """The bytes (uint8), written in one pass over the tensors: to the beginning of `room_B` if
+        that is large enough, else to new memory. `each` runs all jobs that it is given, in any
+        threads."""
         if room_B is None or room_B.numel() < self.size:
             room_B = torch.empty(self.size, dtype=torch.uint8, device="cpu")
         out_B, head = room_B[: self.size], len(self._head)

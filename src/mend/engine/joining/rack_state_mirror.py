@@ -2,7 +2,7 @@
 
 A rank serves its state as of each of its captures. When a commit merges the capture, the same rank
 of the next live rack, in ascending order, fetches the state and keeps it in memory. A rack that
-returns asks the others for it. All of it goes over the lane; messages and records do not have it.
+returns asks the others for it. All of this goes over the lane, nothing through messages or records.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from mend.events.kinds import MirrorFailed, MirrorKept, MirrorMissed
 from mend.types import Address, Member, mirrors_key, rack_state_key
 
 KEPT = 2
-"""Mirrors that a rank keeps of another one: if a rank of its rack misses the newest, all ranks
-still have the one before."""
+"""Mirrors that a rank keeps of another one: if some rank of its rack misses the newest mirror, all
+of them still have the one before."""
 
 SPARE = 2
 """Own states that are served besides those of open offers: another rack may still fetch them."""
 
 MISSED_MAX = 2
-"""Consecutive failed fetches before a warning: a single state may be gone already."""
+"""Consecutive failed fetches before a warning. A single failure is normal: the owner may have
+dropped that state already."""
 
 _HEAD = struct.Struct("!Q16s")
-"""Bytes of a state, and its digest."""
+"""A head: size of a state in bytes, and its digest."""
 
 _ENTRY = struct.Struct("!QQQQ16s")
 """A mirror: round (0: an empty entry), incarnation, step, bytes, digest."""
@@ -52,11 +53,11 @@ class RackStateMirrors(LoopFeature):
         self._published = parts.jobs.published
         self._inbox = self._published.of(MirrorInbox)
         self._own: dict[int, tuple[bytes, bytes]] = {}
-        """step -> keys of head and state."""
+        """step -> keys of the head and of the state."""
         self._kept: dict[int, list[Mirrored]] = {}
         """By rack, oldest first."""
         self._missed: dict[int, int] = {}
-        """By rack: failures since the last success."""
+        """By rack, failed fetches since the last success."""
         self._due: dict[int, tuple[Member, int, int] | None] = {}
         """By rack whose state is being fetched: the newest state that came due meanwhile. A rack
         that reads a long log at once must not fetch every state in it."""
@@ -92,7 +93,7 @@ class RackStateMirrors(LoopFeature):
         self._jobs.run(lambda: digest_of_state(data_B), done)
 
     def _drop_old(self) -> None:
-        """Drop the states whose captures are no open offers any more, except the newest ones."""
+        """Drop the states whose offers are no longer open, except the newest SPARE of them."""
         open_ = {offer.capture_step for offer in self._store.offers.values()}
         for step in sorted(self._own.keys() - open_)[:-SPARE]:
             for key in self._own.pop(step):
@@ -106,7 +107,7 @@ class RackStateMirrors(LoopFeature):
         for share in commit.members:
             owner = share.member
             if owner.rack == self._me.rack or share.closing:
-                continue  # no rack returns to the last capture of a run
+                continue  # a rack that has made its closing offer does not return
             if holder_of(owner.rack, self._live_racks()) == self._me.rack:
                 self._follow(owner, share.capture_step, number)
                 continue
@@ -122,7 +123,7 @@ class RackStateMirrors(LoopFeature):
                 self._keep(rack, [])
 
     def _live_racks(self) -> set[int]:
-        """The live racks as far as known, with this one."""
+        """The live racks as far as known, including this one."""
         seats = set(self._seats())
         return (seats & set(self._published.orders.live) or seats) | {self._me.rack}
 
@@ -163,7 +164,7 @@ class RackStateMirrors(LoopFeature):
         return kept[-1].mirror if kept else None
 
     def _lane(self, owner: Member) -> Address | None:
-        """The lane of this rank's counterpart in that life of a rack, if it has its seat."""
+        """The lane of this rank's counterpart in that life of a rack; None: it has no seat."""
         seat = self._seats().get(owner.rack)
         return seat.lanes[self._me.rank] if seat and seat.member == owner else None
 

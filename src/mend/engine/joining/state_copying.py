@@ -19,6 +19,7 @@ from mend.engine.loop.jobs import format_error
 from mend.types import Member, training_state_key
 
 BYTES_PER_ELEMENT_MAX = 64
+"""See SMALL_BYTES."""
 PORTION_BYTES = 64 << 20
 """The worker touches or digests this much of a copy before it takes other work."""
 
@@ -50,7 +51,8 @@ class StateCopying(LoopFeature):
         self._inbox.free(effect.to)
 
     def give(self, to: Member, step: int, data_B: Given) -> None:
-        """Take the copy of the training state for a joining rack, or the reason for none."""
+        """Take the copy of the training state for a joining rack, or the reason why there is none,
+        and serve it."""
         store, tell = self._store, self._jobs.tell
         if isinstance(data_B, str):
             tell(ev.StateTaken(to, step, 0, "", data_B))
@@ -72,8 +74,8 @@ class StateCopying(LoopFeature):
         self._in_portions(copied, state_hash.feed, done)
 
     def reserve(self, size: int) -> None:
-        """Allocate memory for a copy and touch each page, as the first touch is slow. Without
-        memory the copy is refused later, and this rank trains on."""
+        """Allocate memory for a copy and touch every page, as the first touch is slow. If there is
+        no memory, the copy is refused later, and this rank trains on."""
         try:
             room_B = unpooled(size)
         except OSError:
@@ -115,7 +117,7 @@ class StateCopying(LoopFeature):
             return
         data_B = torch.empty(effect.size, dtype=torch.uint8, device="cpu")
 
-        passed_on = effect.shared and store.me.rank != 0  # the first rank passes it on
+        passed_on = effect.shared and store.me.rank != 0  # the first rank broadcasts its copy
         meter = store.pulls.begin(store.me.rack, 0 if passed_on else effect.size)
 
         def done(error: Exception | None) -> None:

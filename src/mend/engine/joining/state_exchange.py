@@ -1,5 +1,5 @@
-"""The training state on its way between racks, as the training thread sees it: copies for racks
-that join, a copy for this one, and mirrors of the state of scope rack.
+"""The training thread's part of moving training state between racks: copies for racks that join, a
+copy for this one, and mirrors of the state of scope rack.
 
 The methods are generators where they wait, as in `trainer_rounds`.
 """
@@ -43,7 +43,8 @@ no such limit: it fails when it stalls (`transfer_stall_s`)."""
 
 
 class StateExchange(TrainerFeature):
-    """Of one rank of a rack of `ranks`. `routes`: how the state reaches other racks."""
+    """The exchange of one rank, in a rack of `ranks`. `routes`: how the state reaches other
+    racks."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class StateExchange(TrainerFeature):
         self._looks = 0
         """How often `asks` was called; the same on all ranks."""
         self._to = Member(0, 0)
-        """The joining rack that it looked at last; (0, 0): there was none."""
+        """The joining rack that `asks` named last; (0, 0): there was none."""
         self._reserved = False
         """Whether `reserve` was called for the next copy."""
 
@@ -76,14 +77,14 @@ class StateExchange(TrainerFeature):
 
     @property
     def idle(self) -> bool:
-        """Whether `asks` would find no joining rack and leave all as it is."""
+        """Whether `asks` would find no joining rack and change nothing."""
         inbox = self._inbox
         kept = self._reserved or inbox.room_B is not None
         return self.state is None or not (inbox.asked or kept)
 
     def asks(self) -> list[int]:
         """A joining rack, and what this rank still has to do for it. Where one rank lacks the copy,
-        all ranks copy again, at one step. Several joining racks are looked at in turn."""
+        all ranks copy again, at the same step. Several joining racks take turns."""
         if self.state is None:
             return []
         with self._inbox.changed:
@@ -148,9 +149,9 @@ class StateExchange(TrainerFeature):
 
     def copy(self, limit_ns: int) -> Generator[Any, Any, Received | Refused]:
         """For a rack that joins: load the newest mirror of its former life, and get a donor's
-        training state: before the weights, which would age meanwhile. Refused: it begins fresh, and
-        notes that. Waits up to `limit_ns` for a donor to copy, and longer while its bytes
-        arrive."""
+        training state. This comes before the weights, which would age meanwhile. Refused: this rack
+        begins fresh, and has noted that. Waits up to `limit_ns` for a donor to copy, and longer
+        while its bytes arrive."""
         state = require(self.state, "no state was asked for")
         yield from self._load_mirror(state)
         (enabled,) = yield from agree(self._ranks, [int(state.enabled)])
@@ -164,8 +165,8 @@ class StateExchange(TrainerFeature):
         return copied
 
     def _load_mirror(self, state: TrainingState) -> Requests:
-        """Load the newest mirror of a former life of this rack that all its ranks can fetch. If
-        there is none, note that."""
+        """Load the newest mirror of a former life of this rack that all its ranks can fetch, or
+        remember why there is none."""
         if self.mirrors is None:
             return
         found = self._found
@@ -204,8 +205,8 @@ class StateExchange(TrainerFeature):
         return found.mirrored
 
     def load(self, copied: Received) -> Requests:
-        """Load the copy on all ranks of the rack, or on none. Raises StateRefused where the racks
-        make their optimizers in different ways."""
+        """Load the copy. Raises StateRefused on all ranks of the rack if one of them cannot load
+        it, such as where the racks make their optimizers in different ways."""
         state, refusal = require(self.state, "no state was asked for"), None
         if copied.shared:
             yield BroadcastBytes(copied.data_B)

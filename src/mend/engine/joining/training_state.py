@@ -50,7 +50,7 @@ DIFFERENCES_MAX = 8
 """Changed hyperparameters that are named; more are counted."""
 
 ROOM_BYTES_MORE = 64 << 10
-"""For numbers in the state that get longer while memory for a copy is prepared."""
+"""Spare room for numbers in the state that get longer while memory for a copy is prepared."""
 
 RACK_STATE_BYTES_MAX = 64 << 20
 """Maximum size of one rank's state of scope rack, where it is mirrored."""
@@ -77,8 +77,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why there is no donor's training state. `step`: the one to go on from without it; 0: the
-    script's first."""
+    """Why there is no donor's training state. `step`: the step of the job, to go on from without
+    it; 0: the rack begins at its own first step."""
 
     reason: str
     step: int = 0
@@ -100,7 +100,8 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class MirrorCalls:
-    """Calls of `RackStateMirrors` that the loop's thread does soon; all return at once."""
+    """Methods of `RackStateMirrors`, to be called from the training thread: the loop runs them
+    soon; all return at once."""
 
     serve: Callable[[int, Tensor], None]
     seek: Callable[[], None]
@@ -139,13 +140,13 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class StateRoutes:
-    """What a rack trains with beside its weights, and the calls by which racks that join get it.
-    All return at once."""
+    """The training state of a rank, and the calls by which it reaches racks that join. All of them
+    return at once."""
 
     state: TrainingState | None = None
     """None: a rack that joins gets nothing besides anchors."""
     give: Callable[[Member, int, Given], None] = lambda *_: None
-    """DaemonExecutor the copy of the training state at a step to the loop."""
+    """Hands the copy of the training state at a step to the loop."""
     reserve: Callable[[int], None] | None = None
     """Prepares this many bytes for a copy of the training state; None: the copy takes fresh memory,
     whose first touch costs more than the copying."""
@@ -179,10 +180,10 @@ class TrainingState:
         self._registered: dict[str, tuple[Stateful, Scope]] = {}
         self._begun = False
         self._waiting: dict[str, dict[str, Any]] = {scope: {} for scope in SCOPES}
-        """State dicts of a donor or a checkpoint, by scope and name, until the objects are
-        registered here."""
+        """scope -> name -> state dict of a donor, a mirror or a checkpoint, until the object of
+        this name is registered."""
         self._of: dict[str, str] = dict.fromkeys(SCOPES, "")
-        """The source of these state dicts, in words."""
+        """scope -> the source of these state dicts, in words."""
         self._rates: dict[str, list[float]] = {}
         """The learning rates in the checkpoint that is resumed."""
         self._fresh = ""
@@ -195,7 +196,7 @@ class TrainingState:
         """Why the state could not be mirrored the last time; empty: it could."""
         self.joins = self.copied = False
         self.account = ""
-        """How a joining rack got its state, for the status."""
+        """How a joining rack got its state, in words, for the status."""
 
     # -------------------------------------------------------------- registering
 
@@ -222,7 +223,8 @@ class TrainingState:
         self._restore(name, value, scope)
 
     def _restore(self, name: str, value: Stateful, scope: Scope) -> None:
-        """Load what a donor, a mirror or a checkpoint has of this object; note if there is none."""
+        """Load the state of this object that a donor, a mirror or a checkpoint has; note it if
+        there is none."""
         if name in self._waiting[scope]:
             _load(name, value, self._waiting[scope].pop(name))
             self._note(StateLoaded(name, scope, self._of[scope]))
@@ -240,8 +242,8 @@ class TrainingState:
             self.account += f"; {text}"
 
     def before_step(self) -> None:
-        """Call it before each step. Raises UsageError before the first one if training would not go
-        on as at the donor."""
+        """Call it before each step. Raises UsageError before the first one if training would not
+        continue as at the donor."""
         if self._begun:
             return
         self._register_schedulers()
@@ -256,8 +258,8 @@ class TrainingState:
         self._waiting = {scope: {} for scope in SCOPES}
 
     def _register_schedulers(self) -> None:
-        """Register the scheduler of each optimizer, if the script has not. One that began again on
-        a resume set other learning rates than before, and nobody noticed."""
+        """Register the scheduler of each optimizer, if the script has not. A scheduler that begins
+        anew on a resume sets other learning rates than before, which is easily overlooked."""
         driven = [item for value, _ in self._registered.values() for item in _optimizers_in(value)]
         for name, optimizer in self.optimizers.items():
             if not is_scheduled(optimizer) or any(item is optimizer for item in driven):
@@ -265,7 +267,7 @@ class TrainingState:
             found = schedulers_of(optimizer)
             title = f"scheduler of {name}"
             if len(found) != 1 or (self.copied and title not in self._waiting["job"]):
-                continue  # which one counts is not known, or it would begin anew: see below
+                continue  # ambiguous, or the donor has no state of it: `_refuse_schedulers`
             try:
                 self.register(title, found[0], "job")
             except StateRefused as error:
@@ -304,8 +306,8 @@ class TrainingState:
     # -------------------------------------------------------------- for a rack that joins
 
     def take(self, step: int, room_B: Tensor | None = None, each: Each = one_by_one) -> Tensor:
-        """A copy of the state of scope job, as bytes, in `room_B` where it fits. Raises
-        StateRefused."""
+        """A copy of the optimizers and the state of scope job (uint8), in `room_B` if it fits.
+        Raises StateRefused."""
         return self._packed(step).write(room_B, each)
 
     def room(self, step: int) -> int:
@@ -352,7 +354,7 @@ class TrainingState:
         self._note(StateCopied(*about, listed))
 
     def why_not(self) -> str:
-        """Why this rank asks for no copy."""
+        """Why this rack asks for no copy."""
         if not self.enabled:
             return "join_copies_state is off"
         return "another rank of this rack asks for none"
@@ -403,8 +405,9 @@ class TrainingState:
         return packed
 
     def load_rack(self, mirrored: Mirrored) -> bool:
-        """Keep a former life's state of scope rack until it is registered, in place of an older one
-        of a checkpoint. False: the bytes are not of `rack_state`, which is noted."""
+        """Keep a former life's state of scope rack until the objects are registered, in place of an
+        older one of a checkpoint. Returns False for bytes that cannot be read; the reason is
+        remembered."""
         mirror = mirrored.mirror
         where = f"the mirror of step {mirror.step} on rack {mirror.holder}"
         try:
@@ -426,8 +429,8 @@ class TrainingState:
     # -------------------------------------------------------------- checkpoints
 
     def registered(self, step: int) -> Tensor | None:
-        """The registered objects of both scopes, as bytes; None: there are none. Raises
-        StateRefused."""
+        """The registered objects of both scopes and the learning rates (uint8), for a checkpoint;
+        None: there is nothing to keep. Raises StateRefused."""
         rates = rates_of(self.optimizers)
         if not self._registered and not rates:
             return None
@@ -460,7 +463,8 @@ class Lacks(IntEnum):
 
 
 def room_of(state: TrainingState, step: int) -> int:
-    """Size of memory for a copy. 0: a `state_dict` of the script fails; the copy tells why."""
+    """Size of the memory for a copy. 0: a `state_dict` of the script fails; `copy_state` will say
+    why."""
     try:
         return state.room(step)
     except Exception:
@@ -495,7 +499,7 @@ def _or_why_not(take: Callable[[], Given]) -> Given:
 
 
 def no_mirror(unheard: Sequence[int]) -> str:
-    """Why there is no mirror, as far as the racks have answered."""
+    """Why there is no mirror, by the answers of the racks so far."""
     if not unheard:
         return "no rack that lives keeps a mirror of it"
     racks = ", ".join(map(str, unheard))

@@ -1,7 +1,7 @@
 """The asyncio side of one rank: gives its machines their events and performs their effects.
 
-Everything here runs on the loop's thread; jobs go to workers by way of the host and come back as
-events.
+Everything here runs on the loop's thread. The host passes jobs to workers; their results come back
+as events.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _Outer = tuple[float, float, float, float | None]
 
 
 class ConcurrentOuterStep:
-    """The loop side of a rank. `store` has the tensors that the machines only name."""
+    """The loop's half of a rank. `store` has the tensors that the machines only name."""
 
     def __init__(
         self,
@@ -83,9 +83,10 @@ class ConcurrentOuterStep:
         moments: int = 0,
         features: Features = lambda _: (),
     ) -> None:
-        """`machines`: those of a rank's process. `plain`: per fragment, which of its tensors are
-        merged by the mean whatever the rule; empty: none. `tape`: records the machines' events.
-        `moments`: number of fragments of moments, the last ones. `features`: makes those of this
+        """`machines`: those of a rank's process. `owned`, `genesis`: per fragment, what this rank
+        owns and the anchor to begin with. `plain`: per fragment, which of its tensors are merged by
+        the mean whatever the rule; empty: none. `tape`: records the machines' events. `moments`:
+        number of fragments of moments, the last ones. `features`: makes the features of this
         rank."""
         self.rank_machine = require(machines.rank_machine, "a rank without a machine")
         self.leader = machines.leader
@@ -122,7 +123,8 @@ class ConcurrentOuterStep:
                 self.host.note(same)
             self.published.moves(body.moving, body.taken, self.host.now_ns())
         elif isinstance(body, Hello) and peer == self.me and incarnation != self.member.incarnation:
-            # It expects the coordinator here, so its list of addresses has another order.
+            # That process takes this one for the coordinator: its list of addresses has another
+            # order.
             at = body.seat.address
             self._twin = (
                 f"; the process at {at} says that it is rack {self.me.rack} as well: compare "
@@ -174,7 +176,7 @@ class ConcurrentOuterStep:
         self._count()
 
     def _count(self) -> None:
-        """Report the progress of this rank's pulls."""
+        """Tell the machine how far this rank's pulls are."""
         waiting: dict[int, int] = {}
         for member, fragment, _ in self.rank_machine.fetch_queue.waiting():
             size = self.store.rules[fragment].payload_bytes
@@ -196,8 +198,8 @@ class ConcurrentOuterStep:
         self.published.fail(error)
 
     def foreign(self, found: OtherVersion | OtherJob) -> None:
-        """Answer a process of another version or job. One of another version stops this rank, only
-        before the start."""
+        """Answer a process of another version or job. One of another version stops this rank, but
+        only before the start (see `tick`)."""
         if isinstance(found, OtherJob):
             self._other_jobs.met(found)
             return
@@ -262,8 +264,8 @@ class ConcurrentOuterStep:
             self.published.last_error = event.sentence()
 
     def _finish(self, effect: ev.Finished) -> None:
-        """This rack has no seat any more. One that has not asked to leave learns it at its next
-        step."""
+        """This rack has no seat any more. If it has not asked to leave, its training thread learns
+        that at its next step."""
         if effect.reason:
             self.published.job.removed[self.member] = effect.reason
         self.published.finish(self.member)
@@ -285,8 +287,8 @@ class ConcurrentOuterStep:
         self.published.fail(_error(kind, detail))
 
     def _explained(self, reason: str) -> str:
-        """The leader's reason of a start that waits, with what this rank knows besides. Processes
-        of other jobs are a known cause, and come before the guesses of the leader."""
+        """The leader's reason why the start waits, with what this rank knows besides. Processes of
+        other jobs are a known cause, so they come before the guesses of the leader."""
         jobs = self._other_jobs.in_words
         return (f"{jobs}; " if jobs else "") + reason + self._unheard() + self._twin
 
@@ -341,8 +343,8 @@ class ConcurrentOuterStep:
 
 
 def _opened_in(orders: RankOrders) -> dict[int, int]:
-    """fragment -> version that a rack with an open offer trained on when it passed a capture point,
-    unless the members of that round are fixed."""
+    """fragment -> the newest version on which a rack with an open offer trained when it passed the
+    capture point, unless the members of that round are fixed already."""
     opened: dict[int, int] = {}
     for offer in orders.offers:
         opened[offer.fragment] = max(offer.applied, opened.get(offer.fragment, 0))
@@ -354,11 +356,12 @@ _FAILURES: dict[str, type[MendError]] = {
     kind.__name__: kind
     for kind in (CheckpointError, JobLost, PlanMismatch, Refused, StartTimeout, UsageError)
 }
-"""What may end a rank by name: all errors that a leader names."""
+"""The errors that a leader may name in order to end a rank."""
 
 
 def _error(kind: str, detail: str) -> MendError:
-    """The exception by name. The name comes from the rack's leader, another process."""
+    """The exception of this name. It may be unknown: it comes from the rack's leader, another
+    process."""
     known = _FAILURES.get(kind)
     return known(detail) if known is not None else MendError(f"{kind}: {detail}")
 

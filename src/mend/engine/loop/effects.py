@@ -1,4 +1,4 @@
-"""The machines of one process: a queue for their events, one table for their effects."""
+"""Runs the machines of one process: a queue for their events, a table for their effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EventQueue:
     """Gives the machines of one process their events, one after another. Loop thread.
 
     `machines`: by their names on a tape. Events that a handler adds are handled after those that
-    wait already. Raises InvariantError for an effect without a handler.
+    already wait. Raises InvariantError for an effect without a handler.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class EventQueue:
         self._waiting: deque[tuple[Machine, Event]] = deque()
         self._busy = False
         self._dues_ns: dict[int, int | None] = {}
-        """Deadlines since the newest event that may have moved them."""
+        """id of a machine -> its deadline in ns, cached until an event may have moved it."""
 
     def give(self, machine: Machine, event: Event) -> None:
         self._waiting.append((machine, event))
@@ -58,7 +58,7 @@ class EventQueue:
         handler(effect)
 
     def deadline_ns(self, machine: Machine) -> int | None:
-        """Its deadline, which only events move."""
+        """The deadline of a machine in ns; None: it has none. Only events move it."""
         if (known := id(machine)) not in self._dues_ns:
             self._dues_ns[known] = machine.deadline_ns()
         return self._dues_ns[known]

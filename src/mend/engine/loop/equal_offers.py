@@ -12,7 +12,7 @@ ROUNDS = 2
 
 
 class EqualOffers:
-    """What one rank has seen of it."""
+    """The equal offers that one rank has seen."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, ...], set[tuple[int, int]]] = {}
@@ -20,8 +20,8 @@ class EqualOffers:
         self._warned = False
 
     def warning(self, offers: Sequence[Offer]) -> SameData | None:
-        """The warning, once, when the same racks have made equal offers in ROUNDS rounds;
-        else None. Offers that move nothing are equal whatever the data."""
+        """The warning, once, when the same racks have made equal offers in ROUNDS rounds; else
+        None. Offers of norm 0 are left out: they are equal whatever the data."""
         if self._warned or len(offers) < 2:
             return None
         alike: dict[tuple[int, bytes], list[Offer]] = {}

@@ -15,7 +15,7 @@ from mend.engine.loop.store import TensorStore
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """What a feature is made of. `leader`: None on the other ranks of a rack."""
+    """What a feature is given to work with. `leader`: None on ranks that do not lead their rack."""
 
     store: TensorStore
     jobs: Jobs
@@ -31,7 +31,7 @@ class LoopFeature:
         return {}
 
     def decided(self, record: Record) -> None:
-        """Take a committed record, which is published by now."""
+        """Take a committed record. It has been published already."""
 
 
 Features = Callable[[LoopParts], Sequence[LoopFeature]]

@@ -1,4 +1,4 @@
-"""The background jobs of one rank, and the way back of what they find."""
+"""Runs the background jobs of one rank, and brings their results back to its machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Jobs:
         self._host, self.published, self._rack, self.tell = host, published, rack, tell
 
     def run(self, job: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        """As `HostInterface.work`. A broken invariant is no result: it stops this rank. Taken for a
-        failed merge or copy, it would be tried again endlessly."""
+        """As `HostInterface.work`, except that a broken invariant is not given to `done`: it stops
+        this rank. Taken for a failed merge or copy, it would be tried again endlessly."""
 
         def ended(result: T | Exception) -> None:
             if isinstance(result, InvariantError):

@@ -1,8 +1,8 @@
-"""Merges: payloads in, one anchor out; and the slices of sharded attempts. Runs on the loop; a
+"""Merges payloads to one anchor, in whole or in slices (sharded attempts). Runs on the loop; a
 worker touches the elements.
 
-All merged slices of an attempt are in one vector of this rank's part, each at its place: the own
-slices are merged into it and served from it, the others are pulled into it.
+All merged slices of an attempt lie in one vector as long as this rank's part, each at its place:
+the own slices are merged into it and served from it, the others are pulled into it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Merging:
         )
 
     def sum(self, effect: ev.Sum, tell: Callable[[ev.Event], None]) -> None:
-        """Sum for the leader, which `tell` reaches."""
+        """Add up the partials of all ranks. `tell`: gives an event to the leader, which asked."""
         key = effect.key
 
         def done(result: bytes | Exception) -> None:
@@ -111,9 +111,9 @@ class Merging:
     ) -> None:
         """Do `job` with the payloads; first verify their checksums if the effect asks for it.
 
-        `failed` gets the positions of the payloads that must not be merged. Before a payload is
-        blamed, all are compared with their checksums: damage in this process is not the fault of a
-        member.
+        `failed` gets the error in words, and the positions of the payloads that must not be merged.
+        Before a payload is blamed, all are compared with their checksums: damage in this process is
+        not the fault of a member.
         """
         store, fragment = self._store, effect.fragment
         sharded = isinstance(effect, ev.Merge) and effect.sharded
@@ -179,7 +179,7 @@ class Merging:
 
 
 def _spoiled(payloads: list[Payload], anchor: Anchor) -> list[int]:
-    """Positions of inputs whose bits have changed; -1 is the anchor."""
+    """Positions of the inputs whose bits have changed in memory; -1 is the anchor."""
     bad = [
         i
         for i, payload in enumerate(payloads)
@@ -258,5 +258,5 @@ class Slicing:
 
 
 def _bytes(numerics: Numerics, attempt: Attempt, position: int) -> tuple[int, int]:
-    """The place of a slice in a payload."""
+    """Where a slice lies in a payload, in bytes."""
     return numerics.slice_bytes(attempt.cuts[position], attempt.cuts[position + 1])

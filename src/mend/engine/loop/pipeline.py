@@ -1,5 +1,5 @@
-"""The way of a fragment's bytes through a rank: own captures become payloads that are served,
-other racks' payloads and versions are pulled, and decided versions are published.
+"""Moves a fragment's bytes through a rank: encodes own captures and serves the payloads, pulls
+other racks' payloads and versions, and publishes decided versions.
 
 Loop thread; workers touch the elements. `merging` makes one version of many payloads.
 """

@@ -1,9 +1,9 @@
-"""Pulls that begin before the offer is announced: while its rack still encodes it.
+"""Pulls an offer before it is announced: while its rack still encodes it.
 
 A rank that captures a fragment expects an offer against the same version from each other rack, and
-asks for it by a key that says no more than that. What comes is kept until the offer is announced,
-and counts only if its checksum is that of the offer. In all other cases the offer is pulled as
-ever, so nothing depends on a guess.
+asks for it by a key that names no more than that. What comes is kept until the offer is announced,
+and is used only if its checksum is that of the offer. In all other cases the offer is pulled in the
+usual way, so a wrong guess costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from mend.errors import ChecksumMismatch
 from mend.types import Address, Member, Meter, growing_key
 
 GUESSES_MAX = 2
-"""Such pulls from one rack at once, less than the lane makes from a rack that has not answered
-quickly (`transport.bulk_client.THIN_MAX`): a rack that is out of step offers something else, and
-each of them waits a second for what does not come. They must not keep its offers waiting."""
+"""Maximum number of such pulls from one rack at once. It is below the number of pulls that the lane
+makes from a rack that has not answered quickly (`transport.bulk_client.THIN_MAX`): a rack that is
+out of step offers something else, each of these pulls then waits a second in vain, and they must
+not keep its announced offers waiting."""
 
 
 @dataclass(slots=True, eq=False)
 class Ahead:
     """One pull of an offer against version `base`. `checksum`: of the offer, once it is announced;
-    `tell` then gets the end. `before`: bytes that had come by then."""
+    `tell` then gets the result. `before`: bytes that had come by then."""
 
     base: int
     payload_B: Tensor
@@ -42,7 +43,7 @@ class Ahead:
     tell: Callable[[Ahead, Exception | None], None] | None = None
 
     def look(self) -> None:
-        """Report the end, once it has come and `tell` is set."""
+        """Report the result, once the pull has ended and `tell` is set."""
         if not self.ended or self.tell is None:
             return
         error = self.error
@@ -52,17 +53,18 @@ class Ahead:
 
 
 class PullsAhead:
-    """Of one rank. Loop thread."""
+    """The early pulls of one rank. Loop thread."""
 
     def __init__(self, store: TensorStore) -> None:
         self._store = store
         self._pulls: dict[tuple[Member, int], Ahead] = {}
-        """By (member, fragment)."""
+        """By (member, fragment), until their offer is announced."""
         self._guesses: dict[Ahead, Member] = {}
-        """Those under way whose offer is not announced."""
+        """The pulls under way whose offer is not announced yet."""
 
     def begin(self, fragment: int, base: int, racks: Sequence[tuple[Member, Address]]) -> None:
-        """Expect an offer against version `base` from each of these racks, if they are few."""
+        """Begin to pull an offer against version `base` from each of these racks, unless they are
+        more than FETCHES_MAX or the size of an offer is not known beforehand."""
         store, rules = self._store, self._store.rules[fragment]
         size = rules.payload_bytes
         if rules.varies or not size or len(racks) > FETCHES_MAX:
@@ -92,7 +94,7 @@ class PullsAhead:
         checksum: str,
         tell: Callable[[Ahead, Exception | None], None],
     ) -> bool:
-        """Whether a pull was begun for this offer and has not failed; `tell` gets its end."""
+        """Whether a pull for this offer was begun and has not failed; `tell` gets its result."""
         ahead = self._pulls.pop((offer.member, offer.fragment), None)
         if ahead is None or (ahead.base, ahead.meter.size) != (offer.base, size):
             return False

@@ -1,6 +1,6 @@
-"""The tensors that the machines of a rank only name. Nothing else keeps one of them.
+"""Keeps the tensors that the machines of a rank only name, and is the only one to keep them.
 
-What other racks may pull of them is served as long as it is kept.
+What other racks may pull is served as long as it is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AttemptKey = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class FragmentRules:
-    """What this rank owns of a fragment, where its tensors lie in that, and how it is computed."""
+    """What this rank owns of a fragment, where the tensors lie in that, and the numerics for it."""
 
     owned: Owned
     tensors: Tensors
@@ -41,15 +41,15 @@ class FragmentRules:
 
     @property
     def varies(self) -> bool:
-        """Whether offers differ in size, and must carry it."""
+        """Whether offers differ in size, so that each must state it."""
         return self.numerics.codecs(self.owned).varies
 
 
 def rules_of(
     owned: Sequence[Owned], numerics: Numerics, plain: Sequence[Sequence[bool]], moments: int
 ) -> list[FragmentRules]:
-    """Per fragment. `plain`: which of its tensors are merged by the mean whatever the rule; empty:
-    none. `moments`: number of fragments of moments, the last ones."""
+    """The rules of each fragment. `plain`: which of its tensors are merged by the mean whatever the
+    rule; empty: none. `moments`: number of fragments of moments, the last ones."""
     of_moments, flags = numerics.for_moments(), plain or [()] * len(owned)
     rules = [numerics] * (len(owned) - moments) + [of_moments] * moments
     return [
@@ -82,7 +82,7 @@ class Attempt:
 
 
 class TensorStore:
-    """Of one rank. Loop thread. `genesis`: the anchors to begin with."""
+    """The tensors of one rank. Loop thread. `genesis`: the anchors to begin with."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class TensorStore:
             host.serve(self.anchor_key(fragment, anchor), anchor.view())
 
     def publish(self, fragment: int, version: int, attempt: int) -> Anchor:
-        """Serve a decided version: the tentative result of `attempt`, or 0: one that was copied."""
+        """Serve and return a decided version: the tentative result of `attempt`; 0: a version that
+        was copied."""
         if attempt:
             self.anchors[fragment, version] = self.tentative.pop((fragment, version, attempt))
         anchor = self.anchors[fragment, version]
@@ -119,22 +120,20 @@ class TensorStore:
             self.host.drop(self.anchor_key(fragment, anchor))
 
     def put_payload(self, name: OfferName, data_B: Tensor, checksum: str) -> None:
-        """Keep and serve it."""
+        """Keep and serve the payload (uint8 B) of an offer."""
         self.payloads[name] = Payload(data_B, checksum)
         self.host.serve(self.offer_key(name), data_B.numpy().data)
 
     def free_offer(self, name: OfferName) -> None:
-        """Free its payload, and what the training thread has captured for it."""
-        member, *offer = name
+        """Free the payload of an offer; of an own offer, also what was captured for it."""
+        member, fragment, seq = name
         self.host.drop(self.offer_key(name))
         self.payloads.pop(name, None)
-        if member == self.member:
-            own = self.offers.pop((offer[0], offer[1]), None)
-            if own is not None:
-                self.host.drop(self.growing_key(own))
+        if member == self.member and (own := self.offers.pop((fragment, seq), None)) is not None:
+            self.host.drop(self.growing_key(own))
 
     def serve_growing(self, own: OpenOffer, payload_B: Tensor) -> Growth:
-        """Serve an own offer while it is made. Any thread."""
+        """Serve an own offer while it is encoded into `payload_B`. Any thread."""
         growth = Growth()
         self.host.serve(self.growing_key(own), payload_B.numpy().data, growth)
         return growth
@@ -143,7 +142,7 @@ class TensorStore:
         return growing_key(self.member, self.me.rank, own.fragment, own.anchor.version)
 
     def attempt(self, key: AttemptKey, count: int) -> Attempt:
-        """The slices of an attempt, of which there are `count`."""
+        """The slices of an attempt that has `count` of them; made at the first call."""
         if key not in self.attempts:
             rules = self.rules[key[0]]
             merged_N = rules.numerics.buffers.empty(rules.owned.numel, locked=False)

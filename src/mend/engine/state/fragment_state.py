@@ -34,7 +34,7 @@ POLL_NS = 50 * MS
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until ready(), at most limit_ns. The answer is whether it was ready."""
+    """Wait until `ready()`, for at most `limit_ns`. The answer is whether it was ready."""
 
     ready: Callable[[], bool]
     limit_ns: int
@@ -74,7 +74,7 @@ def agree(ranks: int, values: list[int]) -> Generator[Any, Any, list[int]]:
 
 
 class Resumable(Generic[T]):
-    """A generator of the trainer on its way to its end."""
+    """A generator of the trainer that may be interrupted in a wait and run on later."""
 
     def __init__(self, doing: Generator[Request, Any, T]) -> None:
         self._doing = doing
@@ -83,15 +83,15 @@ class Resumable(Generic[T]):
 
     @property
     def waits(self) -> bool:
-        """Whether it can go on: an exception has ended a wait, and not the generator."""
+        """Whether `run` can go on: an exception has ended a wait, but not the generator."""
         return isinstance(self._request, Wait) and not self._ended
 
     def run(self, answer: Callable[[Request], object]) -> T:
-        """Run it to its end on this thread and return its value. `answer` answers what it
-        yields."""
+        """Run the generator to its end on this thread and return its value. `answer` answers the
+        requests that it yields."""
         while True:
             reply = answer(self._request) if self._request is not None else None
-            self._ended = True  # unless it asks for something more
+            self._ended = True  # until it yields a further request
             try:
                 self._request = self._doing.send(reply)
             except StopIteration as end:
@@ -109,7 +109,7 @@ def drive(doing: Generator[Request, Any, T], answer: Callable[[Request], object]
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """The options of steps that a rack decides for itself; the others are in the `Policy`."""
+    """The options of steps that a rack may choose for itself; the shared ones are in `Policy`."""
 
     overlapped: bool
     apply_mode: ApplyMode
@@ -117,18 +117,17 @@ class StepOptions:
     give_up_ns: int
     shutdown_ns: int
     stall_ns: int
-    """A wait for bytes that is past its limit ends after this long without any."""
+    """A wait for bytes that is past its limit ends once none has arrived for this long."""
     weighs: bool = True
-    """Whether the tokens of this rank count. Of the parts of one rank only the first one counts
-    them."""
+    """Whether this trainer counts tokens. Of the parts of one rank only the first one does."""
 
 
 @dataclass
 class OpenOffer:
-    """An own contribution until the log ends it.
+    """An offer of this rank, from its capture until the log names or drops it.
 
-    `delta_N` begins as the snapshot. A worker turns it into the delta; or the GPU does, where it
-    then stays with the pending residual.
+    `delta_N` (fp32 N) begins as the snapshot. A worker turns it into the delta. Where the GPU
+    encodes, it does so itself, and the delta and the pending residual stay on the GPU.
     """
 
     fragment: int
@@ -145,15 +144,15 @@ class OpenOffer:
     sent_N: Tensor | None = None
     """With feedback in the weights: the decoded payload, if it is not the delta."""
     units_total: int = 0
-    """Units of data that this rank had taken."""
+    """Units of data that this rank had taken by then."""
     closing: bool = False
     """The last offer of its fragment. With feedback in the weights it is sent as fp32."""
     landed: Landed | None = None
     """Waits for the snapshot, which may still be copied from a GPU. Call it before reading
     `delta_N`."""
     encoding: Callable[[], Encoded] | None = None
-    """Gives the offer that the GPU encodes, or that the training thread has encoded; None: a worker
-    encodes it. Raises NonFinite."""
+    """Returns the offer that the GPU encodes, or that the training thread has encoded; None: a
+    worker encodes it. Raises NonFinite."""
     encoded: bool = False
     """Whether `delta_N` is the delta by now."""
     declined: str = ""
@@ -179,7 +178,8 @@ class OpenOffer:
 
 @dataclass
 class FragmentState:
-    """One fragment on the training thread, a *track*: its anchor, its marks, its open offer."""
+    """One fragment on the training thread, a *track*: its anchor, its open offer, and the marks
+    (`tokens_mark`, `steps_mark`) up to which its tokens and steps are merged or given up."""
 
     view: FragmentView
     holding: Holding
@@ -190,10 +190,11 @@ class FragmentState:
     offer: OpenOffer | None = None
     residual_N: Tensor | None = None
     behind_until: int = 0
-    """Step at which it last went on to a version more than `staleness_max_rounds` newer, unmerged:
-    the steps from the mark to there were made while the others merged theirs."""
+    """Step at which this rank last applied a version more than `staleness_max_rounds` newer that
+    did not merge its offer: the steps from the mark to there were made while the others merged
+    theirs."""
     late_steps: int = 0
-    """Most of such steps in a closing offer."""
+    """Maximum number of such steps in a closing offer."""
 
     @property
     def owned(self) -> Owned:
@@ -217,7 +218,7 @@ class FragmentState:
         return bool(self.holding.teams)
 
     def unweighed_steps(self, step: int, tokens: int) -> int:
-        """Steps since the mark, if they counted no token and so have no weight in an offer."""
+        """Steps since the mark, if they counted no token: an offer of them would have no weight."""
         return step - self.steps_mark if tokens == self.tokens_mark else 0
 
 
@@ -234,7 +235,7 @@ class Ledger:
 
 
 class Unfinished(Protocol):
-    """Something that is done later."""
+    """Work that another thread does; see `Life.writing`."""
 
     def done(self) -> bool: ...
 
@@ -247,7 +248,7 @@ class Life:
     missed_first: bool = False
     """Whether a rank of this rack, which founded the job, has missed its first versions."""
     lost: bool = False
-    """Whether all ranks know that the rack has lost its seat while it trained."""
+    """Whether all ranks know that their rack lost its seat while it trained."""
     writing: Unfinished | None = None
     """The newest checkpoint of this rank."""
 
@@ -259,7 +260,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """The part of where a rank stands that only a round changes."""
+    """The part of a rank's progress that only rounds change; steps do not."""
 
     versions: tuple[int, ...]
     digests: tuple[tuple[str, ...], ...] = ()
@@ -294,8 +295,8 @@ def tracks_of(
 
 
 def unbroken_run(anchors: dict[int, Anchor], base: int) -> tuple[int, int]:
-    """(newest, oldest) of the unbroken run of versions after `base` that ends at the newest one;
-    (base, base) if there is none."""
+    """(newest, oldest) version of the run without a gap that ends at the newest version after
+    `base`; (base, base) if there is none after it."""
     newest = max((version for version in anchors if version > base), default=base)
     oldest = newest
     while oldest - 1 > base and oldest - 1 in anchors:

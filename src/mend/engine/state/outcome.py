@@ -68,9 +68,9 @@ class Outcome:
 
 
 def late_steps(rack: int, steps: int, period_steps: int) -> str:
-    """A warning, if the last offer of a rack has more than a period of `steps` that it made on an
-    old version; else empty. What the others merged meanwhile is in the model already, and nobody
-    trains on the sum: with an earlier offer the training that follows would correct it."""
+    """A warning, if more than a period of the steps in the last offer of a rack were made on an old
+    version; else empty. `steps`: how many were. What the others merged meanwhile is in the model
+    already, and nobody trains on the sum; after an earlier offer, later training corrects it."""
     if steps <= period_steps:
         return ""
     return (
@@ -102,8 +102,8 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 def refuse_clean_exit(error: BaseException, status: Status) -> None:
-    """Raise NotMerged in place of a SystemExit that reports success, if the work of this rank is
-    not all merged: nobody would know of it. `status`: the last one."""
+    """Raise NotMerged in place of a SystemExit that reports success, if work of this rank is not
+    merged: nobody would notice the loss otherwise. `status`: the last one."""
     clean = isinstance(error, SystemExit) and error.code in (None, 0)
     shares = status.racks_configured > 1 and bool(status.anchor_digest)
     if clean and shares and status.ledger.open > 0 and status.outcome != "abandoned":
@@ -157,7 +157,7 @@ def read_ended(folder: Path) -> list[Ended]:
 
 def report_end(ended: Ended, folder: Path | None, note: Emit) -> None:
     """Note how this rank ended, write its file, and print a bad end again as the process's last
-    line. A rank that never took a step does nothing: its error was raised.
+    line. A rank that left early before its first step only removes its file: its error was raised.
     """
     if ended.outcome in ("aborted", "abandoned") and not ended.step:
         if folder is not None:
@@ -172,8 +172,8 @@ def report_end(ended: Ended, folder: Path | None, note: Emit) -> None:
 
 
 class _LastLines:
-    """One line per rank of this process, printed when the process ends. The line of a rank that
-    ends even later, as its model lives as long as the process, is printed at once."""
+    """One line per rank of this process, printed when the process ends. A rank whose model lives as
+    long as the process may end even later; its line is then printed at once."""
 
     def __init__(self) -> None:
         self._lines: dict[Peer, str] = {}

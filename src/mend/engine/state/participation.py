@@ -14,19 +14,20 @@ ROUNDS_RECENT = 20
 """The newest rounds, which a warning is about."""
 
 ROUNDS_LEAST = 10
-"""Before so many rounds there is no warning."""
+"""Recent rounds without which there is no warning."""
 
 SHORT_NS = 30 * SECOND
-"""How long most recent rounds are short before there is a warning. It asks a person for other
-settings, and a busy moment is no reason for these."""
+"""For how long most recent rounds must be short before there is a warning. It asks a person for
+other settings, and a busy moment is no reason to change them."""
 
 ALONE_LEAST = 3
-"""Last rounds of one fragment with one rack alone that are worth a warning. A rack that ends up to
-a period after the others has two: its next capture, and its closing one."""
+"""Number of last rounds of one fragment that merged a single rack, from which on there is a
+warning. A rack that ends up to a period after the others has two: its next capture, and its closing
+one."""
 
 ALONE_PCT_LEAST = 10
-"""Least part of all that was merged, for such a warning: what racks of unequal speed do after the
-others have ended moves the model little."""
+"""Minimum share of all merged tokens that these rounds have, for such a warning: what a slower rack
+still does after the others have ended moves the model little."""
 
 Round = tuple[int, int]
 """(racks merged, racks that lived). 0 lived: not known, as of rounds before this rack trained."""
@@ -34,7 +35,7 @@ Round = tuple[int, int]
 
 @dataclass
 class Participation:
-    """Of one job, as one rank sees it."""
+    """The rounds of one job, as one rank sees them."""
 
     by_racks: Counter[int] = field(default_factory=Counter)
     """Members -> rounds, of all rounds."""
@@ -44,15 +45,15 @@ class Participation:
     """Since when more than half of the recent rounds were short; None: they were not."""
 
     def add(self, members: Collection[int], live: Collection[int]) -> Round:
-        """`live`: the racks that lived when it closed; none: it is not known."""
+        """Count a round. `live`: the racks that lived when it closed; empty: not known."""
         round_ = (len(members), len({*members, *live}) if live else 0)
         self.by_racks[len(members)] += 1
         self.recent.append(round_)
         return round_
 
     def warning(self, now_ns: int) -> str:
-        """Says it once when more than half of the recent rounds were short for SHORT_NS, and again
-        only after less than a quarter was; else empty."""
+        """The warning, once, when more than half of the recent rounds have been short for SHORT_NS;
+        else empty. It comes again only after less than a quarter of them were short."""
         count, short = len(self.recent), short_of(self.recent)
         self.warned = self.warned and 4 * short >= count
         if count < ROUNDS_LEAST or 2 * short <= count:
@@ -68,7 +69,8 @@ class Participation:
 
 @dataclass
 class LastRounds:
-    """The rounds of weights at the end of the log that merged one and the same rack only."""
+    """The unbroken run of rounds of weights, at the end of the log, that merged the same single
+    rack."""
 
     rounds: Counter[int] = field(default_factory=Counter)
     """Fragment -> such rounds."""
@@ -77,9 +79,9 @@ class LastRounds:
     merged: Counter[int] = field(default_factory=Counter)
     """Fragment -> what all rounds merged."""
     first: MergeMember | None = None
-    """What the first of them merged."""
+    """The share that the first of them merged; None: the newest round merged several racks."""
     newest: dict[int, MergeMember] = field(default_factory=dict)
-    """Rack -> its closing share, of any fragment, or else what was merged of it last."""
+    """Rack -> its closing share, of any fragment; without one, the share that was merged last."""
 
     def add(self, commit: Commit) -> None:
         """Take the next commit of weights."""
@@ -98,9 +100,9 @@ class LastRounds:
                 self.newest[share.member.rack] = share
 
     def alone(self) -> LastRoundsAlone | None:
-        """The warning that a rack (`alone`) has trained on alone; None: none has, or not
-        for ALONE_LEAST rounds of a fragment and ALONE_PCT_LEAST of its tokens, or no other rack was
-        ever merged."""
+        """The warning that one rack has trained on alone. None: no rack has, or for less than
+        ALONE_LEAST rounds of a fragment or ALONE_PCT_LEAST of its tokens, or no other rack was ever
+        merged."""
         enough = max(self.rounds.values(), default=0) >= ALONE_LEAST and any(
             100 * tokens >= ALONE_PCT_LEAST * self.merged[fragment]
             for fragment, tokens in self.tokens.items()
@@ -136,12 +138,12 @@ class LastRounds:
 
 
 def short_of(rounds: Iterable[Round]) -> int:
-    """Rounds that merged fewer racks than lived."""
+    """The number of rounds that merged fewer racks than lived."""
     return sum(members < live for members, live in rounds)
 
 
 def describe_rounds(rounds: Iterable[Round]) -> str:
-    """`9 of 10 rounds merged 1 of 2 live racks`; empty without rounds of which that is known."""
+    """`9 of 10 rounds merged 1 of 2 live racks`; empty if the live racks are known for no round."""
     found = [(members, live) for members, live in rounds if live]
     short = [(members, live) for members, live in found if members < live]
     if not found:

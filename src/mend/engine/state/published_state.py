@@ -1,7 +1,7 @@
 """The state that the loop publishes to the training thread, under one lock.
 
-Values cross the threads, objects with state do not. The loop writes anchors, decided commits and
-discarded offers; the training thread reads them at apply points. In the other direction the
+Only values cross the threads, never objects that change. The loop writes anchors, decided commits
+and discarded offers; the training thread reads them at apply points. In the other direction the
 training thread posts events.
 """
 
@@ -32,24 +32,25 @@ from mend.errors import Evicted, JobLost, MendError, ensure
 from mend.types import Member
 
 OfferFate = Literal["", "named", "dropped"]
-"""Of an offer in the commits; empty: it is still open."""
+"""What the commits say of an offer; empty: it is still open."""
 
 
 @dataclass
 class PublishedFragment:
-    """One fragment: the versions that are here, decided commits, discarded own offers."""
+    """One fragment: the versions that this rank holds, decided commits, discarded own offers."""
 
     anchors: dict[int, Anchor] = field(default_factory=dict)
     commits: dict[int, Commit] = field(default_factory=dict)
     discarded: dict[int, str] = field(default_factory=dict)
-    """seq -> why the offer was not fit to be merged, or empty."""
+    """seq -> why the log refuses to merge the offer; empty: it was too old, or this rank declined
+    it."""
     digests: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """version -> digests of all rails, as decided; none older than the applied one."""
+    """version -> digests of all rails, as decided; none older than the applied version."""
     decided: int = 0
     restored: int = -1
     """The version of the newest snapshot; commits up to it may be missing. -1: no snapshot."""
     last: dict[Member, Last] = field(default_factory=dict)
-    """What that snapshot says of the newest offers of each member."""
+    """By member, what that snapshot says of its newest offers."""
     tails_dropped: set[int] = field(default_factory=set)
     """Racks whose newest offer that ended was dropped."""
     copy_failed: str = ""
@@ -69,7 +70,7 @@ class PublishedFragment:
         return self.restored if version >= self.restored else -1
 
     def begin(self, version: int, digests: tuple[str, ...]) -> None:
-        """The job begins, or begins anew, with this version."""
+        """The job begins with this version, or goes back to it."""
         self.decided, self.digests[version] = version, digests
         for undone in [v for v in self.commits if v > version]:
             del self.commits[undone], self.digests[undone]
@@ -116,22 +117,22 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class NewestOrders:
-    """What the coordinator has said last."""
+    """The newest orders of the coordinator."""
 
     live: tuple[int, ...] = ()
-    """Racks that live."""
+    """The live racks."""
     why: tuple[str, ...] = ()
-    """Why rounds wait."""
+    """The reasons why rounds wait."""
     settled: tuple[int, ...] = ()
     """The version of every fragment that all racks hold."""
     opened: Mapping[int, int] = field(default_factory=dict)
-    """fragment -> version whose round is open: offers arrive, members are not fixed."""
+    """fragment -> version whose round is open: offers arrive, and its members are not fixed yet."""
     slow: tuple[FailSlow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """The rounds that are decided."""
+    """The decided rounds."""
 
     count: int = 0
     members: tuple[int, ...] = ()
@@ -139,8 +140,7 @@ class Rounds:
     reason: str = ""
     """Why the newest one was closed."""
     outer: tuple[float, float] = (0.0, 0.0)
-    """Of the newest one of weights: the rounds that its fragment had merged before, its
-    momentum."""
+    """(rounds that the fragment had merged before, momentum) of the newest round of weights."""
 
 
 class PublishedSlice:
@@ -168,7 +168,8 @@ class PublishedState:
     """Shared by the loop (writes) and the training thread (reads, waits)."""
 
     looks_again = False
-    """Whether another rank of this rack may lack bytes that no rack has; this one has all."""
+    """Whether to ask the other ranks of this rack: this one has all bytes, but another may lack
+    some that no rack has."""
 
     def __init__(self, fragments: int) -> None:
         self.changed = threading.Condition()
@@ -177,18 +178,18 @@ class PublishedState:
         self.fragments = [PublishedFragment() for _ in range(fragments)]
         self.failure: MendError | Evicted | None = None
         self.trains = False
-        """Whether the training thread is out of `begin`; written by it."""
+        """Whether the training thread has left `begin`; it writes this itself."""
         self.finished = False
         """Whether this rack has no seat any more."""
         self.last_error = ""
         self.orders, self.rounds, self.sent = NewestOrders(), Rounds(), Sent()
-        """Each is replaced as a whole."""
+        """Immutable values: each change replaces the whole value."""
         self.job, self.transfers = JobMembers(), Transfers()
         self.participation, self.last_rounds = Participation(), LastRounds()
 
     def of(self, kind: type[Slice]) -> Slice:
-        """The slice of a feature. The first call makes it; if it takes records, before the first
-        record."""
+        """The slice of a feature. The first call makes it; for a slice that takes records, it must
+        come before the first record."""
         with self.changed:
             if kind not in self._slices:
                 late = self.job.begun and kind.decided is not PublishedSlice.decided
@@ -224,7 +225,7 @@ class PublishedState:
                 self.job.begin(record)
                 self._begin(record.first(), record.digests)
             elif isinstance(record, Lineage):
-                # Undoes the commits whose bytes only dead racks had. This rack trains on none.
+                # It undoes commits whose bytes only dead racks had, so this rack trains on none.
                 self.job.take(record)
                 self._begin(record.versions, record.digests)
             elif isinstance(record, Roster):
@@ -261,8 +262,8 @@ class PublishedState:
             self.changed.notify_all()
 
     def rounds_by_racks(self) -> tuple[dict[int, int], tuple[tuple[int, int], ...]]:
-        """Number of rounds by the number of racks merged; and for the recent rounds, in order, the
-        number of racks merged and live."""
+        """(racks merged -> number of rounds; of the recent rounds, in order, the numbers of racks
+        merged and live)."""
         with self.changed:
             return dict(sorted(self.participation.by_racks.items())), tuple(
                 self.participation.recent
@@ -276,7 +277,8 @@ class PublishedState:
                 self.changed.notify_all()
 
     def moves(self, moving: tuple[Pulled, ...], taken: int, now_ns: int) -> None:
-        """Take how far the racks are with what they pull, and others with what this one has."""
+        """Take the progress of the racks' pulls (`moving`), and the bytes that others have pulled
+        from this rack (`taken`)."""
         with self.changed:
             self.transfers.take(moving, taken, now_ns)
 
@@ -311,8 +313,8 @@ class PublishedState:
                 self.failure = None
 
     def finish(self, member: Member | None = None) -> None:
-        """`member`, this rack, has no seat any more. That takes the place of the live racks and of
-        the reasons why rounds wait, which no coordinator sends it from now on."""
+        """This rack has no seat any more; `member`: this life of it. The reason replaces the
+        orders: no coordinator sends this rack live racks and reasons to wait from now on."""
         with self.changed:
             self.finished = True
             why = (self.job.why_out(member),) if member is not None else ()
@@ -326,7 +328,8 @@ class PublishedState:
     # -------------------------------------------------------------- training thread
 
     def applied(self, fragment: int, version: int) -> None:
-        """Drop commits up to this version, which are read, and older digests."""
+        """A version was applied: drop the commits up to it, which have been read, and the digests
+        of older versions."""
         with self.changed:
             known = self.fragments[fragment]
             for old in [v for v in known.commits if v <= version]:
@@ -344,7 +347,7 @@ class PublishedState:
         self.changed = threading.Condition()
 
     def look(self) -> PublishedState:
-        """A copy whose plain values are all of one moment. Any thread."""
+        """A shallow copy: the immutable values in it are all of one moment. Any thread."""
         with self.changed:
             return copy(self)
 
@@ -354,7 +357,7 @@ class PublishedState:
         return str(self.failure or "") or self.last_error
 
     def wait(self, ready: Callable[[], bool], limit_s: float) -> bool:
-        """Block until `ready()` or a failure or the limit; returns whether ready."""
+        """Block until `ready()`, a failure or the limit; returns whether it is ready."""
         with self.changed:
             return (
                 self.changed.wait_for(lambda: self.failure is not None or ready(), limit_s)
@@ -363,6 +366,7 @@ class PublishedState:
 
 
 def fate_in(commit: Commit, mine: tuple[Member, int]) -> OfferFate:
+    """What this commit says of the offer `mine`, (member, seq)."""
     if any((share.member, share.seq) == mine for share in commit.members):
         return "named"
     return "dropped" if any((ended.member, ended.seq) == mine for ended in commit.dropped) else ""

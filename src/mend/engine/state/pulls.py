@@ -1,7 +1,7 @@
-"""The bytes that a rank pulls, counted per pull; and how they extend a wait.
+"""Counts the bytes that a rank pulls, and lets them extend a wait.
 
-A wait for bytes is bounded by its progress. A constant bounds only the time in which nothing
-arrives: a model of 28 GB takes four minutes over 1 Gbit/s, and nobody knows that number beforehand.
+A wait for bytes has no constant limit as long as bytes arrive: a model of 28 GB takes four minutes
+over 1 Gbit/s, and nobody knows that number beforehand. Only the time without a byte is limited.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from mend.events.kinds import PullsUnderWay
 from mend.types import MB, SECOND, Meter
 
 RATE_NS = 10 * SECOND
-"""A rate is that of the newest 10 s."""
+"""Rates are of the newest 10 s."""
 
 OWN, TAKEN = -1, -2
-"""Keys of `Transfers.arrived`: what this rank has pulled, and what others have of its rack."""
+"""Keys of `Transfers.arrived`: bytes that this rank has pulled, and that others have pulled from
+its rack."""
 
 LOOK_NS = 5 * SECOND
-"""Longest time between two looks whether bytes arrive."""
+"""Maximum time between two checks whether bytes arrive."""
 
 
 class Pulls:
-    """The pulls of one rank, by the rack whose bytes they are. Loop thread; `Meter.verified` is
-    written by the threads of the lane."""
+    """The pulls of one rank, by the rack whose bytes they are (`source`). Loop thread; the threads
+    of the lane write `Meter.verified`."""
 
     def __init__(self) -> None:
         self._active: dict[int, list[Meter]] = {}
@@ -63,16 +64,16 @@ class Pulls:
 
 @dataclass
 class Transfers:
-    """What the racks that are waited for have pulled, with rates. Written by the loop thread under
-    the lock of the published state."""
+    """Bytes that this rank and the racks that it waits for have pulled, with rates. Written by the
+    loop thread under the lock of the published state."""
 
     pulled: int = 0
     """Bytes that this rank has pulled and verified."""
     taken: int = 0
-    """Bytes of its rack's that others have."""
+    """Bytes that others have pulled from its rack."""
     moving: tuple[Pulled, ...] = ()
     _past: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
-    """rack -> (ns, bytes) of the last RATE_NS."""
+    """rack -> (time in ns, bytes so far) during the last RATE_NS."""
 
     def take(self, moving: tuple[Pulled, ...], taken: int, now_ns: int) -> None:
         self.moving, self.taken = moving, taken
@@ -100,7 +101,7 @@ class Transfers:
         return (past[-1][1] - past[0][1]) * SECOND / (past[-1][0] - past[0][0])
 
     def notes(self) -> list[tuple[int, PullsUnderWay]]:
-        """Per rack that still pulls: megabytes, megabytes per second, seconds left."""
+        """Per rack that still pulls, the event that describes its progress."""
         noted: list[tuple[int, PullsUnderWay]] = []
         for pulled in self.moving:
             if pulled.left:
@@ -125,10 +126,10 @@ def _mb(size: float) -> float:
 
 
 class Patience:
-    """When a wait for bytes ends: at its limit; later while bytes arrive, until none has come for
-    `stall_ns`. `moved` returns counts of verified bytes, by whose they are. A count that
-    appears or disappears is no progress: otherwise pulls that fail and begin again would extend a
-    wait endlessly."""
+    """Decides when a wait for bytes ends: at its limit, or, while bytes arrive, once none has come
+    for `stall_ns`. `moved` returns counts of verified bytes by rack, see `Transfers.arrived`. A
+    count that disappears, or comes back with no more bytes than before, is no progress: otherwise
+    pulls that fail and begin again would extend a wait endlessly."""
 
     def __init__(
         self, limit_ns: int, stall_ns: int, now_ns: int, moved: Callable[[], Mapping[int, int]]

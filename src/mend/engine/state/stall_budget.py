@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class StallBudget:
-    """Of one rank. One outage may hold up training for `limit_ns` in all, at whatever number of
-    apply points; the next applied version ends the outage."""
+    """The budget of one rank. One outage may hold up training for `limit_ns` in total, over however
+    many apply points; the next applied version ends the outage."""
 
     def __init__(self, limit_ns: int) -> None:
         self._limit_ns = self.left_ns = limit_ns

@@ -1,5 +1,5 @@
-"""How long a step of training takes, without what mend does and waits for between two steps.
-Training thread."""
+"""Measures how long a step of training takes, without the work and the waits of mend between two
+steps. Training thread."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ place on the tape, are bounded however short the steps are."""
 
 
 class StepClock:
-    """Of one rank. Reads the clock that it is given; all times in ns."""
+    """The step times of one rank, by the clock `now_ns`; all in ns."""
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self.step_ns = 0
-        """Of a step, smoothed; 0: not known yet."""
+        """Time of a step, smoothed; 0: not known yet."""
         self.measured_step = 0
-        """The one at which it was measured last."""
+        """The step at which that was measured last."""
         self.begun_ns = 0
-        """When the current step began; 0: nobody knows yet."""
+        """When the current step began; 0: not known."""
         self.batch = 0
         """Micro-batches per step that the script has announced since the last sample; 0: none."""
         self._since_ns = now_ns()
         self._sample_ns = self._sample_tokens = 0
 
     def stepped(self, tokens: int) -> tuple[int, int, int] | None:
-        """A step is over. Returns time, tokens and micro-batches of a sample once that is long
-        enough."""
+        """A step is over. Returns (ns, tokens, micro-batches) of a sample once that is long
+        enough; else None."""
         now_ns = self._now_ns()
         if self.begun_ns:
             self._sample_ns += now_ns - self.begun_ns
@@ -54,8 +54,8 @@ class StepClock:
         self.measured_step = step
 
     def worked(self, step: int, begun_ns: int) -> None:
-        """The work of mend after a step, since `begun_ns`, is over. A poll without news measures
-        nothing; what it took is not training either."""
+        """The work of mend after a step, which began at `begun_ns`, is over. Its time is left out
+        of the next measurement, also where this step was not measured (a poll without news)."""
         now_ns = self._now_ns()
         self._since_ns = (
             now_ns if self.measured_step == step else self._since_ns + now_ns - begun_ns
@@ -64,8 +64,8 @@ class StepClock:
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """What is done meanwhile is no part of a step: a checkpoint of a minute makes no rack slow,
-        and must not widen the grace windows after it."""
+        """Leave the time inside out of the step: a checkpoint of a minute makes no rack slow, and
+        must not widen the grace windows after it."""
         begun_ns = self._now_ns()
         try:
             yield

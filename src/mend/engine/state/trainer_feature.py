@@ -11,19 +11,18 @@ class TrainerFeature:
 
     @property
     def idle(self) -> bool:
-        """Whether a poll now would change nothing. The loop may write meanwhile; the next poll sees
-        it."""
+        """Whether a poll now would change nothing. The loop may write at the same time; the next
+        poll sees that."""
         return True
 
     def stepped(
         self, step: int, step_ns: int, untimed: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Called at the end of a step that began at `step_ns`. Where it takes long, do it inside
-        `untimed`."""
+        """Called at the end of a step that began at `step_ns`. Do long work inside `untimed`."""
 
     def asks(self) -> list[int]:
-        """The numbers of this rank in the one MIN over the ranks of an apply point. Their count is
-        the same on all ranks."""
+        """The numbers that this rank adds to the one MIN over the ranks at an apply point. Their
+        count must be the same on all ranks."""
         return []
 
     def agreed(self, least: Sequence[int], step: int) -> None:

@@ -1,7 +1,7 @@
-"""How far training has come, for plots and measurements.
+"""Records how far training has come, for plots and measurements.
 
-The training thread notes each step as one tuple; the loop thread writes the newest one down as the
-event `progress` once a second. What the script wants beside it, it gives to `record`.
+The training thread notes each step as one tuple; once a second the loop thread writes the newest
+one as the event `progress`. A script adds its own values with `record`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from mend.types import MS
 
 PERIOD_S = 1.0
 VALUES_MAX = 64
-"""Most values of one `record`."""
+"""Maximum number of values in one `record`."""
 
 
 class TrainingProgress:
-    """One rank's. `note` is the recorder's; `traffic` says what was (sent, received), in bytes;
-    `agreement` says what its merges were like; `warns` of racks that point apart."""
+    """The progress of one rank. `note`: takes events. `traffic`: returns bytes (sent, received).
+    `agreement`: returns how far the racks agreed in its merges. `warns`: whether it warns of racks
+    that undo each other's steps."""
 
     def __init__(
         self,
@@ -39,15 +40,16 @@ class TrainingProgress:
         self.latest = (0, 0, wall_ns(), 0)
         """(step, tokens, wall ns of the step's end, ns stalled until then), noted together."""
         self.recorded: dict[str, float | str] = {}
-        """What `record` was given last."""
+        """The values of the last `record`."""
         self._stepped = self._ended = self._warned = False
         self._warns = warns
 
     # -------------------------------------------------------------- training thread
 
     def begin(self, step: int, tokens: int) -> None:
-        """mend_init is over: what is recorded before the next step is of now, not of a time before
-        the wait for the other racks, and of the step that the rack resumes or joins at."""
+        """mend_init is over. Values recorded before the next step then belong to this moment, not
+        to one before the wait for the other racks, and to the step that the rack resumes or joins
+        at."""
         self.latest = (step, tokens, wall_ns(), 0)
 
     def stepped(self, step: int, tokens: int, stall_ns: int) -> None:
@@ -57,8 +59,8 @@ class TrainingProgress:
             self.write()
 
     def record(self, values: Mapping[str, float]) -> None:
-        """The event `recorded`. Raises UsageError for what is no plain number. After the end it
-        warns once, as the script has a model to save."""
+        """Write the event `recorded`. Raises UsageError for a value that is no plain number. After
+        the end it only warns, once: the script still has a model to save."""
         if self._ended:
             if not self._warned:
                 self._warned = True
@@ -75,7 +77,7 @@ class TrainingProgress:
     # -------------------------------------------------------------- loop thread
 
     def write(self, *, last: bool = False) -> None:
-        """The event `progress`, from the first step on."""
+        """Write the event `progress`, once there is a first step."""
         if not self._stepped:
             return
         step, tokens, at_ns, stall_ns = self.latest
@@ -87,14 +89,15 @@ class TrainingProgress:
             self._note(RacksApart(seen.compared, seen.cosine))
 
     def end(self) -> None:
-        """Write the last one; idempotent. After the loop has stopped."""
+        """Write the last event `progress`; idempotent. Call it after the loop has stopped."""
         if not self._ended:
             self._ended = True
             self.write(last=True)
 
 
 def plain_values(values: Mapping[str, float]) -> dict[str, float | str]:
-    """As `ValuesRecorded` has them. Raises UsageError for what is no plain number."""
+    """The values as `ValuesRecorded` has them. Raises UsageError for a value that is no plain
+    number."""
     if len(values) > VALUES_MAX:
         raise UsageError(f"record() of {len(values)} values; at most {VALUES_MAX} at once")
     return {name: _plain(name, value) for name, value in values.items()}

@@ -1,15 +1,16 @@
 """Captures and applies on a GPU, on a side stream; the training thread only launches them.
 
-Used by the training thread, but for `prefetch`: the loop begins to upload a new anchor as soon as
-it is published, if no other one waits on the device; else it is uploaded at its apply point.
+The training thread calls everything but `prefetch`. That is called by the loop, which begins to
+upload a new anchor as soon as it is published, if no other one waits on the device; otherwise the
+anchor is uploaded at its apply point.
 
-An upload takes the time that there is until its apply point, up to a rate. A copy at the full speed
-of the bus more than halves the speed of training that launches many small kernels, as under FSDP2:
-the device reads its commands over the same bus (benchmarks/results/overlap.md).
+An upload is stretched over the time until its apply point, so that its rate stays low. A copy at
+the full speed of the bus more than halves the speed of training that launches many small kernels,
+as under FSDP2: the device reads its commands over the same bus (benchmarks/results/overlap.md).
 
-Where the device encodes, it keeps of every fragment the anchor that was applied last and the
-residual, and of an open offer the delta and what is pending; with feedback in the weights no
-residual, and what is sent in place of what is pending.
+Where the device encodes, it keeps, of every fragment, the anchor that was applied last and the
+residual, and of an open offer the delta and the pending residual. With feedback in the weights it
+keeps no residual, and of an open offer the sent part in place of the pending residual.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from mend.fragment.device import Landed, Move, Side, Uploaded
 from mend.kernels import ROW_NUMEL
 
 UPLOAD_BYTES_PER_S = 6e9
-"""Of an upload that has the time: a sixth of what the bus of an H100 carries."""
+"""Rate of an upload that has enough time: a sixth of what the bus of an H100 carries."""
 UPLOAD_PIECE_NUMEL = 1 << 20
 PAUSE_S_MIN = 2e-4
-"""Shorter pauses between pieces are left out."""
+"""Where pauses between pieces would be shorter, all is uploaded at once."""
 
 
 class CudaPin:
@@ -73,7 +74,7 @@ class CudaPin:
 
 
 class CudaStaging:
-    """The device's side of a rank: at most one anchor waits there."""
+    """The device's part of a rank. At most one uploaded anchor waits there for its apply."""
 
     def __init__(
         self, side: Side, numerics: Numerics, apply_mode: ApplyMode, blend_alpha: float
@@ -81,16 +82,16 @@ class CudaStaging:
         self.side, self._buffers, self.encoder = side, numerics.buffers, numerics.on_device
         self.apply_mode, self._alpha = apply_mode, blend_alpha
         self._lock = threading.Lock()
-        """Of the side and of what waits on it."""
+        """Guards the side and `_waiting`."""
         self._waiting: tuple[int, Uploaded, threading.Event] | None = None
-        """Fragment, upload, and what ends the pauses between its pieces."""
+        """(fragment, upload, the event that ends the pauses between its pieces)."""
         self._anchors: dict[int, tuple[Anchor, Tensor]] = {}
-        """By fragment: which one is on the device, and its values there."""
+        """By fragment, the anchor that is on the device, and its values there."""
         self._held: dict[int, int] = {}
-        """Bytes on the device by fragment, beside what waits there."""
+        """By fragment, bytes on the device, without those of `_waiting`."""
 
     def snapshot(self, track: FragmentState) -> tuple[Tensor, Landed]:
-        """The owned elements on the host (fp32), once the second value has been called."""
+        """(the owned elements on the host, fp32; a function that waits until they are there)."""
         out_N = self._buffers.empty(track.owned.numel)
         with self._lock:
             return out_N, self.side.snapshot(track.view, track.owned, out_N)
@@ -98,7 +99,7 @@ class CudaStaging:
     def encode(
         self, encoder: DeviceEncoder, fragment: int, track: FragmentState
     ) -> tuple[Tensor, Callable[[], Encoded]]:
-        """The delta, and what waits for the payload; that may be called by any thread."""
+        """(the delta on the device; a function that waits for the payload, for any thread)."""
         with self._lock:
             anchor_N = self._anchor(fragment, track)
             if track.residual_N is not None and track.residual_N.device != self.side.device:
@@ -112,13 +113,13 @@ class CudaStaging:
         return delta_N, partial(_encoded, encoder, numel, landed, out_B, left_N)
 
     def _landing(self, size: int) -> Tensor:
-        """Host memory that a copy from the device does not wait for, whatever its size."""
+        """Page-locked host memory of any size, so that a copy from the device is asynchronous."""
         if size < POOLED_BYTES_MIN and self.side.device.type == "cuda":
             return torch.empty(size, dtype=torch.uint8, pin_memory=True, device="cpu")
         return self._buffers.empty(size, torch.uint8)
 
     def _anchor(self, fragment: int, track: FragmentState) -> Tensor:
-        """Of a track, on the device."""
+        """The values of the track's anchor, on the device."""
         kept = self._anchors.get(fragment)
         if kept is None or kept[0] is not track.anchor:  # the first, or one that was copied
             kept = track.anchor, self.side.fetch(track.anchor.values)
@@ -141,7 +142,7 @@ class CudaStaging:
             if self.encoder is not None:
                 on_device = self._anchors.get(fragment)
                 if on_device is None or on_device[0] is not old:
-                    return  # the training thread brings it there
+                    return  # the training thread uploads it at the apply point
                 old_N = on_device[1]
             if self._waiting is not None:
                 before, older, _ = self._waiting
@@ -159,19 +160,19 @@ class CudaStaging:
                 self.side.advance(uploaded, uploaded.next_N.numel())
                 return
         bring = partial(self._bring, uploaded, pause_s, ended)
-        # Where no thread can be started, the apply uploads it.
+        # Where no thread can be started, the apply uploads the rest.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=bring, name="mend-upload", daemon=True).start()
 
     def _bring(self, uploaded: Uploaded, pause_s: float, ended: threading.Event) -> None:
-        """Upload piece by piece. An apply that comes before does the rest."""
+        """Upload piece by piece. An apply that comes earlier uploads the rest."""
         while not ended.wait(pause_s):
             with self._lock:
                 if not self.side.advance(uploaded, UPLOAD_PIECE_NUMEL):
                     return
 
     def close(self) -> None:
-        """End the upload that waits. Call it once nothing is uploaded or applied any more."""
+        """Release the upload that waits. Call it when nothing is uploaded or applied any more."""
         with self._lock:
             self._forget()
 
@@ -192,9 +193,9 @@ class CudaStaging:
         new: Anchor,
         out_N: Tensor | None,
     ) -> None:
-        """Order the move under the new anchor: of the model, or into `out_N` (device, fp32).
-        `offer`: number of the own offer that it has merged, with its merged part `delta_N`; 0 and
-        None: it has merged none."""
+        """Launch the move to the new anchor: of the model, or into `out_N` (on the device, fp32).
+        `offer`: number of the own offer that the anchor has merged, and `delta_N` its merged part;
+        0 and None: it has merged none."""
         move = Move(track.anchor.version, new.version, offer, self.apply_mode)
         with self._lock:
             uploaded = self._taken(fragment, move)
@@ -209,7 +210,8 @@ class CudaStaging:
                     self._hold(fragment, 4 * (2 - self.encoder.in_weights) * track.owned.numel)
 
     def _taken(self, fragment: int, move: Move) -> Uploaded | None:
-        """What waits, if it is of this move. It may be older, or have gone another way."""
+        """Take the upload that waits, if it is of this move; None: it is of an older or another
+        move, or there is none."""
         if self._waiting is None or self._waiting[0] != fragment:
             return None
         _, uploaded, ended = self._waiting

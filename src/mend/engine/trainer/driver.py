@@ -23,14 +23,14 @@ from mend.errors import InvariantError, LeftJob
 from mend.types import MS, SECOND
 
 SLICE_NS = 100 * MS
-"""How long a signal that comes in a wait may go unseen."""
+"""Maximum time for which a signal that comes in a wait is not noticed."""
 
 T = TypeVar("T")
 
 
 class Driver:
-    """Of one rank. `left`: called where the trainer has left the job. `broken`: called where it, or
-    another thread, has broken an invariant."""
+    """The driver of one rank. `left`: called when the trainer has left the job. `broken`: called
+    when the trainer, or another thread, has broken an invariant."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Driver:
         self._group, self._published, self._now_ns = group, published, now_ns
         self._left, self._broken = left, broken
         self.unfinished: Resumable[None] | None = None
-        """The work after a step, until it is done: `go_on` has something to do."""
+        """The work after a step, until it is done; `go_on` finishes it."""
         self._waited: tuple[Wait | None, int] = (None, 0)
         """The newest wait, and its end in ns."""
 
@@ -54,14 +54,14 @@ class Driver:
             return drive(doing, self._answer)
 
     def work(self, doing: Requests) -> None:
-        """As `drive`, for the work after a step. What a signal's handler raises in a wait leaves it
-        there; `go_on` finishes it."""
+        """As `drive`, for the work after a step. If a signal's handler raises in a wait, the work
+        stops there, and `go_on` finishes it."""
         self.unfinished = Resumable(doing)
         self.go_on()
 
     def go_on(self) -> None:
-        """Finish the work of the last step, if an exception has ended a wait of it: a capture that
-        is left out there would never be made."""
+        """Finish the work of the last step, if an exception has interrupted it in a wait: a capture
+        that is due in it would never be made otherwise."""
         if (work := self.unfinished) is None:
             return
         try:
@@ -97,8 +97,8 @@ class Driver:
                 return None
 
     def _wait(self, request: Wait) -> bool:
-        """Wait in slices, behind each of which handlers of signals run. A wait that one of them has
-        ended by raising goes on within its limit."""
+        """Wait in slices; signal handlers run between them. A wait that a handler has interrupted
+        by raising goes on within its original limit."""
         known, deadline_ns = self._waited
         if request is not known:
             deadline_ns = self._now_ns() + request.limit_ns

@@ -1,4 +1,5 @@
-"""What a slow rack does about itself: a smaller batch, or its eviction, as the log says."""
+"""Carries out the mitigation that the log has decided for a slow rack: a smaller batch, or its
+eviction."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from mend.events.kinds import LocalBatchChanged
 
 
 class Mitigations(PublishedSlice):
-    """What the log has about slow racks. A rack that has left loses its mitigation."""
+    """The mitigations of slow racks in the log. A rack that leaves loses its mitigation."""
 
     def __init__(self, published: PublishedState) -> None:
         super().__init__(published)
@@ -53,9 +54,10 @@ class Ladder(TrainerFeature):
         self.batch_pct = 100
         """Percentage of the micro-batches that the rack takes."""
         self.evicted_for = ""
-        """Why the rack is evicted, once all its ranks know; empty: it is not."""
+        """Why the rack is evicted, once all its ranks know of it; empty: it is not."""
         self.stays = False
-        """Whether it tried to leave and its work could not be merged."""
+        """Whether the rack ignores evictions, as it tried to leave and its work could not be
+        merged."""
 
     @property
     def idle(self) -> bool:

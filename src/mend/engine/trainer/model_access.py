@@ -1,7 +1,7 @@
-"""How the training thread reads and writes the live model.
+"""Reads and writes the live model for the training thread.
 
-What writes is a generator, as in `trainer_rounds`: ranks that hold copies of the same elements
-exchange their slices first.
+The methods that write are generators, as in `trainer_rounds`: ranks that hold copies of the same
+elements exchange their slices first.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mend.kernels import apply_kernel
 
 
 class Snapshot(NamedTuple):
-    """What a capture has read. `read`: reads it later, while the offer is encoded. `landed`,
-    `encoding`: see `OpenOffer`."""
+    """What a capture has read (fp32). `read`: fills it later, while the offer is encoded; None: it
+    is filled. `landed`, `encoding`: see `OpenOffer`."""
 
     values_N: Tensor
     read: Read | None = None
@@ -52,7 +52,8 @@ class ModelAccess:
             self.staging = CudaStaging(side, numerics, apply_mode, blend_alpha)
 
     def carry_from_here(self) -> None:
-        """From now on an apply keeps everything that the weights hold, whatever apply_mode says."""
+        """Have every apply from now on keep all local progress in the weights, whatever apply_mode
+        is."""
         self.apply_mode = "carry"
         if self.staging is not None:
             self.staging.apply_mode = "carry"
@@ -68,8 +69,8 @@ class ModelAccess:
     def snapshot(
         self, fragment: int, track: FragmentState, *, closing: bool, waits: bool
     ) -> Snapshot:
-        """What this rank owns, for an offer. `waits`: training waits for the result anyway; the
-        offer may then be encoded portion by portion, right behind the copy."""
+        """Read what this rank owns, for an offer. `waits`: training waits for the result anyway;
+        the offer may then be encoded portion by portion, right behind the copy."""
         if self.staging is not None and track.moments is None:
             encoder = self.staging.encoder
             if encoder is not None and not (closing and encoder.in_weights):
@@ -93,7 +94,8 @@ class ModelAccess:
         return Snapshot(values_N)
 
     def unsound(self, track: FragmentState) -> str:
-        """The first of this rank's weights that is no usable number, in words; empty: none."""
+        """The first of this rank's weights that is NaN or not below NORM_MAX, in words; empty:
+        there is none."""
         theta_N = self.read(track)
         first = first_unsound(theta_N)
         if first is None:
@@ -117,7 +119,8 @@ class ModelAccess:
         return whole.hexdigest()
 
     def distance(self, tracks: Sequence[FragmentState], anchors: Sequence[Anchor]) -> float:
-        """How far this rank's weights are from the anchors: length over length, in fp64."""
+        """The distance of this rank's weights from the anchors, relative to the length of the
+        anchors, in fp64."""
         apart = whole = 0.0
         for track, anchor in zip(tracks, anchors, strict=True):
             if track.in_model and track.moments is None and anchor.digest != track.anchor.digest:
@@ -131,7 +134,8 @@ class ModelAccess:
     def realign(
         self, fragment: int, track: FragmentState, delta_N: Tensor | None, anchor: Anchor
     ) -> Requests:
-        """Move the model to the new anchor; where it is fp32 on the CPU, in a single pass."""
+        """Move the model to the new anchor; where it is fp32 on the CPU, in one pass. `delta_N`:
+        the merged part of the own offer; None: the anchor has merged none."""
         if self.staging is not None:
             device = self.staging.side.device
             numel = track.owned.numel if track.shared else 0
@@ -160,7 +164,8 @@ class ModelAccess:
         anchor: Anchor,
         steps: int,
     ) -> Requests:
-        """Continue from the mean, which has this rank's moments, with the `steps` made since."""
+        """Write the mean that the racks agreed on, continued by the `steps` that this rank has made
+        since its capture."""
         live_N = self.read(track)
         view.decay(track.owned, live_N, offer.delta_N, anchor.values, steps)
         yield from self.write(offer.fragment, track, live_N)
@@ -181,7 +186,7 @@ class ModelAccess:
             realign(theta_n, old_N[place], delta_n, new_N[place], apply_mode, alpha, theta_n)
 
     def write(self, fragment: int, track: FragmentState, slice_N: Tensor) -> Requests:
-        """Write what this rank owns, and what its replicas own of the same tensors."""
+        """Write this rank's slice and, where it has replicas, their slices of the same tensors."""
         if track.shared:
             held_N = yield GatherSlices(fragment, slice_N, track.holding)
             track.view.write(track.holding.everything, held_N)

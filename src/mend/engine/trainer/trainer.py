@@ -1,7 +1,7 @@
-"""How a training loop begins and makes checkpoints.
+"""The begin of a training loop, and what checkpoints need of it.
 
 `trainer_rounds` has the work after each step, `trainer_end` the end. The methods are generators, as
-there.
+in those modules.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Trainer(TrainerEnd):
             self._tell_joined([anchor.version for anchor in anchors])
 
     def _await_anchors(self, limit_ns: int) -> Generator[Any, Any, list[Anchor]]:
-        """The anchors to begin with, once all ranks of the rack may begin. Until then the script
-        has nothing of the job, so a rack whose job is lost can begin again."""
+        """Wait until all ranks of the rack may begin; returns the anchors to begin with. Until then
+        the script has received nothing from the job, so a rack whose job is lost can begin
+        again."""
         anchors, patience = list[Anchor](), self._patience(limit_ns, stall_ns=self.options.stall_ns)
         while not anchors:
             yield Wait(self._may_begin_or_look, patience.look_ns(self._now_ns()))
@@ -120,8 +121,8 @@ class Trainer(TrainerEnd):
         self._note(RackJoined(tuple(versions)))
 
     def _go_on_from(self, copied: Received | Refused | None) -> None:
-        """Go on from the donor's step; where every other rack leaves, from that of the job, or a
-        script would train all of it again. Fragments are due as the schedule says; nothing is
+        """Go on from the donor's step; without a donor, from the step of the job, as the script
+        would train all of it again otherwise. Fragments are due as the schedule says; nothing is
         trained yet."""
         if copied is None or (isinstance(copied, Refused) and copied.step <= self.step):
             return
@@ -138,12 +139,13 @@ class Trainer(TrainerEnd):
 
     @property
     def resumes(self) -> bool:
-        """Whether this rank begins with a checkpoint's weights, which hold more than the anchor."""
+        """Whether this rank begins with the weights of a checkpoint, which hold more than the
+        anchor."""
         return self.parts.resumed is not None and not self._joins()
 
     def _check_begun(self, anchors: Sequence[Anchor]) -> Requests:
-        """Check that the job began with this rack's checkpoint. Otherwise its progress since its
-        own anchor would be taken for progress since another one."""
+        """Raise CheckpointError unless the job began with this rack's checkpoint: otherwise the
+        rack's progress since its own anchor would be taken for progress since another one."""
         pairs = zip(self.tracks, anchors, strict=True)
         same = [int(track.anchor.digest == anchor.digest) for track, anchor in pairs]
         same = yield from self._all_ranks(same)
@@ -154,7 +156,7 @@ class Trainer(TrainerEnd):
             )
 
     def _offer_again(self) -> None:
-        """Open the offers again that were open at the checkpoint."""
+        """Reopen the offers that were open at the checkpoint."""
         _, offers = require(self.parts.resumed, "nothing is resumed")
         self._post(StepReached(self.step, 0))
         for offer in offers:
@@ -182,7 +184,8 @@ class Trainer(TrainerEnd):
         self._note(ResumeIgnored(reason, given_up))
 
     def state(self) -> tuple[RankProgress, list[OpenOffer]]:
-        """Where this rank stands, and its open offers: for a checkpoint, after `cut`."""
+        """This rank's progress and its open offers, for a checkpoint. Call it after
+        `CheckpointBarrier.cut`."""
         calendar, offers = self.calendar, [t.offer for t in self.tracks if t.offer is not None]
         fragments = tuple(
             FragmentProgress(
@@ -214,8 +217,8 @@ class Trainer(TrainerEnd):
         )
 
     def _has_missed_first(self) -> bool:
-        """Whether this rank will never hold what the job began with: the others counted this rack
-        as silent, began without it, and have replaced a version that it had not copied."""
+        """Whether this rank will never hold the first versions of the job: the others took this
+        rack for silent, began without it, and have replaced a version that it had not copied."""
         pairs = zip(self.published.fragments, self.published.job.first, strict=False)
         with self.published.changed:
             return any(v not in known.anchors and known.decided > v for known, v in pairs)

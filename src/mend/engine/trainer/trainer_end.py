@@ -1,5 +1,5 @@
-"""How a training loop drains, and leaves the job: what is merged, what is put into the model, and
-its outcome. The methods are generators, as in `trainer_rounds`.
+"""The end of a training loop: it drains, leaves the job, fills the model, and has an outcome. The
+methods are generators, as in `trainer_rounds`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrainerEnd(TrainerRounds):
         return sum(self.tokens - track.tokens_mark for track in self.weights)
 
     def drain(self, limit_ns: int) -> Requests:
-        """Wait until no own offer is open and all that is decided is applied. Raises GaveUp after
+        """Wait until no own offer is open and everything decided is applied. Raises GaveUp after
         `limit_ns`."""
         yield from self._drain(self._patience(limit_ns, stall_ns=0))
 
@@ -87,12 +87,12 @@ class TrainerEnd(TrainerRounds):
     def close(self, *, keep_local: bool = False, refusal: Outcome | None = None) -> Requests:
         """Merge the tail of every fragment, leave the job, and put the anchor into the model.
 
-        It leaves together with the other racks, or alone after shutdown_timeout_s, unless bytes of
-        the last exchange still arrive then. A rack that has
-        to leave with unmerged work keeps its own weights instead: the anchor does not have that
-        work, and overwriting the weights would lose it. So does a rack whose weights may not be
-        overwritten; `refusal` is the reason. Sets `outcome`. Raises Diverged if the weights
-        contain NaN or Inf.
+        The rack leaves together with the others, or alone after shutdown_timeout_s; as long as
+        bytes of the last exchange arrive, it waits longer. A rack that has to leave with unmerged
+        work keeps its own weights instead: the anchor does not have that work, and overwriting the
+        weights would lose it. So does a rack whose weights may not be overwritten; `refusal` is the
+        reason. `keep_local`: leave the model as it is. Sets `outcome`. Raises Diverged if the
+        weights contain NaN or Inf.
         """
         patience = self._at_the_end()
         refused = yield from self.agree_and_apply([], [-int(refusal is not None)])
@@ -121,7 +121,7 @@ class TrainerEnd(TrainerRounds):
             # At once, so that the racks' tails meet in one round; open offers go first.
             self._capture_tails()
             self._post(Leaving())
-        with contextlib.suppress(GaveUp):  # the drain below gives up, too, and says so
+        with contextlib.suppress(GaveUp):  # the drain below gives up as well, and notes it
             yield from self._drain(patience)
         again = True
         while again:
@@ -133,7 +133,8 @@ class TrainerEnd(TrainerRounds):
     def _may_try_again(
         self, before: tuple[int, ...], patience: Patience
     ) -> Generator[Any, Any, bool]:
-        """Whether work is left that was captured on versions which are not the newest any more."""
+        """Whether unmerged work is left that can be captured again on a newer version, and there is
+        time for it."""
         pairs = zip(self.weights, before, strict=False)
         left = any(
             track.offer is None and self.tokens > track.tokens_mark and track.anchor.version > base
@@ -171,18 +172,19 @@ class TrainerEnd(TrainerRounds):
         self._stand()
 
     def ended(self, rank: int) -> Ended:
-        """How this rank, which does no more, has left the job."""
+        """How this rank, which trains no more, has left the job."""
         outcome = self.outcome if self.outcome.word != "running" else Outcome("aborted")
         merged = self.ledger.merged / (len(self.weights) or 1)
         how = outcome.word, outcome.detail, self.step, self.tokens, merged
         return Ended(self.member.rack, rank, *how)
 
     def open_per_fragment(self) -> float:
-        """The tokens that the ledger has as open."""
+        """Tokens trained and not merged yet, averaged over fragments, as in the ledger."""
         return self.open_tokens() / (len(self.weights) or 1)
 
     def _why_kept(self, idle: int, *, behind: bool) -> str:
-        """Why this rack keeps its own weights; never empty."""
+        """Why this rack keeps its own weights, in words. `idle`: steps without tokens. `behind`:
+        whether the job ended with newer versions."""
         if idle:
             return f"{idle} steps count no token, so nobody merges them: runtime.count_tokens"
         why = []
@@ -236,7 +238,7 @@ class TrainerEnd(TrainerRounds):
         return Outcome("merged", "; ".join(said))
 
     def _without(self) -> str:
-        """The racks whose newest work may be missing in the merged weights."""
+        """The racks whose newest work may be missing in the merged weights, in words."""
         racks = [rack for rack in self.published.job.missing if rack != self.member.rack]
         if not racks:
             return ""
@@ -244,7 +246,7 @@ class TrainerEnd(TrainerRounds):
         return f"without {_racks(racks)}, silent or gone at the end: {missing}"
 
     def _dropped(self) -> str:
-        """The other racks that were there, and whose last offer was not merged."""
+        """The racks that were present at the end but whose last offer was dropped, in words."""
         with self.published.changed:
             of_weights = self.published.fragments[: self.policy.of_weights]
             dropped = set[int]().union(*(known.tails_dropped for known in of_weights))
@@ -252,7 +254,7 @@ class TrainerEnd(TrainerRounds):
         return f"the last offer of {_racks(racks)} was dropped: it is missing here" if racks else ""
 
     def _capture_tails(self) -> None:
-        """Capture the steps since the last capture, of what has no open offer."""
+        """Capture the steps since the last capture, for every fragment without an open offer."""
         for fragment, track in self.of_model:
             if track.offer is None:
                 self._capture(fragment, closing=True)
@@ -261,9 +263,10 @@ class TrainerEnd(TrainerRounds):
                 track.late_steps = max(track.late_steps, track.behind_until - track.steps_mark)
 
     def _leave(self, patience: Patience) -> Requests:
-        """Apply what is still decided, until the log says that this rack has left.
+        """Apply what is still being decided, until the log says that this rack has left.
 
-        Past the deadline it asks to leave alone, and LEAVE_NS later it goes without an answer.
+        Past the deadline the rack asks to leave alone, and LEAVE_NS later it leaves without an
+        answer.
         """
         hurried, posted, noted_ns = False, None, self._now_ns()
         patience.deadline_ns = max(patience.deadline_ns, noted_ns)
@@ -276,7 +279,7 @@ class TrainerEnd(TrainerRounds):
             if finished or (late and hurried):
                 return
             if late:
-                # An offer that is still open now forbids leaving in order; it had its time.
+                # With an open offer the rack cannot leave in order: no further wait for an answer.
                 grace_ns = 0 if any(track.offer for track in self.tracks) else LEAVE_NS
                 hurried, patience = True, self._patience(grace_ns, stall_ns=0)
                 self._post(Leaving(now=True))
@@ -290,8 +293,8 @@ class TrainerEnd(TrainerRounds):
             yield Wait(self._news, POLL_NS)
 
     def _catch_up(self, patience: Patience) -> Requests:
-        """Apply what was decided before the end of the job, if this rack has missed it and some
-        rack still serves it: until the deadline, or until no copy is to be had."""
+        """Apply what was decided before the end of the job and is not here yet, as long as some
+        rack serves it: until the deadline, or until copies fail."""
         everything, enough_ns = list(range(len(self.tracks))), self._now_ns() + LEAVE_NS
         patience.deadline_ns = max(patience.deadline_ns, enough_ns)
         while True:
@@ -305,7 +308,7 @@ class TrainerEnd(TrainerRounds):
             yield Wait(self._may_apply, POLL_NS)
 
     def _may_apply(self) -> bool:
-        """Whether a version is here that is newer than the one that is applied."""
+        """Whether this rank holds a version that is newer than the applied one."""
         with self.published.changed:
             newest = [max(known.anchors, default=-1) for known in self.published.fragments]
         return any(new > has for new, has in zip(newest, self.versions(), strict=True))

@@ -1,4 +1,4 @@
-"""What the training thread of a rank is made of."""
+"""The dependencies of a trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_ROUTES = StateRoutes()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerParts:
-    """Of one rank. All calls but `before_capture` return at once."""
+    """What the trainer of one rank is made from. All calls but `before_capture` return at once."""
 
     member: Member
     policy: Policy
@@ -38,7 +38,7 @@ class TrainerParts:
     post: Callable[[Event], None]
     """Gives an event to the loop."""
     own: Callable[[OpenOffer], None]
-    """Registers an offer's tensors there."""
+    """Registers an offer's tensors with the loop."""
     note: Emit
     grows: Callable[[OpenOffer, Tensor], Growth] | None = None
     """Serves an offer while this thread encodes it."""
@@ -49,12 +49,12 @@ class TrainerParts:
     before_capture: Callable[[], None] = lambda: None
     """Called before the captures of a step; may raise."""
     troubles: Callable[[], list[str]] = list
-    """In words, the lanes over which no pull succeeds."""
+    """Returns the lanes over which no pull succeeds, in words."""
     resumed: tuple[RankProgress, Sequence[OpenOffer]] | None = None
     """The checkpoint to go on from; the tracks have its anchors and residuals."""
     compares: bool = False
-    """Whether to say how far the weights were from those that the job begins with."""
+    """Whether to note how far the script's weights were from those that the job begins with."""
     started_ns: int | None = None
     """When the process was started; None: now."""
     features: Sequence[TrainerFeature] = ()
-    """Besides the copies of the training state and the ladder."""
+    """Further features, besides `StateExchange` and `Ladder`, which every trainer has."""

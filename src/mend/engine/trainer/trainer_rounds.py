@@ -69,7 +69,7 @@ from mend.fragment.statistics import in_few_words
 from mend.types import MS, SECOND
 
 ASLEEP_NS = 250 * MS
-"""By how much a wait exceeds its limit where the process has stood still."""
+"""A wait that exceeds its limit by more than this shows that the process stood still."""
 
 
 def _refuse(error: NonFinite) -> Encoded:
@@ -96,7 +96,7 @@ class TrainerRounds:
             parts.numerics, parts.side, parts.options.apply_mode, parts.options.blend_alpha
         )
         self.outcome = Outcome("running")
-        """How this rank left the job."""
+        """How this rank left the job; "running" until then."""
         self.states = StateExchange(
             parts.routes, parts.policy.ranks, published, self.clock, parts.numerics.pool,
             now_ns=parts.now_ns, post=parts.post, note=parts.note,
@@ -109,7 +109,7 @@ class TrainerRounds:
         self._watching = [each for each in self.features if _watches_steps(each)]
         self.step = self.tokens = self.units = 0
         self._before = (0, 0, 0)
-        """Tokens, steps and units before the last step."""
+        """(tokens, steps, units) before the last step."""
         self.ledger, self.stalls = Ledger(), StallBudget(parts.policy.stall_max_ns)
         self._position = RankPosition(tuple(track.anchor.version for track in parts.tracks))
         self.standing: Standing = (0, 0, self._position)
@@ -153,8 +153,8 @@ class TrainerRounds:
         return self.due(self.step)
 
     def due(self, step: int) -> bool:
-        """Whether `work` is due after this step, the current or the next one. A poll that would
-        find nothing is not: it costs ten times as much as to see that."""
+        """Whether `work` is due after `step`, which is the current or the next one. A poll that
+        would find nothing is not due: it costs ten times as much as finding that out."""
         calendar = self.calendar
         if step < calendar.next_step:
             return False
@@ -181,9 +181,9 @@ class TrainerRounds:
         )
 
     def _prefetch(self, fragment: int) -> None:
-        """Start the upload of the newest anchor. The loop calls it at once when it publishes one:
-        at the next step it might be too late. What this reads the training thread may change at the
-        same time; then the upload is not of the move that it makes, and is dropped."""
+        """Start the upload of the newest anchor. The loop calls this as soon as it has published
+        one: the next step may be too late. The training thread may change what is read here at the
+        same time; the upload is then not of the move that it makes, and is dropped."""
         track = self.tracks[fragment]
         if self.model.staging is None or track.moments is not None:
             return
@@ -198,7 +198,7 @@ class TrainerRounds:
         steps = max(0, self.calendar.end(fragment) - self.step - 1)
         left_s = steps * self.clock.step_ns / SECOND
         seq = offer.seq if delta_N is not None and offer is not None else 0
-        # Without room on the device the apply asks again, in the script's own thread.
+        # Without memory on the device, the apply tries again, in the script's own thread.
         with contextlib.suppress(torch.OutOfMemoryError):
             self.model.staging.prefetch(fragment, old, seq, delta_N, anchors[newest], left_s)
 
@@ -243,7 +243,8 @@ class TrainerRounds:
 
     def _join(self, opened: list[int]) -> tuple[int, ...]:
         """At a poll point: capture one fragment for which a round is open, so that the offers of
-        all racks are of one moment. An own offer that is open already counts instead."""
+        all racks are of about the same moment. Where an own offer is open already, that one
+        counts. Returns the fragment that was captured, if any."""
         joined: tuple[int, ...] = ()
         for fragment in self.calendar.joins(opened):
             track = self.tracks[fragment]
@@ -260,7 +261,7 @@ class TrainerRounds:
         return joined
 
     def _stand(self) -> None:
-        """Publish where this rank stands, for any thread."""
+        """Publish this rank's position, for any thread."""
         versions, ledger = self.versions(), self.ledger
         self._position = RankPosition(
             versions=versions,
@@ -282,9 +283,9 @@ class TrainerRounds:
     # -------------------------------------------------------------- capture
 
     def _countable(self, closing: bool) -> tuple[int, int, int]:
-        """Tokens, steps and units that an offer captured now counts. With feedback in the weights a
-        part of the work stays there until the closing offer, which must have a weight: so every
-        other offer leaves the last step to the next one."""
+        """(tokens, steps, units) up to which an offer that is captured now counts. With feedback in
+        the weights a part of the work stays there until the closing offer, which must have a
+        weight: so every other offer leaves the last step to the next offer."""
         whole = not self._numerics.in_weights or closing
         return (self.tokens, self.step, self.units) if whole else self._before
 
@@ -389,13 +390,13 @@ class TrainerRounds:
         waiting = [p for p in fragments if self._is_awaited(p)]
         if not waiting or limit_ns <= 0:
             return
-        over = self.published  # once it is finished, nothing more is merged
-        wait = Wait(lambda: over.finished or all(map(self._resolved, waiting)), limit_ns)
+        published = self.published  # once it is finished, nothing more is merged
+        wait = Wait(lambda: published.finished or all(map(self._resolved, waiting)), limit_ns)
         started_ns = begun_ns = self._now_ns()
         ready = yield wait
         late_ns = self._now_ns() - begun_ns - limit_ns
         if not ready and late_ns > ASLEEP_NS and not self.policy.lockstep:
-            # This process stood still meanwhile, and has had no time to pull what others decided.
+            # This process stood still meanwhile, and had no time to pull what others decided.
             begun_ns = self._now_ns()
             ready = yield replace(wait)
         now_ns = self._now_ns()
@@ -412,16 +413,16 @@ class TrainerRounds:
             self._note(StallOver(self.step, tuple(waiting), ms, why))
 
     def _is_awaited(self, fragment: int) -> bool:
-        """Whether to wait for the result. Moments only in lockstep: a late mean of them counts
-        less, and does no harm."""
+        """Whether to wait for the result of a fragment. For moments only in lockstep: a mean that
+        arrives late counts less, and does no harm."""
         track = self.tracks[fragment]
         if track.offer is None or self._resolved(fragment):
             return False
         return self.policy.lockstep or track.moments is None
 
     def _why_not(self, fragments: Sequence[int]) -> list[str]:
-        """Why their results are not here. The coordinator gives no reason for a round that is
-        decided, nor for one that it has not heard of."""
+        """Why the results of these fragments are not here. The coordinator gives no reason for a
+        round that is decided, nor for one that it has not heard of."""
         why = list(self.published.orders.why)
         for fragment in fragments:
             version = self.tracks[fragment].anchor.version
@@ -439,8 +440,8 @@ class TrainerRounds:
         with self.published.changed:
             if max(known.anchors, default=-1) > track.anchor.version:
                 return True
-            # An offer that was too old tells that this rack is behind: what it trained before the
-            # newest version is here would be too old as well, and nothing would correct its length.
+            # A discarded offer of a rack that is behind was too old. What the rack trains before it
+            # holds the newest version would be too old as well, so it goes on waiting.
             behind = not self.policy.lockstep and known.decided > track.anchor.version
             return not behind and track.offer is not None and track.offer.seq in known.discarded
 
@@ -450,8 +451,9 @@ class TrainerRounds:
         flags: list[int] | None = None,
         caps: Sequence[int] | None = None,
     ) -> Generator[Any, Any, list[int]]:
-        """Apply what every rank can apply; return the minimum of the flags over the ranks. `caps`:
-        per fragment the newest version that may be applied; None: any."""
+        """Of `fragments`, apply what every rank of the rack can apply; return the minimum of the
+        flags over the ranks. `caps`: per fragment the newest version that may be applied; None:
+        any."""
         with self.published.changed:
             if self.published.failure is not None:
                 raise self.published.failure
@@ -496,7 +498,8 @@ class TrainerRounds:
             raise self._diverged(fragment, bad or wrong)
 
     def _diverged(self, fragment: int, why: str) -> Diverged:
-        """The error to raise. `why`: empty where another rank of this rack has the bad weights."""
+        """Note and return the error to raise. `why`: empty where another rank of this rack has the
+        bad weights."""
         why = why or "the weights of another rank of this rack contain NaN or Inf"
         error = Diverged(
             f"rack {self.member.rack}, fragment {fragment}, step {self.step}: {why}. The other "
@@ -510,8 +513,8 @@ class TrainerRounds:
         return error
 
     def _apply(self, fragment: int, anchor: Anchor) -> Requests:
-        """Protocol section 7: read the fate of the own offer in the commits, realign, set the
-        marks."""
+        """Apply an anchor: read the fate of the own offer in the commits, realign the model, set
+        the marks (docs/internals/protocol.md#applying)."""
         track, offer = self.tracks[fragment], self.tracks[fragment].offer
         fate, delta_N = self._open_fate(fragment, anchor.version)
         if track.moments is None:
@@ -557,7 +560,8 @@ class TrainerRounds:
         return fate, offer.merged_N if fate == "named" else None
 
     def _settle(self, track: FragmentState, offer: OpenOffer) -> None:
-        """The offer is merged: owe its residual, and count its tokens as merged."""
+        """The offer is merged: keep its residual for the next one, and count its tokens as
+        merged."""
         track.residual_N = offer.pend_N
         weights = track.moments is None
         if weights:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -55,6 +56,11 @@ class Member(NamedTuple):
 
 def rack_name(rack: int) -> str:
     return "the witness" if rack == WITNESS else f"rack {rack}"
+
+
+def rack_names(racks: Collection[int]) -> str:
+    """Racks by their numbers, ascending; of at least one."""
+    return f"rack{'s' if len(racks) > 1 else ''} {','.join(map(str, sorted(racks)))}"
 
 
 def whole_number(value: object) -> int | None:

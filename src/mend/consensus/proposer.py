@@ -175,7 +175,7 @@ class Proposer:
             members=seats,
             non_voters=tuple(sorted(non_voters)),
             witness=witness,
-            dead=tuple(sorted(self.dead)),
+            dead=tuple(sorted(self.dead & (log.members | self.log.committed.members))),
             versions=versions,
             digests=tuple(value for value in digests if value is not None),
             reason=f"the voters that are missing are dead{self._by_hand()}",

@@ -23,6 +23,8 @@ Hex = Annotated[str, Meta(max_length=64, pattern=r"^([0-9a-f]{32})*([0-9a-f]{2})
 """Bytes in hex. The pattern consumes 32 digits at a time: digit pairs would cost 20 us per digest,
 and a result has one digest per rank."""
 TEXT_MAX = 4096
+"""Senders cut longer texts: with one, receivers would refuse the whole message."""
+
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Where = Annotated[str, Meta(max_length=256, pattern="^tcp://")]
 Sizes = Annotated[tuple[Count, ...], Meta(max_length=1024)]

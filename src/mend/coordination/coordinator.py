@@ -13,7 +13,15 @@ from mend.consensus.acceptor import Acceptor
 from mend.consensus.ballots import ballot_of, number_of
 from mend.consensus.log import Log
 from mend.consensus.proposer import Proposer
-from mend.consensus.records import AcceptorState, Commit, Drop, Lineage, Offer, Policy
+from mend.consensus.records import (
+    TEXT_MAX,
+    AcceptorState,
+    Commit,
+    Drop,
+    Lineage,
+    Offer,
+    Policy,
+)
 from mend.coordination.admission import (
     Admission,
     differing_buffers,
@@ -32,7 +40,16 @@ from mend.coordination.grace import Mean
 from mend.coordination.ladder import Ladder
 from mend.coordination.member_view import Holders, MemberView, view_of
 from mend.coordination.membership import MembershipContext, look, next_roster
-from mend.coordination.messages import Hello, Orders, Prepare, Reason, Report, Retire, Vote
+from mend.coordination.messages import (
+    WHY_MAX,
+    Hello,
+    Orders,
+    Prepare,
+    Reason,
+    Report,
+    Retire,
+    Vote,
+)
 from mend.coordination.pulls import moving_racks, taken_of
 from mend.coordination.round import Round
 from mend.coordination.round_inputs import (
@@ -116,7 +133,7 @@ class Coordinator:
     def __post_init__(self, clock: AwakeClock | None) -> None:
         options = self.options
         self.sleep = Sleep(clock or AwakeClock(options.heartbeat_ns))
-        self.admission = Admission(options.racks, self.job, options.detect_ns)
+        self._new_admission()
         self.ending = Ending(self.me.rack)
         self.election = Election(
             self.me,
@@ -128,6 +145,9 @@ class Coordinator:
         )
         if options.first:
             self._found(0)
+
+    def _new_admission(self) -> None:
+        self.admission = Admission(self.options.racks, self.job, self.options.detect_ns)
 
     @property
     def log(self) -> Log:
@@ -361,9 +381,6 @@ class Coordinator:
         if self.me.rack == WITNESS:
             self.views[WITNESS] = MemberView(self.member, now_ns)
             self.beat_due_ns = self.options.heartbeat_ns
-        if self.acceptor.log.committed.begun:  # those hellos are of former lives
-            options = self.options
-            self.admission = Admission(options.racks, self.job, options.detect_ns)
 
     def _homeless(self) -> bool:
         """Whether it may found a job: it is a founder and has no seat in a job that it knows to be
@@ -397,6 +414,7 @@ class Coordinator:
         if not self.proposer.leading and self._may_found(now_ns):
             if not self._forsaken():
                 self.acceptor.start_over()
+            self._new_admission()  # the known hellos may be of lives that are over
             self._found(now_ns)
 
     def _give_up(self, effects: list[Effect]) -> None:
@@ -730,9 +748,8 @@ class Coordinator:
         heartbeat_ns, detect_ns = self.options.heartbeat_ns, self.options.detect_ns
         views = [view for view in self.views.values() if not view.gone]
         if any(now_ns >= view.sent_ns + heartbeat_ns for view in views):
-            heartbeat_ns -= (
-                heartbeat_ns // 4
-            )  # orders due soon go now, so all members are visited once
+            # Orders due soon go now, so that all members are visited once.
+            heartbeat_ns -= heartbeat_ns // 4
         moving, taken = moving_racks(log.committed, self.views), taken_of(self.views)
         for view in views:
             # A restarted witness knows no address, so these orders must contain everything.
@@ -754,4 +771,4 @@ class Coordinator:
             return unbegun
         whys = tuple([Reason(r.why, fragment=r.fragment) for r in self.rounds if r.why])
         reason = waits(self.log.appended, self._reports())
-        return (Reason(reason), *whys) if reason else whys
+        return (Reason(reason[:TEXT_MAX]), *whys)[:WHY_MAX] if reason else whys

@@ -16,6 +16,7 @@ from mend.consensus.ballots import count_of
 from mend.consensus.log import LogState, log_state_of
 from mend.consensus.records import (
     BAD_MAX,
+    TEXT_MAX,
     CheckpointRecord,
     Commit,
     Drop,
@@ -237,7 +238,8 @@ class RankMachine:
             case ev.Merged(p):
                 effects += self.replicas[p].on_merged(event, now_ns)
                 keys = [(member, p, seq) for member, seq in event.bad]
-                self.bad |= {key: event.error for key in keys if self.folded.is_open(*key)}
+                reason = event.error[:TEXT_MAX]
+                self.bad |= {key: reason for key in keys if self.folded.is_open(*key)}
             case ev.Copied():
                 effects += self._on_copied(event, now_ns)
             case ev.Wanting() | ev.UnitsAsked():

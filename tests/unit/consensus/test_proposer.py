@@ -479,6 +479,17 @@ def test_last_rack_goes_on_alone_when_all_others_are_attested_dead() -> None:
     assert proposer.log.committed.voters == {member(1)}
 
 
+def test_lineage_names_no_former_life_of_a_rack_among_its_dead() -> None:
+    """A job may have seen more restarts than the record has room for."""
+    cast = bereft()
+    cast.proposer.dead |= {member(0, life) for life in range(1, 100)}
+    cast.proposer.held[cast.me] = (0,)
+    assert cast.promise(1)
+    record = cast.proposer.log.record(cast.proposer.log.last)
+    assert isinstance(record, Lineage)
+    assert record.dead == (member(0), member(2))
+
+
 def test_silence_attests_nobody() -> None:
     cast = bereft()
     cast.proposer.dead = {member(2)}

@@ -50,7 +50,7 @@ Norm = Annotated[float, Meta(ge=0, lt=NORM_MAX)]
 BAD_MAX = 1024
 
 EPOCHS_MAX = 1000
-"""Most epochs of a data ledger: in lockstep one record gives them all out."""
+"""Limit of the epochs of a data ledger, because in lockstep one record gives all of them out."""
 
 CHECKSUM_BYTES = 16
 """Length of the checksum of a payload. Stored as bytes and not as hex, because an offer has one per

@@ -75,7 +75,7 @@ class MembershipContext:
         return self.log.may_decide(self.heard)
 
 
-def look(
+def note_liveness(
     views: Mapping[int, MemberView],
     live: frozenset[int],
     slow: frozenset[int],

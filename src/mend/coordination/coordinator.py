@@ -171,7 +171,7 @@ class Coordinator:
             effects.append(Note(QuorumLost(number_of(self.proposer.ballot))))
             self.election.lost(now_ns, at_once=True)
             self._step_down(effects)
-        self._stop_or_start_founding(now_ns, effects)
+        self._update_founding(now_ns, effects)
         if not self.proposer.leading:
             effects += self.election.move(now_ns)
             if self.proposer.try_lead():
@@ -404,7 +404,7 @@ class Coordinator:
         seated = (log.committed.members | log.appended.members) - {self.member}
         return seated <= self.proposer.dead | self.election.unaware
 
-    def _stop_or_start_founding(self, now_ns: int, effects: list[Effect]) -> None:
+    def _update_founding(self, now_ns: int, effects: list[Effect]) -> None:
         """Stop leading a job whose racks are all dead. Stop founding another job when a member of
         the former one is heard again. Start founding when there is no coordinator to follow."""
         asks_anew = self.acceptor.log.committed.begun and not self.log.committed.begun

@@ -80,5 +80,5 @@ def _refusal(host: str, port: int, error: OSError) -> AddressInUse | ConfigError
     if error.errno == errno.EACCES:
         rule, remedy = f"this user may not listen at it ({error.strerror})", "Use 1024 or more."
         return ConfigError("metrics_port", port, rule, remedy)
-    rule = f"is no address of this machine ({error.strerror or error})"
+    rule = f"is not an address of this machine ({error.strerror or error})"
     return ConfigError("metrics_host", host, rule, "Use 0.0.0.0 for all of them, or leave it out.")

@@ -29,7 +29,7 @@ QUEUE_MAX = 10_000
 
 BATCH = 256
 BYTES_MAX = 256 << 20
-"""Limit of one process: the file and its older half beside it. Beyond it the older half is
+"""Limit of the file of one process and its older half together. Beyond it the older half is
 deleted."""
 
 RETRY_S = 1.0
@@ -134,6 +134,8 @@ class _File:
         raw = self._open()
         if self._regular and self._size and self._size + len(data) > self._half_bytes:
             raw = self._halve()
+        elif self._regular and not self._size and not data.startswith(self._first):
+            data = self._first + data  # the disk was full when the file was halved
         self._put(raw, data)
 
     def gone(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -79,7 +80,7 @@ class StatusClient:
         self, answer_bytes_max: int, secrets: tuple[bytes, ...] = (), socks_proxy: str = ""
     ) -> None:
         self._proxy = Address(*host_and_port(socks_proxy)) if socks_proxy else None
-        self._tunnels: list[Tunnel] = []
+        self._tunnels: dict[str, Tunnel] = {}
         self._keys: list[tuple[CurveKeys, CurveKeys] | None] = [None]
         if secrets:
             self._keys = [*ways_of(secrets)]
@@ -101,12 +102,15 @@ class StatusClient:
         try:
             opened.extend(self._open(address, keys) for keys in self._keys)
             if self._proxy is not None and not _is_loopback(address):
-                self._tunnels.append(Tunnel(self._proxy, Address(*host_and_port(address))))
-                near = self._tunnels[-1].address
+                tunnel = Tunnel(self._proxy, Address(*host_and_port(address)))
+                self._tunnels[address] = tunnel
+                near = tunnel.address
                 opened.extend(self._open(near, keys, tunnelled=True) for keys in self._keys)
         except BaseException:
             for watched in opened:
                 watched.close()
+            if (made := self._tunnels.pop(address, None)) is not None:
+                made.close()
             raise
         for watched in opened:
             self._poller.register(watched.socket, zmq.POLLIN)
@@ -141,6 +145,16 @@ class StatusClient:
                 "address", address, "is not an address", "Give tcp://host:port."
             ) from error
         return _Watched(socket, monitor, tunnelled)
+
+    def keep(self, addresses: Collection[str]) -> None:
+        """Close the connections to all other addresses."""
+        for address in self._watched.keys() - set(addresses):
+            for watched in self._watched.pop(address):
+                self._poller.unregister(watched.socket)
+                self._poller.unregister(watched.monitor)
+                watched.close()
+            if (tunnel := self._tunnels.pop(address, None)) is not None:
+                tunnel.close()
 
     def way(self, address: str) -> Way:
         """The state at the end of the last `collect`."""
@@ -193,7 +207,7 @@ class StatusClient:
             watched.close()
         self._watched = {}
         self._context.destroy(linger=0)
-        for tunnel in self._tunnels:
+        for tunnel in self._tunnels.values():
             tunnel.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import socketserver
 import threading
@@ -16,6 +17,7 @@ from mend.errors import ConfigError
 from mend.transport.status_client import StatusClient, Way
 from mend.transport.tunnel import _pump
 from mend.transport.zmq import ZmqSideband
+from tests.process.racks import until
 
 
 class Served:
@@ -186,6 +188,24 @@ def test_what_is_no_address_is_refused(onlooker: StatusClient) -> None:
     for wrong in ("rack7:21900", "tcp://rack7", "http://rack7:1", ""):
         with pytest.raises(ConfigError, match="address"):
             onlooker.watch(wrong)
+
+
+def test_addresses_that_are_not_kept_are_closed_and_may_be_watched_again(
+    onlooker: StatusClient,
+) -> None:
+    """A follower of a job whose racks move would otherwise connect to their former addresses until
+    it ends."""
+    with answering(b"one") as one, answering(b"two") as two:
+        onlooker.watch(one)
+        before = len(os.listdir("/proc/self/fd"))
+        onlooker.watch(two)
+        onlooker.keep([one])
+        until(lambda: len(os.listdir("/proc/self/fd")) == before, "its sockets are closed")
+        onlooker.ask(one, b"ask")
+        assert answers_of(onlooker, 1) == {(one, b"one")}
+        onlooker.watch(two)
+        onlooker.ask(two, b"ask")
+        assert answers_of(onlooker, 1) == {(two, b"two")}
 
 
 def test_closing_leaves_no_thread() -> None:

@@ -270,7 +270,7 @@ class Leader:
                 "racks again, and the witness)"
             )
         if self.orders.missing:
-            absent = f"no hello from {rack_names(self.orders.missing)}"
+            absent = "no hello from rack " + ", ".join(map(str, self.orders.missing))
             advice = "start it with the same job_id, racks and addresses"
             return "; ".join([absent, *(list(map(str, self.orders.why)) or [advice])])
         reason = "every rack has to vote for the first record of the log"

@@ -1,4 +1,4 @@
-"""Writes events as lines of JSON, in its own thread.
+"""Writes events as lines of JSON, in a separate thread.
 
 A disk that is full or hangs delays no other thread: up to QUEUE_MAX events wait, and writing
 continues once there is space. A removed file is detected and created again.
@@ -149,7 +149,7 @@ class _File:
         return self._removed
 
     def again(self, line: bytes) -> None:
-        """Make a new file, with the first line and this one."""
+        """Create the file again, with the first line and this one."""
         self.close()
         self._put(self._open(), self._first + line)
         self._removed = False

@@ -422,8 +422,7 @@ def _least_wanted(connections: list[_Connection]) -> _Connection | None:
 
 
 def advertised(host: str, advertise: str, port: int) -> Address:
-    """The address that other racks are told: `advertise`, or else `host` if it names one
-    machine."""
+    """The address for other racks: `advertise`, or else `host` if it names one machine."""
     if not advertise and host in ("", "*", "0.0.0.0", "::"):
         remedy = "Set it to the name or address under which other racks reach this machine."
         raise ConfigError(

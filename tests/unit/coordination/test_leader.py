@@ -230,7 +230,7 @@ def test_a_start_without_all_racks_names_those_that_are_missing() -> None:
     rack = Rack()
     rack.told(missing=(0, 3))
     (failure,) = [e for e in rack.tick(START_NS + 1) if isinstance(e, Fail)]
-    assert "no hello from racks 0,3; start it with the same job_id" in failure.detail
+    assert "no hello from rack 0, 3; start it with the same job_id" in failure.detail
     refused = Rack()
     refused.told(missing=(0,), why=(Reason("steps is 9 there and 8 here", refused=0),))
     (failure,) = [e for e in refused.tick(START_NS + 1) if isinstance(e, Fail)]

@@ -627,13 +627,13 @@ async def test_connections_to_racks_that_have_moved_are_closed(
     """A rack that was started again listened elsewhere, and the files of its former life stayed
     open for the rest of the job."""
     reader, files = lane(), []
-    for _ in range(3):
+    for _ in range(6):
         holder = lane()
         holder.serve(KEY, memoryview(b"four"))
         assert await pulled(reader, [holder.address], b"four") == b"four"
         holder.close()
         files.append(len(os.listdir("/proc/self/fd")))
-    assert files[2] == files[1]
+    assert files[-1] <= files[1] + 1
 
 
 @pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ECONNABORTED, errno.EPROTO, errno.EMFILE])

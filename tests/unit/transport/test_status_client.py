@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import socketserver
 import threading
@@ -17,7 +16,6 @@ from mend.errors import ConfigError
 from mend.transport.status_client import StatusClient, Way
 from mend.transport.tunnel import _pump
 from mend.transport.zmq import ZmqSideband
-from tests.process.racks import until
 
 
 class Served:
@@ -195,17 +193,21 @@ def test_addresses_that_are_not_kept_are_closed_and_may_be_watched_again(
 ) -> None:
     """A follower of a job whose racks move would otherwise connect to their former addresses until
     it ends."""
-    with answering(b"one") as one, answering(b"two") as two:
-        onlooker.watch(one)
-        before = len(os.listdir("/proc/self/fd"))
-        onlooker.watch(two)
+    with answering(b"one") as one, socket.create_server(("127.0.0.1", 0)) as server:
+        former = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        for address in (one, former):
+            onlooker.watch(address)
+        near, _ = server.accept()
         onlooker.keep([one])
-        until(lambda: len(os.listdir("/proc/self/fd")) == before, "its sockets are closed")
+        with near:
+            near.settimeout(30)
+            while near.recv(100):
+                pass
         onlooker.ask(one, b"ask")
         assert answers_of(onlooker, 1) == {(one, b"one")}
-        onlooker.watch(two)
-        onlooker.ask(two, b"ask")
-        assert answers_of(onlooker, 1) == {(two, b"two")}
+        onlooker.watch(former)
+        server.settimeout(30)
+        server.accept()[0].close()
 
 
 def test_closing_leaves_no_thread() -> None:

@@ -406,6 +406,10 @@ class Ballot(WireStruct, frozen=True, tag=5):
     ballot: Count
 
 
+DEAD_MAX = 64
+"""Limit of the dead members that a lineage names."""
+
+
 class Lineage(WireStruct, frozen=True, tag=6):
     """All other voters are dead: the remaining members continue from the newest versions they
     hold."""
@@ -416,7 +420,7 @@ class Lineage(WireStruct, frozen=True, tag=6):
     non_voters: Racks
     """Members that lack some of these versions. They have no vote until they hold them."""
     witness: Member | None
-    dead: Annotated[tuple[Member, ...], Meta(max_length=64)]
+    dead: Annotated[tuple[Member, ...], Meta(max_length=DEAD_MAX)]
     versions: Versions
     digests: Annotated[tuple[Digests, ...], Meta(max_length=1024)]
     reason: Text

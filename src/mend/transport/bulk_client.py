@@ -67,9 +67,10 @@ class BulkLane:
     """Serves payloads to connections that send the job's token, and fetches payloads from others.
 
     `host`, `ports`: where to listen; an inclusive range of ports to try, None for any.
-    `advertise`: the host in `address`, which others connect to. `token`: 16 bytes that identify the job;
-    a connection with another token is closed. That protects against mistakes; against attackers,
-    all connections are encrypted and authenticated with `secrets`. `job`: see `PayloadServer`.
+    `advertise`: the host in `address`, which others connect to. `token`: 16 bytes that identify the
+    job; a connection with another token is closed. That protects against mistakes; against
+    attackers, all connections are encrypted and authenticated with `secrets`. `job`: see
+    `PayloadServer`.
     `socks_proxy`: `tcp://host:port` of the proxy to the holders, or empty. `stall_ns`: a fetch goes
     on to the next holder if one delivers no verified byte for this long.
 

@@ -312,12 +312,13 @@ class BulkLane:
             else:  # would end the event loop
                 future.set_exception(RuntimeError(f"a pull was ended by {failed[0]!r}"))
 
-        for job in jobs:
+        for number, job in enumerate(jobs):
             try:
                 self._threads.run(functools.partial(run, job))
             except RuntimeError as error:  # no more threads now; the others may do all the work
                 attempt.broken = error
-                run(attempt.widens.set)
+                # The other connections wait for the first one.
+                run(attempt.widens.set if number == 0 else lambda: None)
         return asyncio.wrap_future(future)
 
     def _stream_later(self, attempt: Attempt, where: _AddrInfo) -> None:
